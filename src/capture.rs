@@ -208,7 +208,7 @@ impl Drop for Capture {
 }
 
 /// The file under way.
-struct Open {
+struct CaptureFile {
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -223,7 +223,7 @@ struct Files {
     config: CaptureConfig,
     counters: Arc<Counters>,
     sequence: u64,
-    open: Option<Open>,
+    open: Option<CaptureFile>,
 }
 
 impl Files {
@@ -260,7 +260,7 @@ impl Files {
             add(&self.counters.disk_errors, 1);
             tracing::warn!("capture: {why}; check the free space of {}", self.config.folder.display());
         }
-        let full = |o: &Open| o.bytes >= self.config.file_bytes || o.rows >= self.config.file_rows;
+        let full = |o: &CaptureFile| o.bytes >= self.config.file_bytes || o.rows >= self.config.file_rows;
         if self.open.as_ref().is_some_and(full) {
             self.rotate();
         }
@@ -270,7 +270,7 @@ impl Files {
     fn append(&mut self, row: &CaptureRow) -> Result<(), String> {
         let open = match &mut self.open {
             Some(open) => open,
-            none => none.insert(Open::create(&self.config, self.sequence + 1)?),
+            none => none.insert(CaptureFile::create(&self.config, self.sequence + 1)?),
         };
         let line = open.line(row, self.config.block_tokens, self.config.salt);
         if let Err(error) = open.file.write_all(line.as_bytes()) {
@@ -308,7 +308,7 @@ impl Files {
     }
 }
 
-impl Open {
+impl CaptureFile {
     fn create(config: &CaptureConfig, sequence: u64) -> Result<Self, String> {
         let path = config.folder.join(seal::partial_name(sequence, config.block_tokens));
         let file = File::create(&path).map_err(|e| format!("{}: {e}", path.display()))?;

@@ -32,8 +32,8 @@ pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
 #[cfg(test)]
 pub(crate) use inbox::inbox;
+pub(crate) use inbox::{AttachRefusal, Loss, Message};
 pub use inbox::{Inbox, Question};
-pub(crate) use inbox::{Loss, Message, NotTaken};
 pub use lead::Lead;
 pub use status::{NodeStatus, RequestStatus, Status, under_way};
 

@@ -27,7 +27,8 @@ static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[cfg(test)]
 #[global_allocator]
-static GLOBAL: baton_fuzz::Counting<mimalloc::MiMalloc> = baton_fuzz::Counting(mimalloc::MiMalloc);
+static GLOBAL: baton_fuzz::AllocationCounter<mimalloc::MiMalloc> =
+    baton_fuzz::AllocationCounter(mimalloc::MiMalloc);
 
 fn main() -> std::process::ExitCode {
     match cli::run(cli::Cli::parse()) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use baton_http::{Figure, Kind, Page};
 use baton_router::Router;
 use by_node::ByNode;
-pub(crate) use edge::ControlClosed;
+pub(crate) use edge::ControlCloseReason;
 use edge::Edge;
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
@@ -235,7 +235,7 @@ impl Metrics {
         self.shared.edge.reads(door);
     }
 
-    pub(crate) fn control_closed(&self, why: ControlClosed) {
+    pub(crate) fn control_closed(&self, why: ControlCloseReason) {
         self.shared.edge.closed(why);
     }
 

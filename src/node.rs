@@ -37,7 +37,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use attach::{Gone, NodeRuntime};
+use attach::{NodeRuntime, WorkerGoneError};
 pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
@@ -45,7 +45,7 @@ pub(crate) use leader_locator::LEADER_METADATA;
 pub use leader_locator::Leaders;
 use links::{Links, ToWorker};
 use pool::KvMap;
-pub use publish::PublishAt;
+pub use publish::PublishAddress;
 pub use remote::{EventSource, Place, Prompts, RemoteNode, run as run_remote};
 use worker::{Parts, Worker};
 
@@ -85,7 +85,7 @@ pub struct NodeConfig {
     /// The cluster's credentials, which the node checks on its conductor and peers and presents to them.
     pub guard: ClusterGuard,
     /// Where it announces what its cache holds, if anywhere.
-    pub publish: Option<PublishAt>,
+    pub publish: Option<PublishAddress>,
 }
 
 impl NodeConfig {
@@ -116,8 +116,8 @@ struct LocalNode {
 }
 
 impl LocalNode {
-    fn tell(&self, message: ToWorker) -> Result<(), Gone> {
-        self.worker.send(message).map_err(|_| Gone)
+    fn tell(&self, message: ToWorker) -> Result<(), WorkerGoneError> {
+        self.worker.send(message).map_err(|_| WorkerGoneError)
     }
 }
 
@@ -126,16 +126,20 @@ impl NodeRuntime for LocalNode {
         Some(self.turns.load(Ordering::Relaxed))
     }
 
-    fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
+    fn attached(
+        &self,
+        welcome: &v1::Welcome,
+        facts: mpsc::Sender<v1::FromNode>,
+    ) -> Result<(), WorkerGoneError> {
         self.links.begin(welcome.epoch, facts.clone());
         self.tell(ToWorker::Attached { chain_seed: welcome.chain_seed, facts })
     }
 
-    fn detached(&self) -> Result<(), Gone> {
+    fn detached(&self) -> Result<(), WorkerGoneError> {
         self.tell(ToWorker::Detached)
     }
 
-    fn ordered(&self, orders: v1::Orders) -> Result<(), Gone> {
+    fn ordered(&self, orders: v1::Orders) -> Result<(), WorkerGoneError> {
         self.tell(ToWorker::Orders(orders))
     }
 

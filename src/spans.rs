@@ -2,7 +2,7 @@
 //!
 //! The conductor writes the story of a sampled request down while it is under way ([`Trace`]), hands
 //! it over when the request ends ([`Spans::close`]), and never waits: the queue is bounded, and what
-//! finds it full is dropped and counted. A task of its own ([`Exporting`]) makes spans of the stories
+//! finds it full is dropped and counted. A task of its own ([`ExportTask`]) makes spans of the stories
 //! and sends them in batches. Prompts and answers are not part of a story.
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ use baton_router::TraceParent;
 use baton_types::Rng;
 use tokio::sync::mpsc;
 
-pub(crate) use exporter::Exporting;
+pub(crate) use exporter::ExportTask;
 pub(crate) use story::{Place, Story, Summary};
 
 use crate::config::ServiceConfig;
@@ -79,7 +79,7 @@ impl Spans {
     ///
     /// # Errors
     /// Names the endpoint when it cannot be one.
-    pub(crate) fn start(config: &ServiceConfig) -> Result<(Self, Option<Exporting>), String> {
+    pub(crate) fn start(config: &ServiceConfig) -> Result<(Self, Option<ExportTask>), String> {
         let mut seed = std::hash::RandomState::new().build_hasher();
         seed.write_u32(std::process::id());
         let counts = Arc::new(Counts::default());
@@ -93,7 +93,7 @@ impl Spans {
             return Ok((spans, None));
         }
         let (sender, receiver) = mpsc::channel(QUEUED_STORIES);
-        let exporting = Exporting::start(&config.otlp_endpoint, receiver, counts)?;
+        let exporting = ExportTask::start(&config.otlp_endpoint, receiver, counts)?;
         spans.stories = Some(sender);
         Ok((spans, Some(exporting)))
     }

@@ -29,14 +29,14 @@ use tokio_util::task::TaskTracker;
 use crate::cli::engines::Engines;
 use front::FrontThreads;
 use limits::{Connections, open_door};
-pub use servers::Making;
+pub use servers::NodeFactory;
 use shared_policy::SharedPolicy;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question, under_way};
 use crate::config::Config;
 use crate::guard::{ClusterGuard, open_port, to_attach};
 use crate::metrics::Metrics;
-use crate::spans::{Exporting, Spans};
+use crate::spans::{ExportTask, Spans};
 
 /// How long what is asked to end may take to do so, where no drain went before.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -149,7 +149,7 @@ pub struct Service {
     /// The front door, and what ends with its last connection.
     stopping: (Arc<Router>, JoinHandle<()>),
     drain: Duration,
-    exporting: Option<Exporting>,
+    exporting: Option<ExportTask>,
     failure: Option<tokio::sync::oneshot::Receiver<String>>,
 }
 
@@ -244,7 +244,7 @@ impl Service {
     }
 
     /// Drives the servers of a list, each by a node of this process, until the service stops.
-    pub fn drive(&self, directory: Directory, making: Making, lead: Lead) {
+    pub fn drive(&self, directory: Directory, making: NodeFactory, lead: Lead) {
         let servers = servers::Servers::new(directory, making, (self.inbox.clone(), lead), self.drain);
         self.tasks.spawn(servers.follow(self.stops.1.clone()));
     }

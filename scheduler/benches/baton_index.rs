@@ -25,14 +25,14 @@ const INSTANCES: [u32; 3] = [16, 64, 256];
 const HELD_BLOCKS: usize = 10_000_000;
 
 /// The system allocator with a count of live bytes.
-struct Counting;
+struct HeapCounter;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call is passed on unchanged to the system allocator, which keeps the contract;
 // the counter is only read for reports.
 #[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for HeapCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promises are passed on.
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: HeapCounter = HeapCounter;
 
 /// The requests' block ids, as the trace numbers them.
 struct Workload {
@@ -125,7 +125,7 @@ fn look_alike() -> Vec<Vec<u64>> {
 }
 
 /// An index being filled by requests, and what it took.
-struct Filling {
+struct IndexRun {
     index: PrefixIndex,
     scratch: MatchScratch,
     load: Vec<u64>,
@@ -135,7 +135,7 @@ struct Filling {
     hit_blocks: usize,
 }
 
-impl Filling {
+impl IndexRun {
     fn new(instances: u32) -> Self {
         Self {
             index: PrefixIndex::new(),
@@ -190,8 +190,8 @@ impl Event {
     }
 }
 
-fn serve_all(chains: &[Vec<BlockHash>], instances: u32) -> (Filling, Vec<Event>) {
-    let mut filling = Filling::new(instances);
+fn serve_all(chains: &[Vec<BlockHash>], instances: u32) -> (IndexRun, Vec<Event>) {
+    let mut filling = IndexRun::new(instances);
     let events = chains.iter().map(|chain| filling.serve(chain)).collect();
     (filling, events)
 }
@@ -284,7 +284,7 @@ fn print_small(workload: &Workload) {
     );
     let chains = workload.chains(0);
     for instances in INSTANCES {
-        let mut half = Filling::new(instances);
+        let mut half = IndexRun::new(instances);
         let (first, second) = chains.split_at(chains.len() / 2);
         for chain in first {
             half.serve(chain);
@@ -302,16 +302,16 @@ fn print_small(workload: &Workload) {
 }
 
 /// An index filled with copies of the trace, each in a namespace of its own.
-struct Large {
-    filling: Filling,
+struct LargeIndex {
+    filling: IndexRun,
     /// What each request of each copy added where.
     events: Vec<Vec<Event>>,
     heap_bytes: usize,
 }
 
-impl Large {
+impl LargeIndex {
     fn fill(workload: &Workload, instances: u32) -> Self {
-        let mut filling = Filling::new(instances);
+        let mut filling = IndexRun::new(instances);
         let mut events = Vec::with_capacity(HELD_BLOCKS / workload.ids.len());
         let (before, mut other) = (live_bytes(), 0);
         while filling.held < HELD_BLOCKS {
@@ -347,9 +347,9 @@ impl Large {
 /// Fills one index until it holds ten million blocks, asks for some chains from all over its
 /// life, then empties it.
 fn print_large(workload: &Workload, instances: u32) {
-    let large = Large::fill(workload, instances);
+    let large = LargeIndex::fill(workload, instances);
     let (rate, mut each_ns) = large.time_inserts(workload);
-    let Large { mut filling, events, heap_bytes } = large;
+    let LargeIndex { mut filling, events, heap_bytes } = large;
     let (held, counted_bytes) = (filling.held, filling.index.memory_bytes());
     let (distinct, runs) = (filling.index.len(), filling.index.runs());
     println!("ten million blocks, {instances} instances: {held} held, {distinct} distinct, {runs} runs");

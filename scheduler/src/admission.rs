@@ -5,7 +5,7 @@ use baton_types::{ClassId, InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
 use crate::placement::{DecodeChoice, MIN_RETRY_AFTER_US, Placement, Refusal, within_reach};
-use crate::policies::Queueing;
+use crate::policies::QueueLocation;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, RejectReason, Rejection, Request};
 
@@ -43,7 +43,7 @@ impl Conductor {
             self.reject(&entry, refusal, effects);
             return;
         }
-        if self.policy().queueing == Queueing::BeforePlacement {
+        if self.policy().queueing == QueueLocation::BeforePlacement {
             self.park(entry);
             return;
         }

@@ -26,11 +26,11 @@ struct Leader {
 
 /// Every prefill that was sent and has not ended, in the order of the prompts' chains.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Coming {
+pub(crate) struct PendingPrefixes {
     leaders: Vec<Leader>,
 }
 
-impl Coming {
+impl PendingPrefixes {
     /// A prefill was sent; `chain_of` gives the chains of those that were sent before.
     pub(crate) fn sent<'a>(
         &mut self,
@@ -131,7 +131,7 @@ mod tests {
         fn who_will_hold_what_is_what_a_look_at_every_chain_says(
             ops in proptest::collection::vec((0u64..20, 0u32..4, 0u64..3, 0u64..6, 0u64..3), 0..60),
         ) {
-            let mut coming = Coming::default();
+            let mut coming = PendingPrefixes::default();
             let mut chains: BTreeMap<u64, (InstanceId, Vec<BlockHash>)> = BTreeMap::new();
             for (id, instance, document, shared, own) in ops {
                 let asks = chain(document, shared, own);

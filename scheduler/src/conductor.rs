@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
 use core::hash::{BuildHasher, Hasher};
 
-use crate::coming::Coming;
+use crate::coming::PendingPrefixes;
 use crate::estimate::LengthEstimator;
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
@@ -57,7 +57,7 @@ pub struct Conductor {
     pub(crate) scratch: MatchScratch,
     pub(crate) hits: Hits,
     pub(crate) requests: Requests,
-    pub(crate) coming: Coming,
+    pub(crate) coming: PendingPrefixes,
     /// Requests not yet placed, in order of arrival (`dynamo_wspt` only).
     pub(crate) unplaced: Vec<RequestId>,
     /// Requests placed on an instance's queue at this step.
@@ -90,7 +90,7 @@ impl Conductor {
             scratch: MatchScratch::default(),
             hits: Hits::default(),
             requests: Requests::default(),
-            coming: Coming::default(),
+            coming: PendingPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
             lengths,

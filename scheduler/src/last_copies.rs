@@ -28,7 +28,7 @@ const AGED_PERMILLE: u64 = 500;
 
 /// A chain that some instance holds, by its last block.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Known {
+struct KnownChain {
     chain: Vec<BlockHash>,
     /// Its latest use: uses of another number are over.
     use_number: u64,
@@ -59,7 +59,7 @@ struct Turnover {
 /// Chains by the time of their last use, and how fast instances forget.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LastCopies {
-    known: BTreeMap<BlockHash, Known>,
+    known: BTreeMap<BlockHash, KnownChain>,
     /// Blocks of all of them.
     blocks: usize,
     instances: Vec<Turnover>,
@@ -92,7 +92,7 @@ impl LastCopies {
         let keepers = u32::try_from(keepers.len()).unwrap_or(u32::MAX);
         self.blocks += chain.len();
         assert!(self.blocks <= BLOCKS, "more blocks are kept in mind than may be (I9)");
-        self.known.insert(head, Known { chain: chain.to_vec(), use_number: self.uses, keepers });
+        self.known.insert(head, KnownChain { chain: chain.to_vec(), use_number: self.uses, keepers });
     }
 
     /// Blocks came to an instance that it did not hold.
@@ -322,12 +322,12 @@ mod tests {
     use baton_types::Rng;
 
     /// A chain, and its keepers that have not given it up with what each had taken in.
-    type Kept = (Vec<BlockHash>, Vec<(InstanceId, u64)>);
+    type KeptChain = (Vec<BlockHash>, Vec<(InstanceId, u64)>);
 
     /// Every use ever, in a list: what [`LastCopies`] must answer, worked out the long way.
     #[derive(Default)]
     struct Naive {
-        uses: Vec<Kept>,
+        uses: Vec<KeptChain>,
         taken_in: [u64; 4],
         loses: [bool; 4],
     }
@@ -347,7 +347,7 @@ mod tests {
 
         fn due(&mut self, at: InstanceId, held_blocks: u64, leaves: bool) -> Option<Vec<BlockHash>> {
             loop {
-                let mine = |(_, keepers): &Kept| keepers.iter().position(|(keeper, _)| *keeper == at);
+                let mine = |(_, keepers): &KeptChain| keepers.iter().position(|(keeper, _)| *keeper == at);
                 let (oldest, place) = self.uses.iter().enumerate().find_map(|(n, u)| Some((n, mine(u)?)))?;
                 let since = self.taken_in[at.index()] - self.uses[oldest].1[place].1;
                 let aged = self.loses[at.index()] && since * 1000 >= held_blocks * AGED_PERMILLE;

@@ -278,7 +278,7 @@ impl Conductor {
         };
         let ahead = self.fleet.known(prefill).backlog_us(now_us);
         self.reserve_decode(&mut entry, decode, now_us + ahead + work_us);
-        let work = crate::queue::Dispatched {
+        let work = crate::queue::DispatchedPrefill {
             request: entry.request.id,
             work_us,
             new_tokens: entry.new_tokens,

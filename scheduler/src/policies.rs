@@ -34,7 +34,7 @@ pub(crate) struct Policy {
     /// When a longer prefix elsewhere is brought over.
     pub fetch: FetchRule,
     /// Where a request waits for its prefill.
-    pub queueing: Queueing,
+    pub queueing: QueueLocation,
     /// What the admission mode `auto` stands for.
     pub admission: AdmissionMode,
     /// Whether it is told how long answers will be, and what arrives next: a bound, which only a simulator can tell.
@@ -88,7 +88,7 @@ pub(crate) enum FetchRule {
 
 /// Where requests wait. Those of one kind would be stranded under another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Queueing {
+pub(crate) enum QueueLocation {
     /// Nothing waits in the conductor: engines are handed their prefills at once.
     AtEngines,
     /// In the conductor, by instance: it orders prefills itself, and knows best what comes when.
@@ -139,7 +139,7 @@ impl PolicyName {
     /// Whether the conductor holds prefills back and orders them itself.
     #[must_use]
     pub const fn orders_queues(self) -> bool {
-        matches!(self.policy().queueing, Queueing::ByInstance)
+        matches!(self.policy().queueing, QueueLocation::ByInstance)
     }
 
     /// Whether it is to be told how long answers will be, and what arrives next.

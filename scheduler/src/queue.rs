@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Placed on an instance, held back by the conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingPrefill {
     pub request: RequestId,
     pub work_us: u64,
     pub arrived_us: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Waiting {
 
 /// Sent to the engine, not yet finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Dispatched {
+pub(crate) struct DispatchedPrefill {
     pub request: RequestId,
     pub work_us: u64,
     pub new_tokens: u64,
@@ -60,9 +60,9 @@ const BEGINS_US: u64 = 2_000;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PrefillLedger {
     /// By deadline, then arrival.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingPrefill>,
     waiting_us: u64,
-    dispatched: Vec<Dispatched>,
+    dispatched: Vec<DispatchedPrefill>,
     dispatched_us: u64,
     active_tokens: u64,
     /// Since when the engine works on what is dispatched, µs.
@@ -70,11 +70,11 @@ pub(crate) struct PrefillLedger {
 }
 
 impl PrefillLedger {
-    pub(crate) fn waiting(&self) -> &[Waiting] {
+    pub(crate) fn waiting(&self) -> &[WaitingPrefill] {
         &self.waiting
     }
 
-    pub(crate) fn dispatched(&self) -> &[Dispatched] {
+    pub(crate) fn dispatched(&self) -> &[DispatchedPrefill] {
         &self.dispatched
     }
 
@@ -109,7 +109,7 @@ impl PrefillLedger {
         waiting.expect("who is let go waits here").held_until_us = 0;
     }
 
-    pub(crate) fn enqueue(&mut self, waiting: Waiting) {
+    pub(crate) fn enqueue(&mut self, waiting: WaitingPrefill) {
         debug_assert!(
             self.waiting.iter().all(|w| w.request != waiting.request),
             "request {} waits here already",
@@ -121,7 +121,7 @@ impl PrefillLedger {
         self.waiting.insert(at, waiting);
     }
 
-    pub(crate) fn take_waiting(&mut self, at: usize) -> Waiting {
+    pub(crate) fn take_waiting(&mut self, at: usize) -> WaitingPrefill {
         let waiting = self.waiting.remove(at);
         assert!(self.waiting_us >= waiting.work_us, "more work leaves a queue than was counted in it");
         self.waiting_us -= waiting.work_us;
@@ -134,7 +134,7 @@ impl PrefillLedger {
         found.map(|at| self.take_waiting(at)).is_some()
     }
 
-    pub(crate) fn dispatch(&mut self, now_us: u64, work: Dispatched) {
+    pub(crate) fn dispatch(&mut self, now_us: u64, work: DispatchedPrefill) {
         debug_assert!(
             self.dispatched.iter().all(|d| d.request != work.request),
             "request {} was sent here before, and has not ended",
@@ -149,7 +149,7 @@ impl PrefillLedger {
     }
 
     /// Takes finished (or given up) work out and restarts the clock of what is left.
-    pub(crate) fn finish(&mut self, now_us: u64, request: RequestId) -> Option<Dispatched> {
+    pub(crate) fn finish(&mut self, now_us: u64, request: RequestId) -> Option<DispatchedPrefill> {
         let at = self.dispatched.iter().position(|d| d.request == request)?;
         let done = self.dispatched.remove(at);
         // Whatever the engine has done of the others already is not credited to them: an engine that
@@ -269,9 +269,9 @@ impl PrefillLedger {
 
     /// Which waiting work goes next.
     pub(crate) fn next(&self, now_us: u64, ageing_us: u64, fair: &FairShares) -> Option<usize> {
-        let free = |w: &&Waiting| w.held_until_us <= now_us;
+        let free = |w: &&WaitingPrefill| w.held_until_us <= now_us;
         let band = self.waiting.iter().filter(free).map(|w| w.priority).max()?;
-        let in_band = |w: &&Waiting| w.priority == band && free(w);
+        let in_band = |w: &&WaitingPrefill| w.priority == band && free(w);
         let oldest = self.waiting.iter().filter(in_band).map(|w| w.arrived_us).min()?;
         if now_us.saturating_sub(oldest) > ageing_us {
             return self.waiting.iter().position(|w| in_band(&w) && w.arrived_us == oldest);
@@ -348,8 +348,8 @@ mod tests {
     use alloc::vec;
     use proptest::prelude::*;
 
-    fn waiting(id: u64, work_us: u64, deadline_us: u64) -> Waiting {
-        Waiting {
+    fn waiting(id: u64, work_us: u64, deadline_us: u64) -> WaitingPrefill {
+        WaitingPrefill {
             request: RequestId(id),
             work_us,
             arrived_us: id,
@@ -362,11 +362,11 @@ mod tests {
     }
 
     /// Ten microseconds a token.
-    fn sent(id: u64, work_us: u64, deadline_us: u64) -> Dispatched {
-        Dispatched { request: RequestId(id), work_us, new_tokens: work_us / 10, deadline_us }
+    fn sent(id: u64, work_us: u64, deadline_us: u64) -> DispatchedPrefill {
+        DispatchedPrefill { request: RequestId(id), work_us, new_tokens: work_us / 10, deadline_us }
     }
 
-    fn ledger(all: &[Waiting]) -> PrefillLedger {
+    fn ledger(all: &[WaitingPrefill]) -> PrefillLedger {
         let mut ledger = PrefillLedger::default();
         all.iter().for_each(|w| ledger.enqueue(*w));
         ledger
@@ -396,12 +396,12 @@ mod tests {
 
     #[test]
     fn bands_are_strict_and_tenants_take_turns() {
-        let urgent = Waiting { priority: 1, ..waiting(9, 500, 9000) };
+        let urgent = WaitingPrefill { priority: 1, ..waiting(9, 500, 9000) };
         assert_eq!(next_id(&ledger(&[waiting(1, 1, 9000), urgent]), 0, 1_000_000), 9);
         let mut fair = FairShares::default();
         let mut l = ledger(&[]);
         for id in 0..6 {
-            l.enqueue(Waiting { tenant: TenantId(u32::from(id >= 4)), ..waiting(id, 100, 100_000) });
+            l.enqueue(WaitingPrefill { tenant: TenantId(u32::from(id >= 4)), ..waiting(id, 100, 100_000) });
         }
         let mut order = vec![];
         while let Some(at) = l.next(0, 1_000_000, &fair) {

@@ -20,7 +20,7 @@ const HOT: u32 = 16;
 
 /// One popular prefix.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Followed {
+struct PopularPrefix {
     head: BlockHash,
     chain: Vec<BlockHash>,
     count: u32,
@@ -29,7 +29,7 @@ struct Followed {
 /// Counts which prefixes are matched, keeping the most frequent (space-saving, Metwally 2005).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Replicator {
-    followed: Vec<Followed>,
+    followed: Vec<PopularPrefix>,
     noted: u64,
     last: Option<usize>,
 }
@@ -52,7 +52,7 @@ impl Replicator {
             self.last = Some(at);
             return;
         }
-        let fresh = |count| Followed { head, chain: request.chain[..blocks as usize].to_vec(), count };
+        let fresh = |count| PopularPrefix { head, chain: request.chain[..blocks as usize].to_vec(), count };
         if self.followed.len() < FOLLOWED {
             self.followed.push(fresh(1));
         } else if let Some(least) = self.followed.iter_mut().min_by_key(|f| f.count) {

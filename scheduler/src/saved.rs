@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, RequestId, Rng, Tier};
 use serde::{Deserialize, Serialize};
 
-use crate::coming::Coming;
+use crate::coming::PendingPrefixes;
 use crate::conductor::Conductor;
 use crate::estimate::LengthEstimator;
 use crate::fleet::Fleet;
@@ -27,7 +27,7 @@ pub struct SavedConductor {
     fleet: Fleet,
     requests: Vec<Option<Entry>>,
     free: Vec<u32>,
-    coming: Coming,
+    coming: PendingPrefixes,
     unplaced: Vec<RequestId>,
     fair: FairShares,
     lengths: LengthEstimator,
@@ -38,7 +38,7 @@ pub struct SavedConductor {
     turn: u64,
     sequence: u64,
     stats: SchedulerStats,
-    held: Vec<Held>,
+    held: Vec<IndexPiece>,
     /// Room was given back, and not everybody who waits for some was looked at.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     room_came: bool,
@@ -46,7 +46,7 @@ pub struct SavedConductor {
 
 /// A piece of the prefix index.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Held {
+struct IndexPiece {
     parent: Option<BlockHash>,
     hashes: Vec<BlockHash>,
     instance: InstanceId,
@@ -84,7 +84,7 @@ impl Conductor {
         let (requests, free) = self.requests.save();
         let mut held = Vec::new();
         self.index.export(|parent, hashes, instance, tier| {
-            held.push(Held { parent, hashes: hashes.to_vec(), instance, tier });
+            held.push(IndexPiece { parent, hashes: hashes.to_vec(), instance, tier });
         });
         SavedConductor {
             config: self.config.clone(),

@@ -7,7 +7,7 @@ use baton_types::{InstanceId, RequestId};
 use crate::conductor::Conductor;
 use crate::estimate::DecodeSlot;
 use crate::placement::{Placement, Refusal};
-use crate::queue::Waiting;
+use crate::queue::WaitingPrefill;
 use crate::request::Stage;
 use crate::{Effect, RejectReason, Request};
 
@@ -20,7 +20,7 @@ const DISPLACED: usize = 16;
 #[derive(Clone, Copy, Debug)]
 struct Place {
     instance: InstanceId,
-    waiting: Waiting,
+    waiting: WaitingPrefill,
     decode: Option<(InstanceId, DecodeSlot)>,
 }
 
@@ -41,7 +41,7 @@ impl Conductor {
                 .map(|waiting| self.take_off(instance, waiting))
                 .collect();
             if let Ok(placement) = self.place_for(request, deadline_us, true) {
-                let mut displaced: Vec<&Waiting> = places.iter().map(|p| &p.waiting).collect();
+                let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
                 // First come, first looked after.
                 displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
                 return Some((placement, displaced.iter().map(|w| w.request).collect()));
@@ -62,13 +62,13 @@ impl Conductor {
         ids
     }
 
-    fn waiting_on(&self, instance: InstanceId) -> &[Waiting] {
+    fn waiting_on(&self, instance: InstanceId) -> &[WaitingPrefill] {
         self.fleet.get(instance).map_or(&[][..], |i| i.prefill.waiting())
     }
 
     /// Whether a waiting request may be displaced by one of that band: it is of no higher one, and
     /// was never placed twice.
-    fn may_go(&self, waiting: &Waiting, priority: i32) -> bool {
+    fn may_go(&self, waiting: &WaitingPrefill, priority: i32) -> bool {
         waiting.priority <= priority
             && self.requests.get(waiting.request).is_some_and(|e| {
                 // A request that lost its instance was promised more, and its client may have half of the answer.
@@ -79,9 +79,9 @@ impl Conductor {
 
     /// What is displaced on an instance: the lowest band and the newest first, so that those who
     /// have waited longest stay.
-    fn sheddable_on(&self, instance: InstanceId, priority: i32) -> Vec<Waiting> {
+    fn sheddable_on(&self, instance: InstanceId, priority: i32) -> Vec<WaitingPrefill> {
         let all = self.waiting_on(instance).iter().filter(|w| self.may_go(w, priority));
-        let mut all: Vec<Waiting> = all.copied().collect();
+        let mut all: Vec<WaitingPrefill> = all.copied().collect();
         all.sort_unstable_by(|a, b| {
             a.priority.cmp(&b.priority).then((b.arrived_us, b.request).cmp(&(a.arrived_us, a.request)))
         });
@@ -90,7 +90,7 @@ impl Conductor {
     }
 
     /// Takes a waiting request off both legs' ledgers.
-    fn take_off(&mut self, instance: InstanceId, waiting: Waiting) -> Place {
+    fn take_off(&mut self, instance: InstanceId, waiting: WaitingPrefill) -> Place {
         let id = waiting.request;
         let entry = self.requests.get(id).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == instance, "request {id} waits elsewhere");

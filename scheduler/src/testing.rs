@@ -181,7 +181,7 @@ pub(crate) fn finished(id: u64) -> Input {
 
 /// One `StartPrefill`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Started {
+pub(crate) struct PrefillStart {
     pub request: u64,
     pub prefill: u32,
     pub decode: u32,
@@ -190,18 +190,22 @@ pub(crate) struct Started {
 }
 
 /// Every prefill that the effects start.
-pub(crate) fn starts(effects: &[Effect]) -> Vec<Started> {
+pub(crate) fn starts(effects: &[Effect]) -> Vec<PrefillStart> {
     let start = |effect: &Effect| match *effect {
-        Effect::StartPrefill { request, instance, decode, fetch, room_tokens, .. } => {
-            Some(Started { request: request.0, prefill: instance.0, decode: decode.0, fetch, room_tokens })
-        }
+        Effect::StartPrefill { request, instance, decode, fetch, room_tokens, .. } => Some(PrefillStart {
+            request: request.0,
+            prefill: instance.0,
+            decode: decode.0,
+            fetch,
+            room_tokens,
+        }),
         _ => None,
     };
     effects.iter().filter_map(start).collect()
 }
 
 /// The one prefill that the effects start.
-pub(crate) fn started(effects: &[Effect]) -> Started {
+pub(crate) fn started(effects: &[Effect]) -> PrefillStart {
     let all = starts(effects);
     assert_eq!(all.len(), 1, "{effects:?}");
     all[0]

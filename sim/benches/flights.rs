@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use baton_sim::network::{
-    Effect, Input, LinkId, LinkSpec, Network, NetworkConfig, Paced, PathLinks, Priority, TransferId,
+    Effect, Input, LinkId, LinkSpec, Network, NetworkConfig, PathLinks, Priority, ProducerPace, TransferId,
     TransferRequest,
 };
 use baton_types::Rng;
@@ -50,7 +50,7 @@ impl Loop {
     fn start(&mut self) {
         let (links, bytes) = (self.path(), 10_000_000 + self.rng.below(500_000_000));
         let produced_until_us = self.now_us + 100_000 + self.rng.below(400_000);
-        let paced = Paced { produced_until_us, last_bytes: bytes / 80 };
+        let paced = ProducerPace { produced_until_us, last_bytes: bytes / 80 };
         let request = TransferRequest {
             transfer: TransferId(self.next),
             links,

@@ -77,7 +77,7 @@ pub struct Sequence {
 
 /// A prefill under way.
 #[derive(Clone, Debug)]
-struct Prefilling {
+struct ActivePrefill {
     job: Job,
     /// Names it in strides: slots are used again.
     serial: u64,
@@ -90,7 +90,7 @@ struct Prefilling {
 
 /// A decode under way.
 #[derive(Clone, Debug)]
-struct Decoding {
+struct ActiveDecode {
     sequence: Sequence,
     emitted_tokens: u32,
     mark: GapMark,
@@ -98,7 +98,7 @@ struct Decoding {
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum EngineEvent {
     /// A prefill is complete.
     Prefilled {
         /// Whose.
@@ -126,7 +126,7 @@ pub enum Ended {
 
 /// A decode that died with its engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostDecode {
     /// Whose.
     pub slot: u32,
     /// Tokens that it emitted here.
@@ -146,8 +146,8 @@ pub struct Engine {
     pipeline_nodes: u64,
     /// Measured speed over the profile's, per mille; a slow node is below 1000.
     speed_permille: u64,
-    jobs: VecDeque<Prefilling>,
-    running: Vec<Decoding>,
+    jobs: VecDeque<ActivePrefill>,
+    running: Vec<ActiveDecode>,
     /// Arrived during a stride; they run from the next one on.
     joining: Vec<Sequence>,
     /// Context of `running` at the start of the stride.
@@ -212,7 +212,7 @@ impl Engine {
     }
 
     /// Sets the speed from the next stride on, per mille of the profile's. `poll` must follow.
-    pub fn set_speed_permille(&mut self, at: Moment, permille: u64, ended: &mut Vec<Ended>) {
+    pub fn set_speed_permille(&mut self, at: Moment, permille: u64, ended: &mut Vec<EngineEvent>) {
         self.cut(at, ended);
         self.speed_permille = permille.max(1);
     }
@@ -244,22 +244,23 @@ impl Engine {
     }
 
     /// Adds a prefill whose cached blocks are in HBM. `poll` must follow.
-    pub fn add_job(&mut self, at: Moment, job: Job, ended: &mut Vec<Ended>) {
+    pub fn add_job(&mut self, at: Moment, job: Job, ended: &mut Vec<EngineEvent>) {
         self.cut(at, ended);
         self.next_serial += 1;
         let place = self.jobs.partition_point(|p| p.started || p.job.order <= job.order);
-        let prefilling = Prefilling { job, serial: self.next_serial, started: false, passes: 0, spent_ps: 0 };
+        let prefilling =
+            ActivePrefill { job, serial: self.next_serial, started: false, passes: 0, spent_ps: 0 };
         self.jobs.insert(place, prefilling);
     }
 
     /// Adds a decode whose KV is here. `poll` must follow.
-    pub fn add_sequence(&mut self, at: Moment, sequence: Sequence, ended: &mut Vec<Ended>) {
+    pub fn add_sequence(&mut self, at: Moment, sequence: Sequence, ended: &mut Vec<EngineEvent>) {
         self.cut(at, ended);
         self.joining.push(sequence);
     }
 
     /// Takes a request out, whatever it does here. `poll` must follow.
-    pub fn remove(&mut self, at: Moment, slot: u32, ended: &mut Vec<Ended>) {
+    pub fn remove(&mut self, at: Moment, slot: u32, ended: &mut Vec<EngineEvent>) {
         let first_us = self.stride.as_ref().map_or(u64::MAX, Stride::first_step_us);
         let done = self.cut(at, ended);
         // What is in a stride already goes on computing for nobody until that ends.
@@ -269,16 +270,16 @@ impl Engine {
             let gone = self.running.remove(place).sequence;
             self.context_tokens -= gone.context_tokens;
             if gone.first_token_due && done > 0 {
-                ended.push(Ended::FirstToken { slot, at_us: first_us });
+                ended.push(EngineEvent::FirstToken { slot, at_us: first_us });
             }
         }
     }
 
     /// Forgets everything: the process died. First tokens that left before go to `ended`.
-    pub fn clear(&mut self, at: Moment, ended: &mut Vec<Ended>) -> Vec<Lost> {
+    pub fn clear(&mut self, at: Moment, ended: &mut Vec<EngineEvent>) -> Vec<LostDecode> {
         self.end_completed_steps(at.now_us, ended);
-        let lost = self.running.iter().map(|d| self.lost(d)).collect::<Vec<Lost>>();
-        let joining = self.joining.drain(..).map(|s| Lost {
+        let lost = self.running.iter().map(|d| self.lost(d)).collect::<Vec<LostDecode>>();
+        let joining = self.joining.drain(..).map(|s| LostDecode {
             slot: s.slot,
             emitted_tokens: 0,
             last_token_us: 0,
@@ -295,10 +296,10 @@ impl Engine {
         lost
     }
 
-    fn lost(&self, decoding: &Decoding) -> Lost {
+    fn lost(&self, decoding: &ActiveDecode) -> LostDecode {
         let mut gaps_us = Vec::new();
         self.gaps.collect(&decoding.mark, &mut gaps_us);
-        Lost {
+        LostDecode {
             slot: decoding.sequence.slot,
             emitted_tokens: decoding.emitted_tokens,
             last_token_us: to_us(self.gaps.last_step_end_ps()),
@@ -331,7 +332,11 @@ impl Engine {
     fn take_joining(&mut self) {
         for sequence in self.joining.drain(..) {
             self.context_tokens += sequence.context_tokens;
-            self.running.push(Decoding { sequence, emitted_tokens: 0, mark: self.gaps.mark(self.clock_ps) });
+            self.running.push(ActiveDecode {
+                sequence,
+                emitted_tokens: 0,
+                mark: self.gaps.mark(self.clock_ps),
+            });
         }
     }
 

@@ -37,7 +37,7 @@ mod units;
 pub use baton_transfer::Priority;
 pub use config::NetworkConfig;
 pub use effect::{Effect, Failure, Refusal};
-pub use input::{Input, Paced, TransferRequest};
+pub use input::{Input, ProducerPace, TransferRequest};
 pub use model::Network;
 #[cfg(test)]
 pub use snapshot::{FlightSnapshot, FlightState, LinkSnapshot, NetworkSnapshot};

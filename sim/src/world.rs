@@ -29,7 +29,7 @@ use baton_store::Effect as StoreEffect;
 use baton_types::{ChainHasher, Rng, Role};
 use hashbrown::HashMap;
 
-use crate::engine::{Ended, Engine, Moment};
+use crate::engine::{Engine, EngineEvent, Moment};
 use crate::events::{Event, Events};
 use crate::faults::Fault;
 use crate::metrics::Collector;
@@ -41,8 +41,8 @@ use flights::Purpose;
 use inbox::Letter;
 pub use inbox::{News, Step};
 use node::Node;
-use requests::Live;
-use tell::Late;
+use requests::LiveRequest;
+use tell::DelayQueue;
 
 /// A run in progress.
 pub struct World {
@@ -57,7 +57,7 @@ pub struct World {
     pub(crate) conductors: Vec<Conductor>,
     pub(crate) conductor_wakes: Vec<u64>,
     pub(crate) pair_wakes: Vec<u64>,
-    pub(crate) news: Vec<Late>,
+    pub(crate) news: Vec<DelayQueue>,
     pub(crate) network: Network,
     pub(crate) network_wake_us: u64,
     pub(crate) flights: HashMap<u64, Purpose>,
@@ -65,7 +65,7 @@ pub struct World {
     pub(crate) workload: Box<dyn Workload>,
     pub(crate) upcoming: Option<Arrival>,
     pub(crate) foreseen: VecDeque<Arrival>,
-    pub(crate) live: Vec<Live>,
+    pub(crate) live: Vec<LiveRequest>,
     pub(crate) free: Vec<u32>,
     pub(crate) in_flight: u64,
     pub(crate) arrivals: u64,
@@ -92,7 +92,7 @@ pub struct World {
     store_effects: Vec<StoreEffect>,
     leg_effects: Vec<LegEffect>,
     network_effects: Vec<NetworkEffect>,
-    ended: Vec<Ended>,
+    ended: Vec<EngineEvent>,
 }
 
 /// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
@@ -165,7 +165,7 @@ impl World {
             conductor_wakes: vec![u64::MAX; routers],
             pair_wakes: vec![u64::MAX; routers],
             pairs: vec![Pairs::new(limits); routers],
-            news: (0..routers).map(|_| Late::default()).collect(),
+            news: (0..routers).map(|_| DelayQueue::default()).collect(),
             nodes,
             conductors,
             workload,
@@ -326,7 +326,7 @@ impl World {
     }
 
     /// Does something to a node's engine and takes in what ended by it.
-    pub(crate) fn engine(&mut self, at: u32, act: impl FnOnce(&mut Engine, Moment, &mut Vec<Ended>)) {
+    pub(crate) fn engine(&mut self, at: u32, act: impl FnOnce(&mut Engine, Moment, &mut Vec<EngineEvent>)) {
         let mut ended = std::mem::take(&mut self.ended);
         let moment = Moment { now_us: self.now_us, planned: self.planned };
         act(&mut self.nodes[at as usize].engine, moment, &mut ended);
@@ -371,12 +371,12 @@ impl World {
         self.nodes[at as usize].engine.forget_gaps();
     }
 
-    fn take_ended(&mut self, at: u32, ended: &mut Vec<Ended>) {
+    fn take_ended(&mut self, at: u32, ended: &mut Vec<EngineEvent>) {
         for end in ended.drain(..) {
             match end {
-                Ended::Prefilled { slot, compute_us } => self.prefilled(at, slot, compute_us),
-                Ended::FirstToken { slot, at_us } => self.first_token(slot, at_us),
-                Ended::Decoded { slot, emitted_tokens, mark } => {
+                EngineEvent::Prefilled { slot, compute_us } => self.prefilled(at, slot, compute_us),
+                EngineEvent::FirstToken { slot, at_us } => self.first_token(slot, at_us),
+                EngineEvent::Decoded { slot, emitted_tokens, mark } => {
                     self.decoded(at, slot, emitted_tokens, &mark)
                 }
             }

@@ -205,12 +205,12 @@ fn serve(
 }
 
 /// A server of this program in a process of its own; it ends with this one, however that ends.
-struct Started {
+struct ServerProcess {
     child: Child,
     url: String,
 }
 
-impl Started {
+impl ServerProcess {
     fn new(args: &[&str]) -> Result<Self, String> {
         let failed = |why: String| format!("bench: reference {}: {why}", args.join(" "));
         let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
@@ -234,7 +234,7 @@ impl Started {
     }
 }
 
-impl Drop for Started {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // It may have ended already, which is what is wanted.
         let _ = self.child.kill();
@@ -256,8 +256,8 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
     };
     let mut started = Vec::new();
     if args.reference {
-        let upstream = Started::new(&["upstream"])?;
-        let proxy = Started::new(&["proxy", "--to", &upstream.url])?;
+        let upstream = ServerProcess::new(&["upstream"])?;
+        let proxy = ServerProcess::new(&["proxy", "--to", &upstream.url])?;
         started.extend([upstream, proxy]);
     }
     let comparison = Comparison {
@@ -281,7 +281,7 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
 }
 
 /// The router, what is behind it when known, and the reference's two.
-fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<Side>, String> {
+fn sides(args: &RouterArgs, router: Target, started: &[ServerProcess]) -> Result<Vec<Side>, String> {
     let mut sides = Vec::new();
     if let Some(url) = &args.direct_url {
         sides.push(Side {
@@ -301,7 +301,7 @@ fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<S
 
 /// The latency that a side adds to the server behind it, µs.
 #[derive(serde::Serialize)]
-struct Added {
+struct AddedLatency {
     load: &'static str,
     side: &'static str,
     over: &'static str,
@@ -310,14 +310,14 @@ struct Added {
 }
 
 /// Differences of percentiles, which are not percentiles of differences: no call goes both ways.
-fn added(figures: &[Figures]) -> Vec<Added> {
+fn added(figures: &[Figures]) -> Vec<AddedLatency> {
     let find = |load: &str, side: &str| figures.iter().find(|f| f.load == load && f.side == side);
     let less = |a: Option<f64>, b: Option<f64>| Some(a? - b?);
     let pairs = [("router", "direct"), ("plain proxy", "bare server")];
     let of = |f: &Figures| {
         let (_, over) = pairs.into_iter().find(|(side, _)| *side == f.side)?;
         let base = find(f.load, over)?;
-        Some(Added {
+        Some(AddedLatency {
             load: f.load,
             side: f.side,
             over,
@@ -359,7 +359,7 @@ fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn table(figures: &[Figures], added: &[Added]) -> String {
+fn table(figures: &[Figures], added: &[AddedLatency]) -> String {
     let mut table = crate::cli::table::with_header(
         &[
             "load",

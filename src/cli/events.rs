@@ -5,7 +5,9 @@ use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_events::{Batch, Change, EpochReason, Event, Feed, Medium, Stored, Subscriber, SubscriberConfig};
+use baton_events::{
+    Batch, Change, EpochReason, Event, Feed, Medium, StoredBlocks, Subscriber, SubscriberConfig,
+};
 use serde_json::{Value, json};
 
 /// Arguments of `baton events`.
@@ -130,7 +132,7 @@ fn words(change: &Change) -> String {
     }
 }
 
-fn stored_words(stored: &Stored) -> String {
+fn stored_words(stored: &StoredBlocks) -> String {
     let (blocks, size) = (stored.hashes.len(), stored.block_tokens);
     let mut text = format!("stored {blocks} blocks of {size} tokens in {}", place(stored.medium.as_ref()));
     if let Some(last) = stored.hashes.last() {
@@ -191,27 +193,28 @@ fn names(hashes: &[baton_events::EngineHash]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_events::{EngineHash, Removed};
+    use baton_events::{EngineHash, RemovedBlocks};
 
     fn feed(changes: Vec<Change>) -> Feed {
         let events = changes.into_iter().map(Event::from).collect();
         Feed::Batch { epoch: 1, batch: Batch { sequence: 7, time_us: 5, dp_rank: Some(2), events } }
     }
 
-    fn stored() -> Stored {
-        Stored {
+    fn stored() -> StoredBlocks {
+        StoredBlocks {
             hashes: vec![EngineHash::Word(1), EngineHash::Word(2)],
             tokens: vec![9; 4],
             block_tokens: 2,
             medium: Some(Medium::Cpu),
-            ..Stored::default()
+            ..StoredBlocks::default()
         }
     }
 
     #[test]
     fn an_event_is_a_line() {
-        let removed = Removed { hashes: vec![EngineHash::Word(1)], medium: None, group: None };
-        let after = Stored { parent: Some(EngineHash::Word(255)), lora: Some("poet".into()), ..stored() };
+        let removed = RemovedBlocks { hashes: vec![EngineHash::Word(1)], medium: None, group: None };
+        let after =
+            StoredBlocks { parent: Some(EngineHash::Word(255)), lora: Some("poet".into()), ..stored() };
         let changes = vec![
             Change::Stored(stored()),
             Change::Stored(after),

@@ -91,7 +91,7 @@ async fn serve(args: &IndexerArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn read_config(path: &Path) -> Result<baton_indexer::Fixed, String> {
+fn read_config(path: &Path) -> Result<baton_indexer::FixedConfig, String> {
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let text = std::fs::read(path).map_err(|e| named(&e))?;
     let fixed = baton_indexer::read_config(&text).map_err(|e| named(&e))?;

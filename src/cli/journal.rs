@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::out;
-use crate::conductor::journal::{End, Replayed, replay};
+use crate::conductor::journal::{End, ReplayReport, replay};
 
 /// Replays a file; the summary goes to the terminal and, where asked for, as JSON to a file.
 pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode, String> {
@@ -23,7 +23,7 @@ pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode, String> {
 }
 
 /// The summary as text.
-fn table(found: &Replayed) -> String {
+fn table(found: &ReplayReport) -> String {
     let mut text = format!("{} steps, identical effects\n", found.steps);
     let summary = &found.summary;
     let mut row = |name: &str, value: u64| {
@@ -42,7 +42,7 @@ fn table(found: &Replayed) -> String {
 }
 
 /// A description of how the file ends, after the last step.
-fn ending(found: &Replayed) -> String {
+fn ending(found: &ReplayReport) -> String {
     match (found.end, found.lost_steps, found.torn) {
         (Some(End::Closed), ..) => "the service stopped after the last step\n".into(),
         (Some(End::Rotated), ..) => "the next file goes on from here\n".into(),
@@ -63,12 +63,12 @@ mod tests {
     #[test]
     fn the_end_of_a_journal_is_told_in_words() {
         let cases = [
-            (Replayed { end: Some(End::Closed), ..Replayed::default() }, "stopped"),
-            (Replayed { end: Some(End::Rotated), ..Replayed::default() }, "next file"),
-            (Replayed { end: Some(End::Truncated), ..Replayed::default() }, "not recorded"),
-            (Replayed { torn: true, ..Replayed::default() }, "torn"),
-            (Replayed { lost_steps: 7, ..Replayed::default() }, "7 steps were dropped"),
-            (Replayed::default(), "no closing line"),
+            (ReplayReport { end: Some(End::Closed), ..ReplayReport::default() }, "stopped"),
+            (ReplayReport { end: Some(End::Rotated), ..ReplayReport::default() }, "next file"),
+            (ReplayReport { end: Some(End::Truncated), ..ReplayReport::default() }, "not recorded"),
+            (ReplayReport { torn: true, ..ReplayReport::default() }, "torn"),
+            (ReplayReport { lost_steps: 7, ..ReplayReport::default() }, "7 steps were dropped"),
+            (ReplayReport::default(), "no closing line"),
         ];
         for (found, words) in cases {
             assert!(table(&found).contains(words), "{}", table(&found));

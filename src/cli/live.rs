@@ -20,10 +20,10 @@ use super::replay::{self, ReplayArgs};
 use super::{out, table};
 use crate::cli::loadgen::bodies::BodyPlan;
 use crate::cli::loadgen::clock::RunClock;
-use crate::cli::loadgen::compare::{Compared, compare};
+use crate::cli::loadgen::compare::{ComparedFigure, compare};
 use crate::cli::loadgen::figures::{self, RunName};
 use crate::cli::loadgen::live::Sender;
-use crate::cli::loadgen::pace::{Pace, Paced};
+use crate::cli::loadgen::pace::{Pace, PacedResult};
 use crate::cli::loadgen::prompt::Vocabulary;
 use crate::cli::loadgen::summary::LiveSummary;
 use crate::cli::loadgen::target::{ModelCard, Target, client_options};
@@ -189,7 +189,7 @@ fn offer(
     trace: &Arc<Trace>,
     endpoint: Endpoint,
     runtime: &Runtime,
-) -> Result<Paced, String> {
+) -> Result<PacedResult, String> {
     let rows = args.rows.unwrap_or(usize::MAX).min(trace.records.len());
     let workload = TraceWorkload::new(Arc::clone(trace), speed)
         .with_classes(config.scheduler.classes.iter().map(|c| c.name.clone()).collect())
@@ -241,7 +241,7 @@ async fn interrupt(stop: CancellationToken) {
 struct LiveReport<'a> {
     /// Measured, then predicted when asked for.
     runs: Vec<RunResult>,
-    paced: &'a Paced,
+    paced: &'a PacedResult,
     summary: LiveSummary,
 }
 
@@ -293,7 +293,7 @@ fn write_files(
     Ok(())
 }
 
-fn side_by_side(compared: &[Compared]) -> String {
+fn side_by_side(compared: &[ComparedFigure]) -> String {
     let figure = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.4}"));
     let error = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{:+.1} %", 100.0 * v));
     let mut table = crate::cli::table::with_header(&["figure", "predicted", "measured", "error"], 1..);

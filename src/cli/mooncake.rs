@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_mooncake::{
-    Directory, DirectorySettings, NodeSettings, OBJECT_BYTES_MAX, Objects, ObjectsSettings, Placing, RELEASE,
-    StorageNode, Way,
+    Directory, DirectorySettings, NodeSettings, OBJECT_BYTES_MAX, Objects, ObjectsSettings, PlacementOptions,
+    RELEASE, StorageNode, Way,
 };
 
 /// Arguments of `baton mooncake`.
@@ -166,8 +166,10 @@ async fn put(args: PutArgs) -> Result<ExitCode, String> {
         Some(file) => std::fs::File::open(file).and_then(whole).map_err(|e| named(file, &e))?,
         None => whole(std::io::stdin().lock()).map_err(|e| format!("standard input: {e}"))?,
     };
-    let placing =
-        Placing { replicas: args.replicas, preferred_segment: args.segment.clone().unwrap_or_default() };
+    let placing = PlacementOptions {
+        replicas: args.replicas,
+        preferred_segment: args.segment.clone().unwrap_or_default(),
+    };
     objects(&args.at).await?.put(&args.at.key, &bytes, &placing).await.map_err(told)?;
     Ok(ExitCode::SUCCESS)
 }

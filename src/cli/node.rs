@@ -15,7 +15,7 @@ use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
 use crate::cli::remote::RemoteArgs;
 use crate::guard::ClusterGuard;
-use crate::node::{NodeConfig, Place, PublishAt, RemoteNode};
+use crate::node::{NodeConfig, Place, PublishAddress, RemoteNode};
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]
@@ -101,7 +101,8 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     }
     let role = crate::conductor::parse_role(&args.role)?;
     let etcd = args.etcd.client()?;
-    let led = Led { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
+    let led =
+        LeaderSource { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
     if let Some(dialect) = args.engines.dialect() {
         if args.publish.is_some() {
             return Err(
@@ -126,7 +127,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         ssd_dir: args.data,
         store: config.store,
         guard,
-        publish: args.publish.map(|endpoint| PublishAt { endpoint, replay: args.publish_replay }),
+        publish: args.publish.map(|endpoint| PublishAddress { endpoint, replay: args.publish_replay }),
     };
     let movers = super::runtime(Some(2))?;
     let handle = movers.handle().clone();
@@ -136,13 +137,13 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
 }
 
 /// The conditions of a node's process: the leader to follow, and the parent whose end stops it.
-struct Led {
+struct LeaderSource {
     etcd: Option<Etcd>,
     cluster: String,
     until_stdin_ends: bool,
 }
 
-impl Led {
+impl LeaderSource {
     /// Runs a node until it is stopped. It uses one thread, so that a message of its conductor wakes no other.
     fn keep<F: Future<Output = Result<(), String>>>(
         self,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use baton_sim::paper::{self, Section, Traces, number};
-use baton_traces::synth::Like;
+use baton_traces::synth::PublishedTrace;
 use baton_traces::{ReadOptions, Trace};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 
@@ -43,8 +43,8 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
     if let Some(Experiment::Eviction(args)) = &args.experiment {
         return eviction::run(args);
     }
-    let (conversation, real) = trace("conversation_trace.jsonl", Like::Conversation)?;
-    let (synthetic, also_real) = trace("synthetic_trace.jsonl", Like::Synthetic)?;
+    let (conversation, real) = trace("conversation_trace.jsonl", PublishedTrace::Conversation)?;
+    let (synthetic, also_real) = trace("synthetic_trace.jsonl", PublishedTrace::Synthetic)?;
     let traces = Traces { conversation: Arc::new(conversation), synthetic: Arc::new(synthetic) };
     let bar = ProgressBar::new(paper::experiments() as u64);
     if !std::io::stderr().is_terminal() {
@@ -75,7 +75,7 @@ fn save(path: &Path, text: &str) -> Result<(), String> {
 }
 
 /// A published trace where it is, else its look-alike; whether it is the real one.
-fn trace(name: &str, like: Like) -> Result<(Trace, bool), String> {
+fn trace(name: &str, like: PublishedTrace) -> Result<(Trace, bool), String> {
     if let Some(path) = baton_traces::locate(name) {
         note!("trace: {}", path.display());
         return baton_traces::load(&path, &ReadOptions::default())

@@ -166,7 +166,7 @@ fn document(
         json!({ "index": gid.index, "address": gid.text(), "kind": format!("{:?}", gid.kind),
                 "reason": gid.kind.reason(), "interface": gid.interface })
     };
-    let port = |port: &baton_transports::mover::topology::PortSeen| {
+    let port = |port: &baton_transports::mover::topology::RdmaPort| {
         json!({ "number": port.number, "state": port.state, "link_layer": port.link_layer,
                 "rate": port.rate, "gids": port.gids.iter().map(gid).collect::<Vec<_>>() })
     };

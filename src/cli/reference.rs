@@ -31,11 +31,11 @@ pub struct Setting {
 }
 
 /// A section of the file of defaults: its heading and the names of its settings.
-type Written<'a> = (&'a str, Vec<&'a str>);
+type SettingsSection<'a> = (&'a str, Vec<&'a str>);
 
 /// The sections as they are written: the schema sorts by name, the file keeps together what belongs together.
-fn written(text: &str) -> Vec<Written<'_>> {
-    let mut found: Vec<Written<'_>> = Vec::new();
+fn written(text: &str) -> Vec<SettingsSection<'_>> {
+    let mut found: Vec<SettingsSection<'_>> = Vec::new();
     for line in text.lines() {
         if line.starts_with('[') {
             found.push((line, Vec::new()));

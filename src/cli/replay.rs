@@ -245,7 +245,7 @@ pub fn default_trace() -> Result<Trace, String> {
     note!(
         "trace: the published conversation trace is not here; a seeded look-alike takes its place (see README)"
     );
-    Ok(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1))
+    Ok(baton_traces::synth::like(baton_traces::synth::PublishedTrace::Conversation, 1))
 }
 
 pub(super) fn rows(args: &ReplayArgs, trace: &Trace) -> u64 {

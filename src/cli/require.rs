@@ -147,8 +147,10 @@ mod tests {
 
     #[test]
     fn every_figure_that_can_be_required_is_one_of_a_run() {
-        let trace =
-            std::sync::Arc::new(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1));
+        let trace = std::sync::Arc::new(baton_traces::synth::like(
+            baton_traces::synth::PublishedTrace::Conversation,
+            1,
+        ));
         let setup =
             crate::cli::cluster::setup(&crate::config::Config::default(), 1).expect("the default cluster");
         let workload = baton_sim::TraceWorkload::new(trace, 1.0).limited(20);

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::cli::engines::{Vocabulary, needs_model, tokenization_in, vocabulary_of};
 use crate::cli::node::NodeArgs;
 use crate::node::RemoteNode;
-use crate::up::Making;
+use crate::up::NodeFactory;
 
 /// Options of `baton node` that a server may have; a member's label of such a name sets it.
 const OPTIONS: [&str; 19] = [
@@ -111,7 +111,7 @@ impl ServersArgs {
     ///
     /// # Errors
     /// In words: the source or an option cannot work.
-    pub fn start(&self, defaults: Defaults) -> Result<Option<(Directory, Making)>, String> {
+    pub fn start(&self, defaults: Defaults) -> Result<Option<(Directory, NodeFactory)>, String> {
         let Some(text) = &self.servers else { return Ok(None) };
         let each: Vec<String> = self.each.split_whitespace().map(str::to_owned).collect();
         let role = role_of(&each)?;

@@ -14,7 +14,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::inbox::{Inbox, Loss, Message, NotTaken};
+use super::inbox::{AttachRefusal, Inbox, Loss, Message};
 use super::lead::Lead;
 use crate::guard::{ClusterGuard, Opening};
 use crate::metrics::Metrics;
@@ -137,8 +137,8 @@ impl ControlService {
         }
         let welcome = match answer.await {
             Ok(Ok(welcome)) => v1::Welcome { proof: proof.into(), ..welcome },
-            Ok(Err(NotTaken::Unfit(why))) => return Err(Status::failed_precondition(why)),
-            Ok(Err(NotTaken::NameTaken(why))) => {
+            Ok(Err(AttachRefusal::Unfit(why))) => return Err(Status::failed_precondition(why)),
+            Ok(Err(AttachRefusal::NameTaken(why))) => {
                 return Err(self.refused(Status::already_exists(why), from.as_ref()));
             }
             Err(_) => return Err(Status::unavailable("the conductor is shutting down")),

@@ -29,22 +29,22 @@ const SHOWN: usize = 4;
 pub struct Door {
     inbox: Inbox,
     shared: Arc<Shared>,
-    unread: Arc<Unread>,
+    unread: Arc<UnreadBudget>,
 }
 
 /// Room for what clients have yet to read, all of them together.
-struct Unread {
+struct UnreadBudget {
     limit_bytes: usize,
     kept_bytes: AtomicUsize,
 }
 
 /// Room that one client has until this is dropped.
 struct Share {
-    unread: Arc<Unread>,
+    unread: Arc<UnreadBudget>,
     bytes: usize,
 }
 
-impl Unread {
+impl UnreadBudget {
     /// Room for as many events of a size as a client can have, up to `wanted`; a few where there is no room.
     fn share(self: &Arc<Self>, wanted: usize, event_bytes: usize) -> (usize, Share) {
         let fits = |kept: usize| self.limit_bytes.saturating_sub(kept) / event_bytes;
@@ -72,7 +72,7 @@ pub(super) struct Shared {
 impl Door {
     /// `unread_bytes` are for what clients have yet to read, as far as each does not have a few events anyway.
     pub(super) fn new(inbox: Inbox, shared: Arc<Shared>, unread_bytes: usize) -> Self {
-        let unread = Unread { limit_bytes: unread_bytes, kept_bytes: AtomicUsize::new(0) };
+        let unread = UnreadBudget { limit_bytes: unread_bytes, kept_bytes: AtomicUsize::new(0) };
         Self { inbox, shared, unread: Arc::new(unread) }
     }
 }
@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn clients_share_the_room_for_what_they_have_yet_to_read() {
-        let unread = Arc::new(Unread { limit_bytes: 1_000 * EVENT_BYTES, kept_bytes: AtomicUsize::new(0) });
+        let unread =
+            Arc::new(UnreadBudget { limit_bytes: 1_000 * EVENT_BYTES, kept_bytes: AtomicUsize::new(0) });
         let (whole, first) = unread.share(600, EVENT_BYTES);
         let (rest, second) = unread.share(600, EVENT_BYTES);
         let (least, third) = unread.share(600, EVENT_BYTES);

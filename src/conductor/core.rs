@@ -14,7 +14,7 @@ use super::journal::JournalWriter;
 use super::session::Session;
 
 /// The parts of the conductor that `Pairs` calls back into.
-pub(super) struct Live<'a> {
+pub(super) struct LiveCore<'a> {
     conductor: &'a mut Conductor,
     journal: &'a mut Option<JournalWriter>,
     names: &'a mut BlockKeys,
@@ -24,7 +24,7 @@ pub(super) struct Live<'a> {
     naming: (u64, u32),
 }
 
-impl Core for Live<'_> {
+impl Core for LiveCore<'_> {
     fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>) {
         match self.journal {
             Some(journal) => journal.step(self.conductor, now_us, input, orders),
@@ -94,7 +94,7 @@ impl Driver {
     /// Does something to the pairs, and carries out what comes of it.
     pub(super) fn pair<T>(
         &mut self,
-        act: impl FnOnce(&mut Pairs, u64, &mut Live<'_>, &mut Vec<Effect>) -> T,
+        act: impl FnOnce(&mut Pairs, u64, &mut LiveCore<'_>, &mut Vec<Effect>) -> T,
     ) -> T {
         self.pair_knowing(&Trouble::default(), act)
     }
@@ -103,11 +103,11 @@ impl Driver {
     pub(super) fn pair_knowing<T>(
         &mut self,
         trouble: &Trouble,
-        act: impl FnOnce(&mut Pairs, u64, &mut Live<'_>, &mut Vec<Effect>) -> T,
+        act: impl FnOnce(&mut Pairs, u64, &mut LiveCore<'_>, &mut Vec<Effect>) -> T,
     ) -> T {
         let naming = self.naming();
         let mut effects = std::mem::take(&mut self.effects);
-        let mut live = Live {
+        let mut live = LiveCore {
             conductor: &mut self.core,
             journal: &mut self.journal,
             names: &mut self.names,

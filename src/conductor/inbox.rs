@@ -19,14 +19,14 @@ const INBOX_MESSAGES: usize = 16_384;
 
 /// Why a node has no place; in words for its operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotTaken {
+pub enum AttachRefusal {
     /// It does not fit, whenever it asks.
     Unfit(String),
     /// Another process has its name and is heard: it may ask again.
     NameTaken(String),
 }
 
-impl std::fmt::Display for NotTaken {
+impl std::fmt::Display for AttachRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Self::Unfit(why) | Self::NameTaken(why)) = self;
         f.write_str(why)
@@ -71,7 +71,7 @@ pub enum Message {
         /// Where its orders go.
         orders: mpsc::Sender<v1::ToNode>,
         /// Its place, or why it has none.
-        reply: oneshot::Sender<Result<v1::Welcome, NotTaken>>,
+        reply: oneshot::Sender<Result<v1::Welcome, AttachRefusal>>,
     },
     /// A node reports.
     Facts {
@@ -155,17 +155,17 @@ pub enum Question {
 pub struct Inbox {
     sender: mpsc::Sender<Message>,
     next_request: Arc<AtomicU64>,
-    outside: Outside,
+    outside: DetachedServers,
 }
 
 /// Why servers that this process drives are not attached, by name; and why their list is not known.
-type Outside = Arc<Mutex<BTreeMap<String, String>>>;
+type DetachedServers = Arc<Mutex<BTreeMap<String, String>>>;
 
 /// The sending side, for who must not keep the conductor running.
 pub(super) struct WeakInbox {
     sender: mpsc::WeakSender<Message>,
     next_request: Arc<AtomicU64>,
-    outside: Outside,
+    outside: DetachedServers,
 }
 
 impl WeakInbox {
@@ -188,7 +188,7 @@ fn first_request() -> u64 {
 pub fn inbox() -> (Inbox, mpsc::Receiver<Message>) {
     let (sender, receiver) = mpsc::channel(INBOX_MESSAGES);
     let next_request = Arc::new(AtomicU64::new(first_request()));
-    (Inbox { sender, next_request, outside: Outside::default() }, receiver)
+    (Inbox { sender, next_request, outside: DetachedServers::default() }, receiver)
 }
 
 impl Inbox {

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 #[cfg(test)]
 mod tests;
 
-pub use reader::{Replayed, replay};
+pub use reader::{ReplayReport, replay};
 #[cfg(test)]
 pub use writer::JournalStatus;
 pub use writer::{JournalSettings, JournalWriter};

@@ -12,14 +12,14 @@ const TENANTS: usize = 4095;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Tenants {
-    known: BTreeMap<Arc<str>, Known>,
+    known: BTreeMap<Arc<str>, TenantEntry>,
     free: Vec<TenantId>,
     /// Counts up with each request that has a name.
     heard: u64,
 }
 
 #[derive(Debug)]
-struct Known {
+struct TenantEntry {
     id: TenantId,
     /// When its latest request came, by that count.
     heard: u64,
@@ -43,7 +43,7 @@ impl Tenants {
             self.forget(&in_use());
         }
         let Some(id) = self.free.pop().or_else(|| self.fresh()) else { return TenantId(0) };
-        self.known.insert(Arc::clone(name), Known { id, heard });
+        self.known.insert(Arc::clone(name), TenantEntry { id, heard });
         id
     }
 

@@ -4,20 +4,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, Weak};
 
 use baton_http::{Page, label};
-use baton_router::{Closed, Router};
+use baton_router::{CloseReason, Router};
 
 use super::figure;
 
 /// Why a connection of the control port was closed from this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ControlClosed {
+pub(crate) enum ControlCloseReason {
     /// All places were taken, or as many as one peer may have.
     NoPlace,
     /// No node was attached in time.
     NotAttached,
 }
 
-impl ControlClosed {
+impl ControlCloseReason {
     /// All of them, in order.
     pub(crate) const ALL: [Self; 2] = [Self::NoPlace, Self::NotAttached];
 
@@ -35,7 +35,7 @@ impl ControlClosed {
 pub(super) struct Edge {
     /// Weak: the front door shows these figures.
     door: OnceLock<Weak<Router>>,
-    closed: [AtomicU64; ControlClosed::ALL.len()],
+    closed: [AtomicU64; ControlCloseReason::ALL.len()],
     accept_failures: AtomicU64,
 }
 
@@ -47,7 +47,7 @@ impl Edge {
         let _ = self.door.set(door);
     }
 
-    pub(super) fn closed(&self, why: ControlClosed) {
+    pub(super) fn closed(&self, why: ControlCloseReason) {
         self.closed[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -79,13 +79,13 @@ impl Edge {
             );
             page.value(figure("baton_connections"), stats.connections);
             page.value(figure("baton_body_bytes"), stats.body_bytes);
-            let labels = |why: Closed| format!("port=\"clients\",why=\"{}\"", why.name());
-            closed.extend(Closed::ALL.into_iter().map(|why| (labels(why), stats.closed[why as usize])));
+            let labels = |why: CloseReason| format!("port=\"clients\",why=\"{}\"", why.name());
+            closed.extend(CloseReason::ALL.into_iter().map(|why| (labels(why), stats.closed[why as usize])));
             failures.push(("port=\"clients\"".to_owned(), stats.accept_failures));
         }
-        let labels = |why: ControlClosed| format!("port=\"control\",why=\"{}\"", why.name());
-        let count = |why: ControlClosed| self.closed[why as usize].load(Ordering::Relaxed);
-        closed.extend(ControlClosed::ALL.into_iter().map(|why| (labels(why), count(why))));
+        let labels = |why: ControlCloseReason| format!("port=\"control\",why=\"{}\"", why.name());
+        let count = |why: ControlCloseReason| self.closed[why as usize].load(Ordering::Relaxed);
+        closed.extend(ControlCloseReason::ALL.into_iter().map(|why| (labels(why), count(why))));
         failures.push(("port=\"control\"".to_owned(), self.accept_failures.load(Ordering::Relaxed)));
         let counted = |series: &Series| series.1 > 0;
         page.family(figure("baton_connections_closed_total"), closed.into_iter().filter(counted));
@@ -106,11 +106,11 @@ mod tests {
             page.into_text()
         };
         assert_eq!(written(), "");
-        for (at, why) in ControlClosed::ALL.into_iter().enumerate() {
+        for (at, why) in ControlCloseReason::ALL.into_iter().enumerate() {
             assert_eq!(why as usize, at, "{}", why.name());
         }
-        edge.closed(ControlClosed::NotAttached);
-        edge.closed(ControlClosed::NotAttached);
+        edge.closed(ControlCloseReason::NotAttached);
+        edge.closed(ControlCloseReason::NotAttached);
         edge.not_accepted();
         let page = written();
         assert!(

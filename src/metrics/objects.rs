@@ -5,14 +5,14 @@ use baton_objects::resp::{BUFFERS_MAX_BYTES, Server, ServerStats};
 use baton_objects::{LowerStats, ObjectStore, StoreStats};
 
 /// The state of a store and its server.
-struct Now {
+struct ObjectsSnapshot {
     store: StoreStats,
     server: ServerStats,
     lower: LowerStats,
 }
 
 /// A figure and where it is read.
-type Row = (Figure, fn(&Now) -> u64);
+type Row = (Figure, fn(&ObjectsSnapshot) -> u64);
 
 /// Every exported figure but the SSD's wear, in the order of docs/metrics.md.
 const FIGURES: [Row; 51] = [
@@ -178,7 +178,7 @@ const WEAR: Figure = Figure::gauge(
 
 /// The page that Prometheus reads.
 pub(crate) fn page(server: &Server, store: &ObjectStore) -> String {
-    let now = Now { store: store.stats(), server: server.stats(), lower: store.lower_stats() };
+    let now = ObjectsSnapshot { store: store.stats(), server: server.stats(), lower: store.lower_stats() };
     let mut page = Page::default();
     for (figure, read) in FIGURES {
         page.value(figure, read(&now));

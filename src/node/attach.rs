@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::leader_locator::{Chosen, LeaderLocator};
+use super::leader_locator::{ChosenConductor, LeaderLocator};
 use super::pulse::Pulse;
 use crate::guard::{ClusterGuard, Opening};
 
@@ -43,12 +43,16 @@ pub(super) trait NodeRuntime: Send + Sync {
     /// A new life begins; facts of it go to `facts`.
     ///
     /// # Errors
-    /// [`Gone`]: the worker has ended. The other functions return it as well.
-    fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone>;
+    /// [`WorkerGoneError`]: the worker has ended. The other functions return it as well.
+    fn attached(
+        &self,
+        welcome: &v1::Welcome,
+        facts: mpsc::Sender<v1::FromNode>,
+    ) -> Result<(), WorkerGoneError>;
     /// Handles the loss of the conductor: nothing of this life is valid afterwards.
-    fn detached(&self) -> Result<(), Gone>;
+    fn detached(&self) -> Result<(), WorkerGoneError>;
     /// Handles the conductor's orders.
-    fn ordered(&self, orders: v1::Orders) -> Result<(), Gone>;
+    fn ordered(&self, orders: v1::Orders) -> Result<(), WorkerGoneError>;
     /// How it fares.
     fn load(&self) -> v1::NodeLoad;
     /// How often the thread that does the work has turned; `None` where no thread of its own does it.
@@ -59,16 +63,16 @@ pub(super) trait NodeRuntime: Send + Sync {
 
 /// The node's worker has ended.
 #[derive(Debug)]
-pub(super) struct Gone;
+pub(super) struct WorkerGoneError;
 
-impl From<Gone> for tonic::Status {
-    fn from(_: Gone) -> Self {
+impl From<WorkerGoneError> for tonic::Status {
+    fn from(_: WorkerGoneError) -> Self {
         Self::aborted("the node's thread has ended")
     }
 }
 
 /// Orders of a life, where its facts go, and what its conductor has still to prove.
-type Open = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>, Option<Opening>);
+type OpenAttachment = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>, Option<Opening>);
 
 /// See the module.
 pub(super) struct GrpcSession<S> {
@@ -138,7 +142,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
         }
     }
 
-    async fn connect(&self, chosen: &Chosen) -> Result<ControlClient<Channel>, tonic::Status> {
+    async fn connect(&self, chosen: &ChosenConductor) -> Result<ControlClient<Channel>, tonic::Status> {
         let unavailable = |e: tonic::transport::Error| {
             let why = std::error::Error::source(&e).map_or_else(String::new, |why| format!(": {why}"));
             tonic::Status::unavailable(format!("{}: {e}{why}", chosen.address))
@@ -161,7 +165,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
     }
 
     /// Says Hello. Where there is a key the node proves that it has it, and is owed as much.
-    async fn greet(&self, chosen: &Chosen) -> Result<Open, tonic::Status> {
+    async fn greet(&self, chosen: &ChosenConductor) -> Result<OpenAttachment, tonic::Status> {
         let mut client = self.connect(chosen).await?;
         let (facts, outgoing) = mpsc::channel(FACTS_WAITING);
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
@@ -211,7 +215,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
 
     async fn welcomed(
         &self,
-        chosen: &Chosen,
+        chosen: &ChosenConductor,
     ) -> Result<(v1::Welcome, Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>), tonic::Status> {
         let (mut orders, facts, opening) = self.greet(chosen).await?;
         match orders.message().await?.and_then(|m| m.message) {
@@ -275,7 +279,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
 }
 
 /// Says where nodes attach, if what answers may be something else: a front door has no such call, or is silent.
-fn with_place(status: tonic::Status, chosen: &Chosen) -> tonic::Status {
+fn with_place(status: tonic::Status, chosen: &ChosenConductor) -> tonic::Status {
     use tonic::Code;
     if !matches!(status.code(), Code::DeadlineExceeded | Code::Unimplemented | Code::Unknown | Code::Internal)
     {

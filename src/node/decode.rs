@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_engine::{Sequence, SequenceId};
 use baton_legs::{Input, Leg};
-use baton_tiers::{Hold, Refused};
+use baton_tiers::{Hold, HoldRefusal};
 use baton_transports::Ticket;
 use baton_types::{BlockKey, ChainHasher, RequestId, Sampling};
 use baton_wire::v1;
@@ -12,7 +12,7 @@ use baton_wire::v1::failure::Stage;
 use bytes::Bytes;
 
 use super::job::Job;
-use super::links::{Expected, plan_of};
+use super::links::{ExpectedTransfer, plan_of};
 use super::pool::EnginePool;
 use super::worker::Worker;
 
@@ -36,7 +36,7 @@ impl Worker {
         let blocks = tokens.div_ceil(self.engine.shape().block_tokens);
         let plan = plan_of(blocks, self.engine.shape());
         let (attempt, have_blocks, slots) = (job.attempt, job.readable_blocks, job.slots().to_vec());
-        self.links.expect(request, Expected::new(attempt, have_blocks, plan, slots));
+        self.links.expect(request, ExpectedTransfer::new(attempt, have_blocks, plan, slots));
     }
 
     fn receiving(&mut self, ticket: Ticket) -> Option<&mut Job> {
@@ -112,7 +112,7 @@ impl Worker {
         let more = self.cache.grow(request, blocks);
         match more.or_else(|_| self.cache.grow(request, 1)) {
             Ok(slots) => self.extend(request.0, slots),
-            Err(Refused::NoRoom { .. }) => self.leg(Input::NotGrown { request }),
+            Err(HoldRefusal::NoRoom { .. }) => self.leg(Input::NotGrown { request }),
             // Its KV is lost here, not its answer: another instance goes on from the tokens.
             Err(refused) => self.leg_failed(request.0, Stage::Room, refused.to_string()),
         }

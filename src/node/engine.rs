@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engine::{
-    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, TimedEngine,
+    TimedSpec,
 };
 use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, Sampling, ValidRange};
 use baton_wire::v1;
@@ -76,7 +77,7 @@ pub(crate) fn build(choice: &EngineChoice) -> Result<Box<dyn Engine>, String> {
             Box::new(Builtin::load(folder, pool.clone()).map_err(|e| e.to_string())?)
         }
         EngineChoice::Timed { spec, pool } => {
-            Box::new(Timed::new((**spec).clone(), pool.clone()).map_err(|e| e.to_string())?)
+            Box::new(TimedEngine::new((**spec).clone(), pool.clone()).map_err(|e| e.to_string())?)
         }
     };
     Ok(engine)
@@ -130,9 +131,9 @@ fn timed_profile(spec: &TimedSpec, engine: &dyn Engine) -> CostProfile {
     profile
 }
 
-struct Blind;
+struct NullSink;
 
-impl KvSink for Blind {
+impl KvSink for NullSink {
     fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
@@ -204,7 +205,7 @@ fn sequence(engine: &dyn Engine, id: u64, tokens: u32, max_tokens: u32) -> Seque
 fn run_out(engine: &mut dyn Engine) -> f64 {
     let mut events: Vec<Event> = Vec::new();
     let started = Instant::now();
-    while engine.step(&mut events, &mut Blind) {
+    while engine.step(&mut events, &mut NullSink) {
         events.clear();
     }
     started.elapsed().as_secs_f64() * 1e6

@@ -23,7 +23,7 @@ pub(super) struct LeaderLocator {
 }
 
 /// A conductor to attach to.
-pub(super) struct Chosen {
+pub(super) struct ChosenConductor {
     pub(super) address: String,
     /// Of its leadership; 0 where nobody elects.
     token: u64,
@@ -42,21 +42,21 @@ impl LeaderLocator {
     }
 
     /// Waits until there is one.
-    pub(super) async fn choose(&self) -> Chosen {
+    pub(super) async fn choose(&self) -> ChosenConductor {
         let Some(mut leaders) = self.leaders.clone() else {
             let address = self.pointed.lock().take().unwrap_or_else(|| self.told.clone());
-            return Chosen { address, token: 0 };
+            return ChosenConductor { address, token: 0 };
         };
         let known =
             |leader: &Option<Leader>| leader.as_ref().is_some_and(|one| self.fence.pass(one.token).is_ok());
         let told = leaders.wait_for(known).await.ok().and_then(|leader| leader.clone());
         // The sender of leaders is gone: the process is ending.
         let Some(leader) = told else { return std::future::pending().await };
-        Chosen { address: leader.member.addresses[0].clone(), token: leader.token }
+        ChosenConductor { address: leader.member.addresses[0].clone(), token: leader.token }
     }
 
     /// Resolves when another leads than `chosen`; never where nobody elects.
-    pub(super) async fn replaced(&self, chosen: &Chosen) {
+    pub(super) async fn replaced(&self, chosen: &ChosenConductor) {
         let Some(mut leaders) = self.leaders.clone() else { return std::future::pending().await };
         let other = |leader: &Option<Leader>| leader.as_ref().is_some_and(|one| one.token > chosen.token);
         if leaders.wait_for(other).await.is_err() {

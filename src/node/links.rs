@@ -9,8 +9,8 @@ use std::time::Duration;
 use baton_engine::KvShape;
 use baton_transports::mover::{Memory, Region};
 use baton_transports::{
-    Accepted, Arrived, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Priority, Receiver, Refused, Serving,
-    Ticket, Want,
+    AcceptedFlight, ArrivedPieces, Dialer, FetchedBlock, Flight, FlightRefusal, PeerAddress, Plan, Priority,
+    Receiver, Serving, Ticket, Want,
 };
 use baton_types::BlockKey;
 use baton_wire::v1;
@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::pool::KvMap;
-use super::sink::Ready;
+use super::sink::ReadySlice;
 
 /// How long a fetch may take before its blocks are computed instead.
 const FETCH_WITHIN: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub(super) fn plan_of(blocks: u32, shape: &KvShape) -> Plan {
 }
 
 /// KV that may arrive.
-pub(super) struct Expected {
+pub(super) struct ExpectedTransfer {
     attempt: u32,
     have_blocks: u32,
     /// The shape that must arrive. KV of another shape belongs to another request or comes from a foreign sender.
@@ -82,7 +82,7 @@ pub(super) struct Expected {
     slots: Mutex<Option<Vec<u32>>>,
 }
 
-impl Expected {
+impl ExpectedTransfer {
     /// A request's KV, which belongs into these slots, but for the blocks that are here already.
     pub(super) fn new(attempt: u32, have_blocks: u32, plan: Plan, slots: Vec<u32>) -> Self {
         Self { attempt, have_blocks, plan, slots: Mutex::new(Some(slots)) }
@@ -93,7 +93,7 @@ impl Expected {
 pub(super) struct Links {
     worker: Sender<ToWorker>,
     runtime: Handle,
-    expected: Mutex<HashMap<u64, Arc<Expected>>>,
+    expected: Mutex<HashMap<u64, Arc<ExpectedTransfer>>>,
     flights: Mutex<HashMap<u64, tokio::task::AbortHandle>>,
     /// The right of a hand-off to be under way.
     turns: Semaphore,
@@ -147,7 +147,7 @@ impl Links {
     }
 
     /// From now on a request's KV is let in.
-    pub(super) fn expect(&self, request: u64, expected: Expected) {
+    pub(super) fn expect(&self, request: u64, expected: ExpectedTransfer) {
         let before = self.expected.lock().insert(request, Arc::new(expected));
         take_slots(before);
     }
@@ -168,7 +168,7 @@ impl Links {
         attempt: u32,
         peer: v1::Peer,
         cargo: Cargo,
-    ) -> mpsc::UnboundedSender<Ready> {
+    ) -> mpsc::UnboundedSender<ReadySlice> {
         let (slices, outgoing) = mpsc::unbounded_channel();
         let links = Arc::clone(self);
         let task = self.runtime.spawn(async move {
@@ -189,7 +189,7 @@ impl Links {
         peer: &v1::Peer,
         ticket: Ticket,
         cargo: Cargo,
-        mut outgoing: mpsc::UnboundedReceiver<Ready>,
+        mut outgoing: mpsc::UnboundedReceiver<ReadySlice>,
     ) -> Outcome {
         let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
         let mut flight =
@@ -242,11 +242,11 @@ impl Links {
         }
     }
 
-    fn still_expected(&self, ticket: Ticket) -> Result<Arc<Expected>, Refused> {
+    fn still_expected(&self, ticket: Ticket) -> Result<Arc<ExpectedTransfer>, FlightRefusal> {
         let expected = self.expected.lock().get(&ticket.request).cloned();
         expected
             .filter(|e| e.attempt == ticket.attempt && ticket.epoch == self.epoch())
-            .ok_or_else(|| Refused { retry: false, why: "the request is not expected any more".into() })
+            .ok_or_else(|| FlightRefusal { retry: false, why: "the request is not expected any more".into() })
     }
 
     /// Reports to the conductor that all KV of a request is here. The worker gets the message first and may be in the
@@ -272,8 +272,8 @@ impl Links {
 
     /// Sends the worker a message. Its inbox has no bound of its own, but its content is bounded: orders by the
     /// requests that the conductor admits, fetches by the prefills that wait for them.
-    fn tell(&self, message: ToWorker) -> Result<(), Refused> {
-        let stopping = |_| Refused { retry: false, why: "the node is stopping".into() };
+    fn tell(&self, message: ToWorker) -> Result<(), FlightRefusal> {
+        let stopping = |_| FlightRefusal { retry: false, why: "the node is stopping".into() };
         self.worker.send(message).map_err(stopping)
     }
 }
@@ -283,17 +283,17 @@ fn address(peer: &v1::Peer) -> PeerAddress {
 }
 
 /// Nothing is copied into the slots from here on.
-fn take_slots(expected: Option<Arc<Expected>>) {
+fn take_slots(expected: Option<Arc<ExpectedTransfer>>) {
     if let Some(expected) = expected {
         expected.slots.lock().take();
     }
 }
 
 impl Receiver for Links {
-    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused> {
+    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
         let epoch = self.epoch();
         if ticket.epoch != epoch {
-            return Err(Refused {
+            return Err(FlightRefusal {
                 // A peer may hear of this node's new life before the node itself does.
                 retry: ticket.epoch > epoch,
                 why: format!("the offer is for epoch {}, this is {epoch}", ticket.epoch),
@@ -302,25 +302,25 @@ impl Receiver for Links {
         match self.expected.lock().get(&ticket.request) {
             Some(expected) if expected.attempt == ticket.attempt && expected.plan != *plan => {
                 let why = format!("{plan:?} was offered where {:?} is expected", expected.plan);
-                Err(Refused { retry: false, why })
+                Err(FlightRefusal { retry: false, why })
             }
             Some(expected) if expected.attempt == ticket.attempt => {
-                Ok(Accepted { have_blocks: expected.have_blocks })
+                Ok(AcceptedFlight { have_blocks: expected.have_blocks })
             }
             Some(expected) if expected.attempt > ticket.attempt => {
-                Err(Refused { retry: false, why: "a later attempt is expected".into() })
+                Err(FlightRefusal { retry: false, why: "a later attempt is expected".into() })
             }
-            _ => Err(Refused { retry: true, why: "not expected here yet".into() }),
+            _ => Err(FlightRefusal { retry: true, why: "not expected here yet".into() }),
         }
     }
 
-    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
+    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
         self.still_expected(ticket)?;
         self.tell(ToWorker::Tokens { ticket, note: bytes })
     }
 
-    fn land(&self, ticket: Ticket, arrived: &Arrived) -> Result<u64, Refused> {
-        let refused = |why: &str| Refused { retry: false, why: why.into() };
+    fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
+        let refused = |why: &str| FlightRefusal { retry: false, why: why.into() };
         let expected = self.still_expected(ticket)?;
         // Held over the copy: who takes the slots away waits for it.
         let slots = expected.slots.lock();
@@ -389,9 +389,9 @@ mod tests {
         let links = Links::new(worker, Handle::current(), kv());
         links.begin(3, mpsc::channel(1).0);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
-        links.expect(7, Expected::new(1, 2, plan, vec![0; 5]));
+        links.expect(7, ExpectedTransfer::new(1, 2, plan, vec![0; 5]));
         let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
-        assert_eq!(links.offer(ticket, &plan), Ok(Accepted { have_blocks: 2 }));
+        assert_eq!(links.offer(ticket, &plan), Ok(AcceptedFlight { have_blocks: 2 }));
         for other in
             [Plan { blocks: 4, ..plan }, Plan { layers: 1, ..plan }, Plan { layer_bytes: 32, ..plan }]
         {
@@ -437,7 +437,7 @@ mod tests {
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
         let ticket = |request, epoch| Ticket { request, attempt: 2, epoch };
         for request in 1..=4 {
-            links.expect(request, Expected::new(2, 0, plan, Vec::new()));
+            links.expect(request, ExpectedTransfer::new(2, 0, plan, Vec::new()));
         }
         links.forget(4);
         // One of a life that has ended, one of a request that has ended, and one reported twice.

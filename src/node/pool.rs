@@ -6,18 +6,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_engine::{Engine, KvMemory};
-use baton_tiers::{Hold, KvCache, Pool, Refused};
+use baton_tiers::{Hold, HoldRefusal, KvCache, Pool};
 use baton_transports::mover::{Location, Memory, OwnedMemory, Pages};
-use baton_transports::{Piece, SliceAt};
+use baton_transports::{Piece, SlicePosition};
 use baton_types::RequestId;
 
 use super::job::Job;
 
 /// Registered memory as an engine's pool.
 #[derive(Debug)]
-struct Registered(OwnedMemory);
+struct RegisteredMemory(OwnedMemory);
 
-impl KvMemory for Registered {
+impl KvMemory for RegisteredMemory {
     fn size(&self) -> usize {
         self.0.size()
     }
@@ -55,7 +55,7 @@ impl KvMap {
         // slot belongs to another request. Transports write to it before that thread learns that all KV has landed. The
         // thread that takes a slot away waits for a copy into it (`Links::forget`).
         let owned = unsafe { OwnedMemory::new(Arc::clone(&memory)) };
-        engine.kv_mut().place(Box::new(Registered(owned)));
+        engine.kv_mut().place(Box::new(RegisteredMemory(owned)));
         Ok(Self { memory, layer_bytes, block_bytes })
     }
 
@@ -66,7 +66,7 @@ impl KvMap {
 
     /// Where a piece of a slice belongs, for a request whose blocks lie in these slots.
     pub(super) fn piece_at(&self, slots: &[u32], piece: &Piece) -> Option<u64> {
-        let SliceAt { block, layer } = piece.at;
+        let SlicePosition { block, layer } = piece.at;
         let slot = slots.get(block as usize)?;
         Some(self.layer_at(*slot, layer) + u64::from(piece.offset))
     }
@@ -92,10 +92,10 @@ pub(super) fn open(
     request: u64,
     job: &mut Job,
     room_blocks: u32,
-) -> Result<Hold, Refused> {
+) -> Result<Hold, HoldRefusal> {
     let owner = RequestId(request);
     match cache.open(owner, &job.chain, room_blocks) {
-        Err(Refused::Misfit { .. }) => {
+        Err(HoldRefusal::Misfit { .. }) => {
             let named = u32::try_from(std::mem::take(&mut job.chain).len()).unwrap_or(u32::MAX);
             cache.open(owner, &[], room_blocks.saturating_add(named))
         }

@@ -8,7 +8,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use baton_events::hash::Rolling;
-use baton_events::{Change, EngineHash, Form, Medium, Publisher, PublisherConfig, Removed, Speaker, Stored};
+use baton_events::{
+    Change, EngineHash, Form, Medium, Publisher, PublisherConfig, RemovedBlocks, Speaker, StoredBlocks,
+};
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
 
 /// Seed of the standard names, equal to the default of `baton indexer`.
@@ -18,7 +20,7 @@ const AWAITED_BLOCKS: usize = 1 << 16;
 
 /// Where a node publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PublishAt {
+pub struct PublishAddress {
     /// `tcp://HOST:PORT` that subscribers connect to.
     pub endpoint: String,
     /// Where what was missed is repeated.
@@ -27,7 +29,7 @@ pub struct PublishAt {
 
 /// A block that can be named.
 #[derive(Debug)]
-struct Named {
+struct NamedBlock {
     name: u64,
     parent: Option<u64>,
     /// The block's tokens, until they are announced.
@@ -40,7 +42,7 @@ struct Named {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     block_tokens: usize,
-    named: HashMap<BlockHash, Named>,
+    named: HashMap<BlockHash, NamedBlock>,
     awaited: VecDeque<BlockHash>,
     copies: BTreeMap<(u64, usize), u32>,
 }
@@ -57,7 +59,7 @@ impl Announcer {
     ///
     /// # Errors
     /// In words: an endpoint is none, or cannot be listened on.
-    pub(super) async fn bind(at: &PublishAt, speaker: Speaker) -> Result<Self, String> {
+    pub(super) async fn bind(at: &PublishAddress, speaker: Speaker) -> Result<Self, String> {
         let names = Names { block_tokens: speaker.block_tokens.max(1) as usize, ..Names::default() };
         let config = PublisherConfig {
             form: Form::Standard,
@@ -91,7 +93,7 @@ impl Names {
             let name = rolling.push(block);
             let hash = key.short();
             if let Entry::Vacant(place) = self.named.entry(hash) {
-                place.insert(Named { name, parent, tokens: block.to_vec(), tiers: [false; 3] });
+                place.insert(NamedBlock { name, parent, tokens: block.to_vec(), tiers: [false; 3] });
                 self.awaited.push_back(hash);
             }
             parent = Some(name);
@@ -117,7 +119,7 @@ impl Names {
 
     /// Runs of blocks that came to rest, each block after its parent.
     fn stored(&mut self, hashes: &[BlockHash], tier: Tier) -> Vec<Change> {
-        let mut runs: Vec<Stored> = Vec::new();
+        let mut runs: Vec<StoredBlocks> = Vec::new();
         for hash in hashes {
             let Some(known) = self.named.get_mut(hash) else { continue };
             let Some(rests) = known.tiers.get_mut(tier.index()).filter(|rests| !**rests) else { continue };
@@ -130,7 +132,7 @@ impl Names {
             let tokens = std::mem::take(&mut known.tokens);
             let name = EngineHash::Word(known.name);
             let parent = known.parent.map(EngineHash::Word);
-            let goes_on = |run: &&mut Stored| {
+            let goes_on = |run: &&mut StoredBlocks| {
                 run.hashes.last().copied() == parent && run.tokens.is_empty() == tokens.is_empty()
             };
             match runs.last_mut().filter(goes_on) {
@@ -138,14 +140,14 @@ impl Names {
                     run.hashes.push(name);
                     run.tokens.extend(tokens);
                 }
-                None => runs.push(Stored {
+                None => runs.push(StoredBlocks {
                     hashes: vec![name],
                     parent,
                     base_block: parent.is_none().then_some(0),
                     tokens,
                     block_tokens: u32::try_from(self.block_tokens).unwrap_or(u32::MAX),
                     medium: Some(Medium::at(tier)),
-                    ..Stored::default()
+                    ..StoredBlocks::default()
                 }),
             }
         }
@@ -169,7 +171,7 @@ impl Names {
             }
             self.forget_if_gone(*hash);
         }
-        let removed = Removed { hashes: gone, medium: Some(Medium::at(tier)), group: None };
+        let removed = RemovedBlocks { hashes: gone, medium: Some(Medium::at(tier)), group: None };
         if removed.hashes.is_empty() { Vec::new() } else { vec![Change::Removed(removed)] }
     }
 

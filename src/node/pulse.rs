@@ -9,10 +9,10 @@ const STILL_MOST: Duration = Duration::from_secs(30);
 
 /// See the module. Time is counted in heartbeats, so that a pause of the whole process is none of the thread's.
 #[derive(Debug, Default)]
-pub(super) struct Pulse(Mutex<Seen>);
+pub(super) struct Pulse(Mutex<PulseState>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct PulseState {
     turns: Option<u64>,
     still: Duration,
 }
@@ -22,7 +22,7 @@ impl Pulse {
     pub(super) fn turns(&self, turns: Option<u64>, after: Duration) -> bool {
         let mut seen = self.0.lock();
         if turns.is_none() || turns != seen.turns {
-            *seen = Seen { turns, still: Duration::ZERO };
+            *seen = PulseState { turns, still: Duration::ZERO };
             return true;
         }
         seen.still = seen.still.saturating_add(after);

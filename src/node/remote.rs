@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_remote::{
-    Compared, Dialect, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Sample, Stage,
+    ComparisonExtent, Dialect, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Sample, Stage,
 };
 use baton_types::{CostProfile, Role};
 use baton_wire::v1;
@@ -151,7 +151,7 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
     };
     let named = |error: String| format!("node {}: {error}", node.name);
     let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
-    let outside = Outside { name: &node.name, of: way.inbox() };
+    let outside = DetachNotice { name: &node.name, of: way.inbox() };
     loop {
         let found = tokio::select! {
             found = well(&engine, &node, &outside) => found,
@@ -213,12 +213,12 @@ impl Way {
 }
 
 /// Where operators read why a node of this process is not attached. Nothing is left there when this goes.
-struct Outside<'n> {
+struct DetachNotice<'n> {
     name: &'n str,
     of: Option<Inbox>,
 }
 
-impl Outside<'_> {
+impl DetachNotice<'_> {
     fn because(&self, why: Option<String>) {
         if let Some(inbox) = &self.of {
             inbox.kept_out(self.name, why);
@@ -226,14 +226,14 @@ impl Outside<'_> {
     }
 }
 
-impl Drop for Outside<'_> {
+impl Drop for DetachNotice<'_> {
     fn drop(&mut self) {
         self.because(None);
     }
 }
 
 /// Waits until the engine answers and makes the front door's tokens, and asks what it is.
-async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &Outside<'_>) -> Arc<Probe> {
+async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &DetachNotice<'_>) -> Arc<Probe> {
     let mut told = None;
     loop {
         match found(engine, node).await {
@@ -246,7 +246,7 @@ async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &Outside<'_>) -
                     tokens = ?compared,
                     "the engine is well"
                 );
-                if compared == Some(Compared::Nothing) {
+                if compared == Some(ComparisonExtent::Nothing) {
                     tracing::warn!(
                         node = node.name,
                         "the engine does not tell its tokens: that they are those of --model is believed"
@@ -271,7 +271,7 @@ async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &Outside<'_>) -
 async fn found(
     engine: &RemoteEngine,
     node: &RemoteNode,
-) -> Result<(Arc<Probe>, Option<Compared>), RemoteError> {
+) -> Result<(Arc<Probe>, Option<ComparisonExtent>), RemoteError> {
     engine.health().await?;
     let probe = engine.probe().await?;
     let compared = match &node.sample {

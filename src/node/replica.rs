@@ -19,13 +19,13 @@ pub(super) struct Replicas {
     /// Leading blocks that were here when a copy was asked for, by the first block that was not.
     heads: BTreeMap<BlockHash, Vec<BlockKey>>,
     /// Bytes that wait for their chain's beginning to come up from slower tiers.
-    waiting: BTreeMap<RequestId, Waiting>,
+    waiting: BTreeMap<RequestId, WaitingChain>,
     /// Copies that wait no longer, and the first block from which on their bytes are wanted.
     pub(super) ready: Vec<(RequestId, u32)>,
 }
 
 /// A chain with a hold, and the bytes of its last blocks.
-struct Waiting {
+struct WaitingChain {
     slots: Vec<u32>,
     blocks: Vec<FetchedBlock>,
 }
@@ -60,7 +60,7 @@ impl Worker {
         keys.extend(blocks.iter().map(|block| BlockKey(block.key)));
         let owner = self.helper();
         let Ok(hold) = self.cache.open(owner, &keys, 0) else { return self.replica_ended() };
-        let waiting = Waiting { slots: hold.slots, blocks };
+        let waiting = WaitingChain { slots: hold.slots, blocks };
         if hold.waiting && self.replicas.waiting.len() < UNDER_WAY {
             self.replicas.waiting.insert(owner, waiting);
         } else if hold.waiting {
@@ -81,7 +81,7 @@ impl Worker {
     }
 
     /// Writes what is missing behind `readable_blocks`, as far as the bytes are there, and ends the copy.
-    fn place(&mut self, owner: RequestId, readable_blocks: u32, waiting: &Waiting) {
+    fn place(&mut self, owner: RequestId, readable_blocks: u32, waiting: &WaitingChain) {
         let first = waiting.slots.len() - waiting.blocks.len();
         let from = readable_blocks as usize;
         let mut pool = EnginePool(self.engine.as_mut());

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use baton_engine::{KvPool, KvSink, SequenceId};
-use baton_transports::SliceAt;
+use baton_transports::SlicePosition;
 use tokio::sync::mpsc;
 
 /// A slice that is ready, and the slot of its block.
-pub(super) type Ready = (SliceAt, u32);
+pub(super) type ReadySlice = (SlicePosition, u32);
 
 /// Where a sequence's KV leaves.
 pub(super) struct Outlet {
     /// Sends to the flight's task. Positions wait there, not bytes: at most one per layer of each of the request's
     /// blocks.
-    pub slices: mpsc::UnboundedSender<Ready>,
+    pub slices: mpsc::UnboundedSender<ReadySlice>,
     /// Tokens that the peer needs.
     pub tokens: u32,
     pub block_tokens: u32,
@@ -33,7 +33,7 @@ impl Outlet {
         for block in blocks {
             if let Some(slot) = slots.get(block as usize) {
                 // A flight that is over ignores it. The report of its end is separate.
-                let _ = self.slices.send((SliceAt { block, layer }, *slot));
+                let _ = self.slices.send((SlicePosition { block, layer }, *slot));
             }
         }
     }

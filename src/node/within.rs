@@ -7,8 +7,8 @@ use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::attach::{FACTS_WAITING, Gone, NodeRuntime};
-use crate::conductor::{Inbox, Lead, Loss, Message, NotTaken, ORDERS_PER_NODE};
+use super::attach::{FACTS_WAITING, NodeRuntime, WorkerGoneError};
+use crate::conductor::{AttachRefusal, Inbox, Lead, Loss, Message, ORDERS_PER_NODE};
 
 /// Between two tries to attach, where the conductor does not lead or has lost this node.
 const RETRY: Duration = Duration::from_millis(200);
@@ -72,7 +72,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
         Ok(())
     }
 
-    async fn obey(&self, ordered: &mut mpsc::Receiver<v1::ToNode>) -> Result<(), Gone> {
+    async fn obey(&self, ordered: &mut mpsc::Receiver<v1::ToNode>) -> Result<(), WorkerGoneError> {
         while let Some(message) = ordered.recv().await {
             if let Some(v1::to_node::Message::Orders(orders)) = message.message {
                 self.station.ordered(orders)?;
@@ -85,7 +85,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
 /// A pending attach request. If its future is dropped before the conductor's reply is read, an attachment that was
 /// granted is given up.
 struct JoinRequest {
-    answer: Option<oneshot::Receiver<Result<v1::Welcome, NotTaken>>>,
+    answer: Option<oneshot::Receiver<Result<v1::Welcome, AttachRefusal>>>,
     inbox: Inbox,
 }
 
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!((instance, epoch), (InstanceId(3), Epoch(4)));
         // One that was refused, and one that nobody answered, have nothing to give up.
         let (reply, answer) = oneshot::channel();
-        reply.send(Err(NotTaken::Unfit("no".into()))).expect("it waits");
+        reply.send(Err(AttachRefusal::Unfit("no".into()))).expect("it waits");
         drop(JoinRequest { answer: Some(answer), inbox: inbox.clone() });
         drop(JoinRequest { answer: Some(oneshot::channel().1), inbox });
         assert!(told.try_recv().is_err());

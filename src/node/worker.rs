@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, Event, SequenceId};
-use baton_legs::{Effect, Held, Input, Leg, Legs, LegsConfig, Why};
-use baton_tiers::{KvCache, Notice, Refused};
+use baton_legs::{Effect, Input, Leg, LegFailure, LegHoldings, Legs, LegsConfig};
+use baton_tiers::{HoldRefusal, KvCache, Notice};
 use baton_types::{CacheChange, RequestId, Tier};
 use baton_wire::v1;
 use baton_wire::v1::failure::Stage;
@@ -309,7 +309,7 @@ impl Worker {
                 self.learn(request.0);
                 self.leg(Input::Opened { request, cached_blocks, waits });
             }
-            Err(Refused::NoRoom { .. }) => self.leg(Input::NoRoom { request }),
+            Err(HoldRefusal::NoRoom { .. }) => self.leg(Input::NoRoom { request }),
             Err(refused) => self.leg_failed(request.0, Stage::Room, refused.to_string()),
         }
     }
@@ -320,7 +320,7 @@ impl Worker {
     }
 
     /// Its sequence, its flight, its pins and its room go.
-    fn close(&mut self, request: u64, held: Held) {
+    fn close(&mut self, request: u64, held: LegHoldings) {
         if self.jobs.remove(&request).is_none() {
             return;
         }
@@ -419,15 +419,15 @@ impl Worker {
 }
 
 /// The stage and the words of a failure on a node whose pool has so many blocks.
-pub(super) fn in_words(why: Why, blocks: u64) -> (Stage, String) {
+pub(super) fn in_words(why: LegFailure, blocks: u64) -> (Stage, String) {
     match why {
-        Why::TooLarge { needed_blocks } => {
+        LegFailure::TooLarge { needed_blocks } => {
             (Stage::Room, format!("its prompt needs {needed_blocks} blocks, the pool has {blocks}"))
         }
-        Why::NoRoom => (Stage::Room, "KV ran short, and nobody else here holds any".into()),
-        Why::GaveWay => (Stage::Preempted, "KV ran short: it gave way to older requests".into()),
-        Why::NotReady => (Stage::Engine, "the order to decode came before its KV was here".into()),
-        Why::NothingToSend => (Stage::Handoff, "its KV is not here, or not any more".into()),
+        LegFailure::NoRoom => (Stage::Room, "KV ran short, and nobody else here holds any".into()),
+        LegFailure::GaveWay => (Stage::Preempted, "KV ran short: it gave way to older requests".into()),
+        LegFailure::NotReady => (Stage::Engine, "the order to decode came before its KV was here".into()),
+        LegFailure::NothingToSend => (Stage::Handoff, "its KV is not here, or not any more".into()),
     }
 }
 

@@ -18,10 +18,10 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
+struct KeptRequests(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
 #[tonic::async_trait]
-impl TraceService for Kept {
+impl TraceService for KeptRequests {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
@@ -33,7 +33,7 @@ impl TraceService for Kept {
 
 /// A collector that listens until its runtime ends.
 pub(crate) struct Collector {
-    kept: Kept,
+    kept: KeptRequests,
     address: SocketAddr,
 }
 
@@ -42,7 +42,7 @@ impl Collector {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let kept = Kept::default();
+        let kept = KeptRequests::default();
         let service = TraceServiceServer::new(kept.clone());
         let server = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));

@@ -30,13 +30,13 @@ const TELL_EVERY: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
 /// The running task. It is stopped last, when no request is open.
-pub(crate) struct Exporting {
+pub(crate) struct ExportTask {
     task: JoinHandle<()>,
     stop: CancellationToken,
     counts: Arc<Counts>,
 }
 
-impl Exporting {
+impl ExportTask {
     /// Starts sending what comes through `stories`. The collector need not be there.
     pub(super) fn start(
         endpoint: &str,

@@ -119,7 +119,7 @@ fn an_instance_hands_nothing_over_to_itself_and_endless_retries_are_cut_short() 
     assert!(spans[0].attributes.iter().any(|a| a.key.as_str() == "baton.untold_stages"));
 }
 
-fn tracing_to(endpoint: &str, trace_permille: u32) -> (Spans, Option<Exporting>) {
+fn tracing_to(endpoint: &str, trace_permille: u32) -> (Spans, Option<ExportTask>) {
     let otlp_endpoint = endpoint.to_owned();
     Spans::start(&ServiceConfig { otlp_endpoint, trace_permille, ..ServiceConfig::default() }).unwrap()
 }

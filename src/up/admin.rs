@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::json;
 
-use super::shared_policy::{NotMade, SharedPolicy};
+use super::shared_policy::{PolicyRefusal, SharedPolicy};
 use crate::conductor::{Inbox, Question, parse_role};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -135,12 +135,12 @@ impl Admin {
     }
 
     /// Makes a policy the cluster's: every conductor follows it, this one as well.
-    async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, NotMade> {
+    async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, PolicyRefusal> {
         // A conductor that does not lead says so first, whatever it was sent.
         shared.may_write()?;
         let now = self.inbox.ask(Question::Config).await;
-        let now = now.ok_or_else(|| NotMade::NotNow(SHUTTING_DOWN.to_owned()))?;
-        let (text, changes) = self.to_share(text, &now).map_err(NotMade::Wrong)?;
+        let now = now.ok_or_else(|| PolicyRefusal::NotNow(SHUTTING_DOWN.to_owned()))?;
+        let (text, changes) = self.to_share(text, &now).map_err(PolicyRefusal::Wrong)?;
         shared.put(&text).await?;
         Ok(changes)
     }
@@ -188,12 +188,12 @@ fn gone() -> Answer {
 }
 
 /// The answer for a policy of the whole cluster.
-fn made(answer: Result<Vec<String>, NotMade>) -> Answer {
+fn made(answer: Result<Vec<String>, PolicyRefusal>) -> Answer {
     match answer {
         Ok(changes) => told(Some(Ok(changes))),
-        Err(NotMade::Wrong(why)) => wrong(StatusCode::BAD_REQUEST, &why),
-        Err(NotMade::Conflict(why)) => wrong(StatusCode::CONFLICT, &why),
-        Err(NotMade::NotNow(why)) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
+        Err(PolicyRefusal::Wrong(why)) => wrong(StatusCode::BAD_REQUEST, &why),
+        Err(PolicyRefusal::Conflict(why)) => wrong(StatusCode::CONFLICT, &why),
+        Err(PolicyRefusal::NotNow(why)) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
     }
 }
 

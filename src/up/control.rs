@@ -17,7 +17,7 @@ use tonic::transport::ServerTlsConfig;
 use tonic::transport::server::Connected;
 
 use crate::conductor::{Comer, ControlService};
-use crate::metrics::{ControlClosed, Metrics};
+use crate::metrics::{ControlCloseReason, Metrics};
 
 /// How long a connection may take to have a node attached: TLS, the proof of the cluster's key and its Hello together.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
@@ -73,12 +73,12 @@ fn incoming(
                         let line = NodeLine::new(stream, (peer, place), metrics.clone(), ATTACH_WITHIN);
                         return Some((Ok(line), (listener, places, failures, metrics)));
                     }
-                    None => metrics.control_closed(ControlClosed::NoPlace),
+                    None => metrics.control_closed(ControlCloseReason::NoPlace),
                 },
                 Err(error) => {
                     metrics.control_not_accepted();
                     let closed = failures.pause("control port", &listener, &error).await;
-                    (0..closed).for_each(|_| metrics.control_closed(ControlClosed::NoPlace));
+                    (0..closed).for_each(|_| metrics.control_closed(ControlCloseReason::NoPlace));
                 }
             }
         }
@@ -112,7 +112,7 @@ impl NodeLine {
 
     /// Breaks a connection that has attached nothing.
     fn not_attached(&self, why: &str) -> io::Error {
-        self.metrics.control_closed(ControlClosed::NotAttached);
+        self.metrics.control_closed(ControlCloseReason::NotAttached);
         tracing::debug!(from = %self.comer.address(), why, "a connection of the control port is closed");
         io::Error::new(io::ErrorKind::TimedOut, why)
     }
@@ -188,7 +188,7 @@ mod tests {
         (NodeLine::new(near, (peer, place), metrics.clone(), attach_within), far, metrics)
     }
 
-    fn closed(metrics: &Metrics, why: ControlClosed) -> bool {
+    fn closed(metrics: &Metrics, why: ControlCloseReason) -> bool {
         let series = format!("baton_connections_closed_total{{port=\"control\",why=\"{}\"}} 1\n", why.name());
         metrics.page().contains(&series)
     }
@@ -198,7 +198,7 @@ mod tests {
         let (mut near, _far, metrics) = line(Duration::from_millis(30)).await;
         let error = near.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(closed(&metrics, ControlClosed::NotAttached), "{}", metrics.page());
+        assert!(closed(&metrics, ControlCloseReason::NotAttached), "{}", metrics.page());
     }
 
     #[tokio::test]
@@ -208,7 +208,7 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(60)).await;
         far.write_all(&[7]).await.unwrap();
         assert_eq!(near.read_u8().await.unwrap(), 7);
-        assert!(!closed(&metrics, ControlClosed::NotAttached));
+        assert!(!closed(&metrics, ControlCloseReason::NotAttached));
     }
 
     #[tokio::test]
@@ -219,7 +219,7 @@ mod tests {
         assert!(near.read_to_end(&mut all).await.is_err());
         // One read more than the bound at most.
         assert!(all.len() < (2 << 20) - (64 << 10), "{}", all.len());
-        assert!(closed(&metrics, ControlClosed::NotAttached));
+        assert!(closed(&metrics, ControlCloseReason::NotAttached));
         sending.abort();
     }
 
@@ -236,7 +236,7 @@ mod tests {
         let mut byte = [0];
         let read = tokio::time::timeout(Duration::from_secs(20), second.read(&mut byte)).await.unwrap();
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
-        assert!(closed(&metrics, ControlClosed::NoPlace), "{}", metrics.page());
+        assert!(closed(&metrics, ControlCloseReason::NoPlace), "{}", metrics.page());
         drop(line);
         let _third = TcpStream::connect(address).await.unwrap();
         assert!(next.await.unwrap().unwrap().is_ok(), "its place is free again");

@@ -23,7 +23,7 @@ const STILL: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The state of the file: the version that was last read, and the one in force.
-struct Followed {
+struct FollowedFile {
     path: PathBuf,
     /// As it was when it was last looked into, whatever came of that.
     seen: Vec<u8>,
@@ -50,7 +50,7 @@ pub(super) async fn watch(
         tracing::warn!(%error, folder = %folder.display(), "the policy file cannot be watched; SIGHUP still reads it");
     }
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
-    let mut followed = Followed::new(path);
+    let mut followed = FollowedFile::new(path);
     loop {
         let confirmed = tokio::select! {
             _ = hangup.recv() => true,
@@ -104,7 +104,7 @@ fn bytes_of(path: &Path) -> Vec<u8> {
     crate::config::bytes(path).unwrap_or_default()
 }
 
-impl Followed {
+impl FollowedFile {
     /// A file that was just applied, or that cannot be: then nothing of it is in force.
     fn new(path: PathBuf) -> Self {
         let (seen, applied) = (bytes_of(&path), crate::config::read(&path).ok());

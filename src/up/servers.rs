@@ -18,7 +18,7 @@ use crate::conductor::{Inbox, Lead, NodeStatus, Question, Status};
 use crate::node::{Place, Prompts, RemoteNode};
 
 /// Makes the node of a server of the list, or says in words why there can be none. It may read files.
-pub type Making = Arc<dyn Fn(&Member) -> Result<RemoteNode, String> + Send + Sync>;
+pub type NodeFactory = Arc<dyn Fn(&Member) -> Result<RemoteNode, String> + Send + Sync>;
 
 /// Between two looks at whether servers that left the list have answered what they were given: one look is for all of
 /// them, and costs as much as there are nodes.
@@ -37,7 +37,7 @@ const LIST: &str = "list of servers";
 const LOOK_AT_LIST: Duration = Duration::from_millis(500);
 
 /// The wanted state of a server: this member, or none.
-type Wanted = Option<Arc<Member>>;
+type WantedMember = Option<Arc<Member>>;
 /// The states of all nodes by name, and when they were asked for.
 type Look = (Instant, Arc<BTreeMap<String, State>>);
 
@@ -55,13 +55,13 @@ enum State {
 /// See the module.
 pub struct Servers {
     directory: Directory,
-    driving: Arc<Driving>,
+    driving: Arc<ServerContext>,
     servers: BTreeMap<String, Server>,
 }
 
 /// The state that all servers share.
-struct Driving {
-    making: Making,
+struct ServerContext {
+    making: NodeFactory,
     inbox: Inbox,
     lead: Lead,
     prompts: Prompts,
@@ -75,7 +75,7 @@ struct Driving {
 
 /// One name.
 struct Server {
-    wanted: watch::Sender<Wanted>,
+    wanted: watch::Sender<WantedMember>,
     /// Set while nothing runs.
     idle: Arc<AtomicBool>,
     task: JoinHandle<()>,
@@ -84,11 +84,11 @@ struct Server {
 impl Servers {
     /// Those that `directory` lists, as `making` makes them.
     #[must_use]
-    pub fn new(directory: Directory, making: Making, conductor: (Inbox, Lead), drain: Duration) -> Self {
+    pub fn new(directory: Directory, making: NodeFactory, conductor: (Inbox, Lead), drain: Duration) -> Self {
         let (inbox, lead) = conductor;
         let (turn, looked) = (Semaphore::new(MADE_AT_A_TIME), Mutex::default());
         let prompts = Prompts::default();
-        let driving = Driving { making, inbox, lead, prompts, drain, retry: RETRY, turn, looked };
+        let driving = ServerContext { making, inbox, lead, prompts, drain, retry: RETRY, turn, looked };
         Self { directory, driving: Arc::new(driving), servers: BTreeMap::new() }
     }
 
@@ -169,9 +169,9 @@ impl Servers {
     }
 }
 
-impl Driving {
+impl ServerContext {
     /// Runs the server of one name as wanted, until the sender of wanted states is gone.
-    async fn tend(self: Arc<Self>, mut wanted: watch::Receiver<Wanted>, idle: Arc<AtomicBool>) {
+    async fn tend(self: Arc<Self>, mut wanted: watch::Receiver<WantedMember>, idle: Arc<AtomicBool>) {
         loop {
             let now = wanted.borrow_and_update().clone();
             let goes_on = match now {
@@ -190,7 +190,11 @@ impl Driving {
     }
 
     /// Runs a server's node until something else is wanted of its name, and lets it finish. False: all is over.
-    async fn serve(self: &Arc<Self>, member: &Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> bool {
+    async fn serve(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        wanted: &mut watch::Receiver<WantedMember>,
+    ) -> bool {
         let stop = CancellationToken::new();
         let _over = stop.clone().drop_guard();
         let node = tokio::spawn(Arc::clone(self).keep(Arc::clone(member), stop.clone()));
@@ -220,7 +224,11 @@ impl Driving {
 
     /// Waits until a node other than that of `listed` is wanted, or none. It adopts an entry that makes the same node.
     /// `None`: the sender of wanted states is gone.
-    async fn other(&self, listed: &mut Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> Option<()> {
+    async fn other(
+        &self,
+        listed: &mut Arc<Member>,
+        wanted: &mut watch::Receiver<WantedMember>,
+    ) -> Option<()> {
         loop {
             let now = wanted.wait_for(|now| now.as_ref() != Some(listed)).await.ok()?.clone();
             let Some(now) = now else { return Some(()) };
@@ -233,7 +241,11 @@ impl Driving {
     }
 
     /// Waits until the node of `listed` is wanted again. `None`: the sender of wanted states is gone.
-    async fn again(&self, listed: &mut Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> Option<()> {
+    async fn again(
+        &self,
+        listed: &mut Arc<Member>,
+        wanted: &mut watch::Receiver<WantedMember>,
+    ) -> Option<()> {
         loop {
             let now = wanted.borrow_and_update().clone();
             if let Some(now) = now

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use baton_membership::{Following, Kind, MembershipError, Permit, Policies, Policy};
+use baton_membership::{Kind, MembershipError, Permit, Policies, Policy, PolicyFollower};
 use tokio_util::sync::CancellationToken;
 
 use crate::conductor::{Inbox, Lead, Question};
@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 
 /// Why a policy did not become the cluster's.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NotMade {
+pub(super) enum PolicyRefusal {
     /// The policy is wrong: sending it again cannot help.
     Wrong(String),
     /// Somebody else was quicker, or there is nothing to take back: read what is in force, and decide anew.
@@ -24,7 +24,7 @@ pub(super) enum NotMade {
     NotNow(String),
 }
 
-impl From<MembershipError> for NotMade {
+impl From<MembershipError> for PolicyRefusal {
     fn from(error: MembershipError) -> Self {
         let why = error.to_string();
         match error.kind {
@@ -45,7 +45,7 @@ impl From<MembershipError> for NotMade {
 pub(super) struct SharedPolicy {
     policies: Policies,
     lead: Lead,
-    following: Arc<Following>,
+    following: Arc<PolicyFollower>,
 }
 
 impl SharedPolicy {
@@ -61,15 +61,15 @@ impl SharedPolicy {
     }
 
     /// Leave to make policies at this moment.
-    fn permit(&self) -> Result<Permit, NotMade> {
-        self.lead.permit().map_err(NotMade::NotNow)
+    fn permit(&self) -> Result<Permit, PolicyRefusal> {
+        self.lead.permit().map_err(PolicyRefusal::NotNow)
     }
 
     /// Whether this conductor may make policies at this moment.
     ///
     /// # Errors
     /// Another leads; and who, if that is known.
-    pub(super) fn may_write(&self) -> Result<(), NotMade> {
+    pub(super) fn may_write(&self) -> Result<(), PolicyRefusal> {
         self.permit().map(drop)
     }
 
@@ -77,7 +77,7 @@ impl SharedPolicy {
     ///
     /// # Errors
     /// Another leads, somebody else was quicker, or etcd does not take it.
-    pub(super) async fn put(&self, text: &str) -> Result<(), NotMade> {
+    pub(super) async fn put(&self, text: &str) -> Result<(), PolicyRefusal> {
         let permit = self.permit()?;
         let version = self.policies.get().await?.map_or(0, |now| now.version);
         self.policies.put_as_leader(text, version, permit).await?;
@@ -88,7 +88,7 @@ impl SharedPolicy {
     ///
     /// # Errors
     /// As [`Self::put`], or there is none before.
-    pub(super) async fn rollback(&self) -> Result<Vec<String>, NotMade> {
+    pub(super) async fn rollback(&self) -> Result<Vec<String>, PolicyRefusal> {
         let now = self.policies.rollback(Some(self.permit()?)).await?;
         Ok(vec![match now {
             Some(policy) => format!("the cluster's policy is version {}, as before the last", policy.version),
@@ -154,15 +154,19 @@ mod tests {
 
     #[test]
     fn only_what_is_wrong_with_a_policy_is_its_authors_fault() {
-        let not_made =
-            |kind| NotMade::from(MembershipError { kind, stage: Stage::Write, text: "so it is".into() });
-        assert!(matches!(not_made(Kind::Invalid), NotMade::Wrong(why) if why.contains("so it is")));
-        assert!(matches!(not_made(Kind::Conflict), NotMade::Conflict(_)));
+        let not_made = |kind| {
+            PolicyRefusal::from(MembershipError { kind, stage: Stage::Write, text: "so it is".into() })
+        };
+        assert!(matches!(not_made(Kind::Invalid), PolicyRefusal::Wrong(why) if why.contains("so it is")));
+        assert!(matches!(not_made(Kind::Conflict), PolicyRefusal::Conflict(_)));
         for kind in [Kind::Denied, Kind::Corrupt, Kind::LeaseLost, Kind::Compacted] {
-            assert!(matches!(not_made(kind), NotMade::NotNow(why) if why.contains("so it is")), "{kind:?}");
+            assert!(
+                matches!(not_made(kind), PolicyRefusal::NotNow(why) if why.contains("so it is")),
+                "{kind:?}"
+            );
         }
         for kind in [Kind::Unavailable, Kind::TimedOut] {
-            let NotMade::NotNow(why) = not_made(kind) else { panic!("{kind:?} passes") };
+            let PolicyRefusal::NotNow(why) = not_made(kind) else { panic!("{kind:?} passes") };
             assert!(why.contains("so it is") && why.contains("Send it again"), "{why}");
         }
     }

@@ -99,13 +99,13 @@ trait Order: core::fmt::Debug + Send + Sync {
 
 /// Blocks that are kept apart, in a list of their own.
 #[derive(Debug)]
-pub(crate) struct Apart {
+pub(crate) struct SeparateList {
     list: usize,
     flags: Vec<bool>,
     len: usize,
 }
 
-impl Apart {
+impl SeparateList {
     const fn new(list: usize) -> Self {
         Self { list, flags: Vec::new(), len: 0 }
     }
@@ -151,19 +151,19 @@ impl Apart {
 
 /// One tier's unpinned blocks.
 #[derive(Debug)]
-pub(crate) struct Resting {
+pub(crate) struct RestingBlocks {
     order: Box<dyn Order>,
     lists: Lists,
     /// In the list after those of the order.
-    condemned: Apart,
+    condemned: SeparateList,
 }
 
-impl Resting {
+impl RestingBlocks {
     /// A tier of `capacity` slots without resting blocks.
     pub(crate) fn new(policy: Eviction, capacity: u64) -> Self {
         let order = policy.order(capacity);
         let own = order.lists();
-        Self { order, lists: Lists::new(own + 1), condemned: Apart::new(own) }
+        Self { order, lists: Lists::new(own + 1), condemned: SeparateList::new(own) }
     }
 
     /// Blocks at rest, condemned ones included: all of them can be evicted.
@@ -223,7 +223,7 @@ impl Resting {
 
     /// Condemns the next block in line that is not condemned yet, if there is one. `is_leaf` gets the set of
     /// condemned blocks.
-    pub(crate) fn condemn(&mut self, is_leaf: impl Fn(&Apart, u32) -> bool) -> Option<u32> {
+    pub(crate) fn condemn(&mut self, is_leaf: impl Fn(&SeparateList, u32) -> bool) -> Option<u32> {
         let condemned = &self.condemned;
         let block = self.order.next(&mut self.lists, &|block| is_leaf(condemned, block))?;
         assert!(self.lists.contains(block), "the next in line rests here");
@@ -302,13 +302,13 @@ policies! {
     /// Two queues: new blocks pass a short trial queue before they may stay in the long one.
     S3Fifo = "s3_fifo", s3fifo::S3Fifo;
     /// Like `lfu` with coarse counts, but blocks deep in a chain go before those near its root.
-    LengthAware = "length_aware", length_aware::LengthAware;
+    LengthAware = "length_aware", length_aware::LengthAwareOrder;
     /// The leaf whose slot is expected to save the least time: its chance of return, learnt from
     /// what was seen of blocks used alike, times what it costs to compute at its position.
     Reuse = "reuse", reuse::ReuseOrder;
     /// The deepest of all; for tests alone, which it shows what a policy takes.
     #[cfg(test)]
-    Deepest = "deepest", deepest::Deepest;
+    Deepest = "deepest", deepest::DeepestOrder;
 }
 
 #[expect(clippy::derivable_impls, reason = "the table has no place for it")]
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    fn drain(resting: &mut Resting) -> Vec<u32> {
+    fn drain(resting: &mut RestingBlocks) -> Vec<u32> {
         let mut order = Vec::new();
         while let Some(block) = resting.victim(|_| true) {
             resting.lift(block);
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn condemned_blocks_go_first_unless_saved() {
-        let mut resting = Resting::new(Eviction::Lru, 8);
+        let mut resting = RestingBlocks::new(Eviction::Lru, 8);
         for block in 0..4 {
             resting.rest(block, Facts::default());
         }
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_block_that_left_its_faster_tier_counts_as_new() {
-        let mut resting = Resting::new(Eviction::Lru, 8);
+        let mut resting = RestingBlocks::new(Eviction::Lru, 8);
         for block in 0..3 {
             resting.rest(block, Facts::default());
         }

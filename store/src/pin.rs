@@ -35,7 +35,7 @@ pub(crate) struct Hold {
 
 /// All holds, by owner.
 #[derive(Debug, Default)]
-pub(crate) struct Holds {
+pub(crate) struct HoldTable {
     holds: Vec<Hold>,
     index: HashTable<u32>,
     free: Vec<u32>,
@@ -52,7 +52,7 @@ fn spread(owner: Owner) -> u64 {
     product ^ (product >> 32)
 }
 
-impl Holds {
+impl HoldTable {
     /// How many are open.
     pub(crate) fn len(&self) -> usize {
         self.index.len()
@@ -74,7 +74,7 @@ impl Holds {
         &mut self.holds[number]
     }
 
-    /// An empty hold to fill in and [`Holds::insert`], or to give back with [`Holds::recycle`].
+    /// An empty hold to fill in and [`HoldTable::insert`], or to give back with [`HoldTable::recycle`].
     pub(crate) fn spare(&mut self) -> Hold {
         self.spare.pop().unwrap_or_default()
     }

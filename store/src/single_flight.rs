@@ -5,7 +5,7 @@ use crate::config::Offload;
 use crate::effect::Effect;
 use crate::input::Owner;
 use crate::lifecycle::{DRAM, HBM, SSD, Slot, TIERS};
-use crate::pin::{Hold, Holds};
+use crate::pin::{Hold, HoldTable};
 use crate::stats::Hits;
 use crate::store::Store;
 use crate::tiering::send_stored;
@@ -22,7 +22,7 @@ pub(crate) struct Duty {
     pub is_load: bool,
 }
 
-impl Holds {
+impl HoldTable {
     /// The longest waiting hold, other than readers, whose chain has `block` at `position`.
     fn heir(&self, position: usize, block: u32) -> Option<&Hold> {
         self.iter()

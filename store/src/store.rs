@@ -3,11 +3,11 @@
 use crate::capacity::Capacity;
 use crate::config::{ConfigError, Offload, StoreConfig};
 use crate::effect::Effect;
-use crate::evict::Resting;
+use crate::evict::RestingBlocks;
 use crate::evict::reuse::Reuse;
 use crate::input::Input;
 use crate::lifecycle::{HBM, NONE, TIERS};
-use crate::pin::Holds;
+use crate::pin::HoldTable;
 use crate::stats::{Hits, StoreStats};
 use crate::table::Table;
 use crate::tiering::Ticket;
@@ -26,7 +26,7 @@ pub(crate) struct TierState {
     /// Its slots.
     pub space: Capacity,
     /// Its evictable blocks.
-    pub resting: Resting,
+    pub resting: RestingBlocks,
     /// The next slower tier with any slots.
     pub next: Option<usize>,
     /// Slots to keep free or condemned.
@@ -46,7 +46,7 @@ pub struct Store {
     pub(crate) config: StoreConfig,
     pub(crate) table: Table,
     pub(crate) tiers: [TierState; TIERS],
-    pub(crate) holds: Holds,
+    pub(crate) holds: HoldTable,
     pub(crate) tickets: VecDeque<Ticket>,
     pub(crate) next_ticket: u64,
     pub(crate) counts: StoreStats,
@@ -73,7 +73,7 @@ impl Store {
             touches_left: touches_between_halvings(&config),
             config,
             table: Table::default(),
-            holds: Holds::default(),
+            holds: HoldTable::default(),
             tickets: VecDeque::new(),
             next_ticket: 0,
             counts: StoreStats::default(),
@@ -206,7 +206,7 @@ fn tiers_of(config: &StoreConfig) -> [TierState; TIERS] {
         let copies_ahead = config.offload == Offload::OnEvict && next.is_some();
         TierState {
             space: Capacity::new(capacities[tier]),
-            resting: Resting::new(config.eviction, capacities[tier]),
+            resting: RestingBlocks::new(config.eviction, capacities[tier]),
             next: if config.offload == Offload::Off { None } else { next },
             ahead: if copies_ahead { capacities[tier].div_ceil(AHEAD_DIVISOR) } else { 0 },
             removed: Vec::new(),

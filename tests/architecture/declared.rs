@@ -40,7 +40,7 @@ pub struct OfTrait<'a> {
 
 /// The production items of one source.
 #[derive(Debug, Default)]
-pub struct Declared<'a> {
+pub struct ItemList<'a> {
     /// Items at the top, in inline modules and in inherent implementations.
     pub items: Vec<Item<'a>>,
     /// Implementations of traits.
@@ -50,7 +50,7 @@ pub struct Declared<'a> {
     pub roots: Names<'a>,
 }
 
-impl<'a> Declared<'a> {
+impl<'a> ItemList<'a> {
     /// Reads a source.
     pub fn of(outline: &Outline<'a>) -> Self {
         let mut found = Self::default();
@@ -61,14 +61,14 @@ impl<'a> Declared<'a> {
 
 /// The tokens before an item.
 #[derive(Default)]
-struct Before<'a> {
+struct ItemPrefix<'a> {
     names: Names<'a>,
     public: bool,
 }
 
 struct Walk<'w, 'a> {
     outline: &'w Outline<'a>,
-    found: &'w mut Declared<'a>,
+    found: &'w mut ItemList<'a>,
 }
 
 impl<'a> Walk<'_, 'a> {
@@ -86,7 +86,7 @@ impl<'a> Walk<'_, 'a> {
 
     /// The items between two places.
     fn run(&mut self, from: usize, to: usize) {
-        let (mut at, mut before) = (from, Before::default());
+        let (mut at, mut before) = (from, ItemPrefix::default());
         while at < to {
             if self.outline.is_test(at) {
                 at += 1;
@@ -109,7 +109,7 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// Reads the item that begins at `at`; returns its last token.
-    fn item(&mut self, at: usize, before: Before<'a>) -> usize {
+    fn item(&mut self, at: usize, before: ItemPrefix<'a>) -> usize {
         let end = end_of_item(&self.outline.tokens, at);
         if self.is(at, "use") {
             self.renames(at, end);
@@ -130,7 +130,7 @@ impl<'a> Walk<'_, 'a> {
         end
     }
 
-    fn named(&mut self, at: usize, end: usize, mut before: Before<'a>) {
+    fn named(&mut self, at: usize, end: usize, mut before: ItemPrefix<'a>) {
         let Some(&Token { text, line, .. }) = self.token(at) else { return };
         let (name, is_fn) = (text.trim_start_matches("r#"), self.is(at - 1, "fn"));
         let outside = before.names.iter().any(|name| CALLED_FROM_OUTSIDE.contains(name));
@@ -158,7 +158,7 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    fn implementation(&mut self, at: usize, end: usize, before: Before<'a>) {
+    fn implementation(&mut self, at: usize, end: usize, before: ItemPrefix<'a>) {
         let open = (at..end).find(|&place| self.is(place, "{")).unwrap_or(end);
         if before.names.iter().any(|name| CALLED_FROM_OUTSIDE.contains(name)) {
             return self.found.roots.append(&mut self.names(at, end));

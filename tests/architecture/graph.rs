@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Crates from outside the workspace that a crate may use.
-pub enum Outside {
+pub enum OutsideRule {
     /// These and no others, at most [`PURE_OUTSIDE_MAX`] of them: a pure crate.
     Only(&'static [&'static str]),
     /// Anything but these, however far down the graph.
@@ -24,13 +24,13 @@ pub struct Row {
     /// The packages of ours that it may import.
     pub ours: &'static [&'static str],
     /// Crates from outside that it may import.
-    pub outside: Outside,
+    pub outside: OutsideRule,
 }
 
 /// How many outside crates a pure crate may have.
 pub const PURE_OUTSIDE_MAX: usize = 4;
 
-const CORE: Outside = Outside::Only(&["serde", "schemars", "hashbrown", "libm"]);
+const CORE: OutsideRule = OutsideRule::Only(&["serde", "schemars", "hashbrown", "libm"]);
 
 /// The table. `baton-tiers` and `baton-transports` are rows that need not have a crate yet.
 pub const TABLE: &[Row] = &[
@@ -38,7 +38,7 @@ pub const TABLE: &[Row] = &[
         name: "baton-types",
         dir: "scheduler/types",
         ours: &[],
-        outside: Outside::Only(&["serde", "schemars", "xxhash-rust"]),
+        outside: OutsideRule::Only(&["serde", "schemars", "xxhash-rust"]),
     },
     Row { name: "baton-scheduler", dir: "scheduler", ours: &["baton-types"], outside: CORE },
     Row {
@@ -53,25 +53,25 @@ pub const TABLE: &[Row] = &[
         name: "baton-tiers",
         dir: "store/tiers",
         ours: &["baton-types", "baton-store"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-objects",
         dir: "store/objects",
         ours: &["baton-types", "baton-tiers", "baton-http"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-transports",
         dir: "transfer/transports",
         ours: &["baton-types", "baton-transfer"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-traces",
         dir: "traces",
         ours: &["baton-types"],
-        outside: Outside::Without(&["tokio"]),
+        outside: OutsideRule::Without(&["tokio"]),
     },
     Row {
         name: "baton-sim",
@@ -84,58 +84,58 @@ pub const TABLE: &[Row] = &[
             "baton-transfer",
             "baton-traces",
         ],
-        outside: Outside::Without(&["tokio"]),
+        outside: OutsideRule::Without(&["tokio"]),
     },
     Row {
         name: "baton-engine",
         dir: "src/engine",
         ours: &["baton-types"],
-        outside: Outside::Without(&["tokio"]),
+        outside: OutsideRule::Without(&["tokio"]),
     },
-    Row { name: "baton-http", dir: "src/http", ours: &[], outside: Outside::Any },
+    Row { name: "baton-http", dir: "src/http", ours: &[], outside: OutsideRule::Any },
     Row {
         name: "baton-remote",
         dir: "src/remote",
         ours: &["baton-types", "baton-http"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
-    Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: OutsideRule::Any },
     Row {
         name: "baton-indexer",
         dir: "src/indexer",
         ours: &["baton-types", "baton-events", "baton-http"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-router",
         dir: "src/router",
         ours: &["baton-types", "baton-http"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-membership",
         dir: "src/membership",
         ours: &["baton-types", "baton-http"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-mooncake",
         dir: "src/mooncake",
         ours: &["baton-types", "baton-http"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton-fuzz",
         dir: "tests/fuzz",
         ours: &["baton-types"],
-        outside: Outside::Without(&["tokio"]),
+        outside: OutsideRule::Without(&["tokio"]),
     },
-    Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: OutsideRule::Any },
     Row {
         name: "baton-python",
         dir: "src/python",
         ours: &["baton-transfer", "baton-objects", "baton-transports"],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
     Row {
         name: "baton",
@@ -161,13 +161,13 @@ pub const TABLE: &[Row] = &[
             "baton-mooncake",
             "baton-wire",
         ],
-        outside: Outside::Any,
+        outside: OutsideRule::Any,
     },
 ];
 
 /// The directories of the pure crates.
 pub fn pure_dirs() -> impl Iterator<Item = &'static str> {
-    TABLE.iter().filter(|row| matches!(row.outside, Outside::Only(_))).map(|row| row.dir)
+    TABLE.iter().filter(|row| matches!(row.outside, OutsideRule::Only(_))).map(|row| row.dir)
 }
 
 /// Every crate against its row.
@@ -201,7 +201,7 @@ fn check_row(one: &Crate, row: &Row, ours: &BTreeSet<&str>) -> Vec<(String, &'st
         let rule = format!("{} imports {name}", one.name);
         found.push((rule, "let the two meet in src/ or sim/, or share a word through baton-types"));
     }
-    let Outside::Only(allowed) = &row.outside else { return found };
+    let OutsideRule::Only(allowed) = &row.outside else { return found };
     for name in outside.iter().filter(|d| !allowed.contains(&d.as_str())) {
         let rule = format!("pure crate {} imports {name} (allowed: {})", one.name, allowed.join(", "));
         found.push((rule, "do it in the driver around the core, or in a few lines of our own"));
@@ -217,12 +217,12 @@ fn check_row(one: &Crate, row: &Row, ours: &BTreeSet<&str>) -> Vec<(String, &'st
     found
 }
 
-/// Checks the crates that those with [`Outside::Without`] reach through normal dependencies at any depth.
+/// Checks the crates that those with [`OutsideRule::Without`] reach through normal dependencies at any depth.
 pub fn check_reach(resolved: &Value) -> Vec<Finding> {
     let graph = Graph::of(resolved);
     let mut found = Vec::new();
     for row in TABLE {
-        let Outside::Without(banned) = &row.outside else { continue };
+        let OutsideRule::Without(banned) = &row.outside else { continue };
         for (name, through) in graph.reachable(row.name) {
             if banned.contains(&name) {
                 let rule = format!("{} reaches {name} through {through}", row.name);

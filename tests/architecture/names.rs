@@ -10,9 +10,6 @@ const BANNED: &[&str] = &["manager", "handler", "util", "common", "helper", "inf
 /// docs/glossary.md or in the field.
 const NOUNS: &str = include_str!("nouns.txt");
 
-/// Types that end in another word still. The list only gets shorter.
-const OLD_NAMES: &str = include_str!("old_names.txt");
-
 /// Associated types whose names another crate's trait has given.
 const GIVEN: &[&str] = &["ConnectInfo"];
 
@@ -40,8 +37,7 @@ pub fn check_types(path: &str, source: &str) -> Vec<Finding> {
 
 /// Types whose names end in a word that is not on the list.
 pub fn check_nouns(path: &str, source: &str) -> Vec<Finding> {
-    let known = |name: &String| GIVEN.contains(&name.as_str()) || OLD_NAMES.lines().any(|old| old == name);
-    let types = Outline::of(source).types().into_iter().filter(|one| !known(&one.name));
+    let types = Outline::of(source).types().into_iter().filter(|one| !GIVEN.contains(&one.name.as_str()));
     let ending = types.filter_map(|one| words(&one.name).last().map(|word| (one, word)));
     let other = ending.filter(|(_, word)| NOUNS.lines().all(|noun| noun != word));
     other
@@ -79,7 +75,6 @@ fn words(name: &str) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
 
     use super::*;
     use crate::finding::{assert_caught, assert_clean};
@@ -102,14 +97,8 @@ mod tests {
     }
 
     #[test]
-    fn the_lists_are_in_order_and_old_names_are_in_use() {
-        for list in [NOUNS, OLD_NAMES] {
-            assert!(list.lines().is_sorted_by(|one, other| one < other));
-        }
-        let types = |(_, text): &(String, String)| Outline::of(text).types();
-        let used: BTreeSet<String> = house::sources().iter().flat_map(types).map(|one| one.name).collect();
-        let gone: Vec<&str> = OLD_NAMES.lines().filter(|old| !used.contains(*old)).collect();
-        assert!(gone.is_empty(), "take them off old_names.txt: {gone:?}");
+    fn the_list_is_in_order() {
+        assert!(NOUNS.lines().is_sorted_by(|one, other| one < other));
     }
 
     #[test]

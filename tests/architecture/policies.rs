@@ -15,7 +15,7 @@ const EXPERIMENTS: &[&str] = &["sim/src/paper/", "sim/src/setup.rs"];
 
 /// A line of a table.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedPolicy {
     /// The policy's name.
     pub name: String,
     /// Where its file has to be.
@@ -25,7 +25,7 @@ pub struct Listed {
 }
 
 /// The lines of the table in `source`: each reads `Name = "word", module::Value;`.
-pub fn listed(path: &str, source: &str) -> Vec<Listed> {
+pub fn listed(path: &str, source: &str) -> Vec<ListedPolicy> {
     let outline = Outline::of(source);
     let tokens = &outline.tokens;
     let starts = |at: usize| {
@@ -37,7 +37,7 @@ pub fn listed(path: &str, source: &str) -> Vec<Listed> {
         let words: Vec<&str> = value.filter(|t| t.kind == Kind::Word).map(|t| t.text).collect();
         let modules = words.split_last().map_or(&[][..], |(_, modules)| modules);
         let file = format!("{}/{}.rs", path.trim_end_matches(".rs"), modules.join("/"));
-        Listed { name: tokens[at].text.to_owned(), file, line: tokens[at].line }
+        ListedPolicy { name: tokens[at].text.to_owned(), file, line: tokens[at].line }
     });
     lines.collect()
 }
@@ -45,7 +45,7 @@ pub fn listed(path: &str, source: &str) -> Vec<Listed> {
 /// Lines of a table whose policy has no file of its own.
 pub fn check_files(path: &str, sources: &BTreeMap<String, String>) -> Vec<Finding> {
     let listed = sources.get(path).map(|source| listed(path, source)).unwrap_or_default();
-    let own = |one: &Listed| {
+    let own = |one: &ListedPolicy| {
         sources.contains_key(&one.file) && listed.iter().filter(|other| other.file == one.file).count() == 1
     };
     let without = listed.iter().filter(|one| !own(one));
@@ -128,7 +128,7 @@ mod tests {
         let sources = files.map(|(path, text)| (path.to_owned(), text.to_owned())).into();
         assert_eq!(
             listed("a/p.rs", table)[1],
-            Listed { name: "Two".into(), file: "a/p/old/two.rs".into(), line: 4 }
+            ListedPolicy { name: "Two".into(), file: "a/p/old/two.rs".into(), line: 4 }
         );
         let found = check_files("a/p.rs", &sources);
         assert_caught(&found, 4, "Two");

@@ -5,18 +5,18 @@
 //! resolved: two functions of one name are reached together. So the search never reports a used item, and it misses
 //! some unused ones. The compiler finds unused items that are not `pub`.
 
-use crate::declared::{Declared, Names};
+use crate::declared::{ItemList, Names};
 use crate::finding::Finding;
 use crate::house::Crate;
 use crate::outline::Outline;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A place of the workspace, a name there, and why it may stay although nothing comes to it.
-type Allowed = (&'static str, &'static str, &'static str);
+type AllowedItem = (&'static str, &'static str, &'static str);
 
 /// Items that only tests, benchmarks and examples reach, and that cannot be declared for them alone, because those
 /// are crates of their own.
-const ALLOWED: &[Allowed] = &[
+const ALLOWED: &[AllowedItem] = &[
     ("sim/src/world.rs", "inject", "tests put single faults at chosen times"),
     ("sim/src/world.rs", "orders_digest", "tests compare whole runs by it (I10)"),
     ("sim/src/oracle.rs", "orders_digest", "what the world's digest is read from"),
@@ -38,7 +38,7 @@ struct House<'a> {
     /// By crate, itself and all that it depends on, however far down.
     sees: Vec<BTreeSet<usize>>,
     /// By crate, path and declarations.
-    declared: Vec<(usize, &'a str, Declared<'a>)>,
+    declared: Vec<(usize, &'a str, ItemList<'a>)>,
 }
 
 impl<'a> House<'a> {
@@ -48,7 +48,7 @@ impl<'a> House<'a> {
                 |one: &&(usize, &Crate)| one.1.dir.is_empty() || path.starts_with(&format!("{}/", one.1.dir));
             let all: Vec<_> = crates.iter().enumerate().collect();
             let (owner, _) = *all.iter().filter(inside).max_by_key(|(_, one)| one.dir.len())?;
-            Some((owner, path.as_str(), Declared::of(&Outline::of(text))))
+            Some((owner, path.as_str(), ItemList::of(&Outline::of(text))))
         });
         Self { sees: (0..crates.len()).map(|one| reach(crates, one)).collect(), declared: declared.collect() }
     }
@@ -119,7 +119,11 @@ fn reached<'a>(house: &House<'a>) -> BTreeSet<(&'a str, usize)> {
 }
 
 /// Public items that nothing reaches, and permissions that are not needed.
-pub fn check_reached(crates: &[Crate], sources: &[(String, String)], allowed: &[Allowed]) -> Vec<Finding> {
+pub fn check_reached(
+    crates: &[Crate],
+    sources: &[(String, String)],
+    allowed: &[AllowedItem],
+) -> Vec<Finding> {
     let house = House::of(crates, sources);
     let reached = reached(&house);
     let (mut found, mut used) = (Vec::new(), BTreeSet::new());
@@ -156,7 +160,7 @@ mod tests {
     use crate::{house, reach};
 
     /// Two crates: a library, and a binary above it.
-    fn judge(library: &str, binary: &str, allowed: &[Allowed]) -> Vec<Finding> {
+    fn judge(library: &str, binary: &str, allowed: &[AllowedItem]) -> Vec<Finding> {
         let krate = |name: &str, normal: &[&str]| Crate {
             name: name.into(),
             dir: name.into(),

@@ -447,7 +447,7 @@ mod server {
     type Script = dyn Fn(u64, u64) -> Act + Send + Sync;
 
     #[derive(Default)]
-    struct Seen {
+    struct CallLog {
         calls: Mutex<Vec<Call>>,
         now: AtomicU64,
         most: AtomicU64,
@@ -456,7 +456,7 @@ mod server {
     /// The server; its threads end with it.
     pub struct Server {
         address: SocketAddr,
-        seen: Arc<Seen>,
+        seen: Arc<CallLog>,
         _runtime: tokio::runtime::Runtime,
     }
 
@@ -469,7 +469,7 @@ mod server {
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
             let address = listener.local_addr().unwrap();
-            let (seen, script): (Arc<Seen>, Arc<Script>) = (Arc::default(), Arc::new(act));
+            let (seen, script): (Arc<CallLog>, Arc<Script>) = (Arc::default(), Arc::new(act));
             let shared = Arc::clone(&seen);
             runtime.spawn(async move {
                 loop {
@@ -522,7 +522,7 @@ mod server {
         Response::builder().status(status).header("content-type", "application/json").body(body).unwrap()
     }
 
-    async fn serve(request: Request<Incoming>, seen: &Arc<Seen>, script: &Script) -> Response<Body> {
+    async fn serve(request: Request<Incoming>, seen: &Arc<CallLog>, script: &Script) -> Response<Body> {
         if request.uri().path() == "/v1/models" {
             return whole(
                 200,
@@ -593,7 +593,7 @@ mod server {
         Garbage,
     }
 
-    fn stream(seen: &Arc<Seen>, script: Course) -> Response<Body> {
+    fn stream(seen: &Arc<CallLog>, script: Course) -> Response<Body> {
         let (send, receive) = mpsc::channel::<Result<Frame<Bytes>, std::io::Error>>(16);
         let seen = Arc::clone(seen);
         let now = seen.now.fetch_add(1, Ordering::SeqCst) + 1;

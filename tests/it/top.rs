@@ -108,9 +108,9 @@ fn what_does_not_answer_is_named_with_what_to_do() {
 }
 
 /// A process of the program, ended with the test.
-struct Running(Child);
+struct RunningProcess(Child);
 
-impl Running {
+impl RunningProcess {
     fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -132,7 +132,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         // One that has ended already cannot be killed.
         let _ = self.0.kill();
@@ -148,7 +148,8 @@ fn word_after<'a>(line: &'a str, before: &str) -> &'a str {
 
 #[test]
 fn serve_takes_nodes_and_calls_and_drains() {
-    let mut service = Running::start(&["serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]);
+    let mut service =
+        RunningProcess::start(&["serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]);
     let mut told = BufReader::new(service.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     let first = told.next().unwrap();
     let (url, control) =
@@ -161,7 +162,7 @@ fn serve_takes_nodes_and_calls_and_drains() {
     let conductor = format!("--conductor=http://{control}");
     let node = |name: &str, role: &str| {
         let engine = ["--engine", "zero", "--ssd-blocks", "0", "--dram-blocks", "16"];
-        Running::start(&[&["node", "--name", name, "--role", role, &conductor][..], &engine].concat())
+        RunningProcess::start(&[&["node", "--name", name, "--role", role, &conductor][..], &engine].concat())
     };
     let nodes = [node("p0", "prefill"), node("d0", "decode")];
     let ready = told.find(|line| line.starts_with("ready"));
@@ -196,7 +197,8 @@ fn behind_tls_and_keys_only_operators_look_in() {
     );
     place.write("baton.toml", &config);
     let file = place.path("baton.toml");
-    let mut service = Running::start(&["serve", "--control", "127.0.0.1:0", "-c", file.to_str().unwrap()]);
+    let mut service =
+        RunningProcess::start(&["serve", "--control", "127.0.0.1:0", "-c", file.to_str().unwrap()]);
     let mut told = BufReader::new(service.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     let url = word_after(&told.next().unwrap(), "front door on ").to_owned();
     assert!(url.starts_with("https://"), "{url}");

@@ -54,24 +54,24 @@ impl<'a> Actor<'a> {
         }
     }
 
-    fn suffer(&mut self, how: How) {
+    fn suffer(&mut self, how: ProcessFault) {
         self.told();
         match how {
-            How::Stop => signal(self.child.id(), Signal::STOP),
-            How::Kill => {
+            ProcessFault::Stop => signal(self.child.id(), Signal::STOP),
+            ProcessFault::Kill => {
                 signal(self.child.id(), Signal::KILL);
                 let _ = self.child.wait();
             }
         }
     }
 
-    fn recover(&mut self, how: How) {
+    fn recover(&mut self, how: ProcessFault) {
         match how {
-            How::Stop => {
+            ProcessFault::Stop => {
                 signal(self.child.id(), Signal::CONT);
                 self.told();
             }
-            How::Kill => self.again(),
+            ProcessFault::Kill => self.again(),
         }
     }
 
@@ -113,7 +113,7 @@ impl Drop for Actor<'_> {
 
 /// The trouble of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum ProcessFault {
     Kill,
     Stop,
 }
@@ -122,7 +122,7 @@ pub(super) enum How {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trouble {
     pub(super) who: usize,
-    pub(super) how: How,
+    pub(super) how: ProcessFault,
     pub(super) lasts: Duration,
     pub(super) then: Duration,
 }
@@ -132,8 +132,8 @@ pub(super) fn plan(seed: u64, count: usize, rounds: u64) -> Vec<Trouble> {
     let mut rng = Rng::fork(seed, 2);
     let mut plan = Vec::new();
     for _ in 0..rounds {
-        let mut round: Vec<(usize, How)> =
-            (0..count).flat_map(|who| [(who, How::Kill), (who, How::Stop)]).collect();
+        let mut round: Vec<(usize, ProcessFault)> =
+            (0..count).flat_map(|who| [(who, ProcessFault::Kill), (who, ProcessFault::Stop)]).collect();
         while !round.is_empty() {
             let (who, how) = round.swap_remove(rng.below(round.len() as u64) as usize);
             let [lasts, then] = [100 + rng.below(1_200), 50 + rng.below(450)].map(Duration::from_millis);
@@ -146,7 +146,7 @@ pub(super) fn plan(seed: u64, count: usize, rounds: u64) -> Vec<Trouble> {
 /// Carries a plan out, and ends with all of them up.
 pub(super) fn trouble(actors: &mut [Actor<'_>], plan: &[Trouble]) {
     let begun = Instant::now();
-    let mut due: BTreeMap<usize, (Instant, How)> = BTreeMap::new();
+    let mut due: BTreeMap<usize, (Instant, ProcessFault)> = BTreeMap::new();
     for trouble in plan {
         // One thing at a time befalls a process.
         if let Some((until, how)) = due.remove(&trouble.who) {
@@ -172,7 +172,7 @@ pub(super) fn trouble(actors: &mut [Actor<'_>], plan: &[Trouble]) {
     recovered(actors, &mut due, Instant::now() + Duration::from_secs(3_600));
 }
 
-fn recovered(actors: &mut [Actor<'_>], due: &mut BTreeMap<usize, (Instant, How)>, by: Instant) {
+fn recovered(actors: &mut [Actor<'_>], due: &mut BTreeMap<usize, (Instant, ProcessFault)>, by: Instant) {
     due.retain(|who, (until, how)| {
         let over = *until <= by;
         if over {
@@ -183,7 +183,7 @@ fn recovered(actors: &mut [Actor<'_>], due: &mut BTreeMap<usize, (Instant, How)>
 }
 
 /// Those that ended by themselves are started again.
-fn keep_up(actors: &mut [Actor<'_>], due: &BTreeMap<usize, (Instant, How)>) {
+fn keep_up(actors: &mut [Actor<'_>], due: &BTreeMap<usize, (Instant, ProcessFault)>) {
     for (at, actor) in actors.iter_mut().enumerate() {
         if !due.contains_key(&at) && actor.kept_up() {
             println!("{} ended by itself", actor.name);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::http::{self, Open};
+use super::http::{self, OpenAnswer};
 use super::service::{Service, chat, completion};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -10,7 +10,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// The content of a stream.
 #[derive(Debug, Default, PartialEq)]
-struct Streamed {
+struct StreamedAnswer {
     text: String,
     tokens: Vec<String>,
     finish: Vec<String>,
@@ -19,8 +19,8 @@ struct Streamed {
 }
 
 /// Reads a stream of completions or chats to its end.
-fn read(mut open: Open) -> Streamed {
-    let mut told = Streamed::default();
+fn read(mut open: OpenAnswer) -> StreamedAnswer {
+    let mut told = StreamedAnswer::default();
     while let Some(data) = open.event().unwrap() {
         assert!(!told.done, "something came after the end: {data}");
         if data == "[DONE]" {

@@ -13,7 +13,7 @@ const PAGE: usize = 7;
 
 /// Objects by key, with the second of the day in which each was written: one for each write.
 #[derive(Default)]
-struct Kept {
+struct KeptObjects {
     values: BTreeMap<String, (u32, Vec<u8>)>,
     writes: u32,
 }
@@ -21,7 +21,7 @@ struct Kept {
 /// See the module.
 pub struct Bucket {
     pub endpoint: String,
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<KeptObjects>>,
     broken: Arc<AtomicBool>,
     /// Requests that no store should send, in words.
     wrong: Arc<Mutex<Vec<String>>>,
@@ -161,7 +161,7 @@ fn understood(
     Ok(Request { method, key, query, body })
 }
 
-fn answer(request: &Request, kept: &mut Kept) -> Answer {
+fn answer(request: &Request, kept: &mut KeptObjects) -> Answer {
     let Request { method, key, query, body } = request;
     match (method.as_str(), key.is_empty()) {
         ("GET", true) if query.get("list-type").is_some_and(|kind| kind == "2") => {
@@ -186,7 +186,7 @@ fn answer(request: &Request, kept: &mut Kept) -> Answer {
     }
 }
 
-fn list(query: &BTreeMap<String, String>, kept: &Kept) -> Vec<u8> {
+fn list(query: &BTreeMap<String, String>, kept: &KeptObjects) -> Vec<u8> {
     let prefix = query.get("prefix").map_or("", String::as_str);
     let after = query.get("continuation-token").map_or("", String::as_str);
     let mut found = kept.values.iter().filter(|(key, _)| key.starts_with(prefix) && key.as_str() > after);

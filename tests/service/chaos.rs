@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use baton_types::Rng;
 use serde_json::{Value, json};
 
-use super::http::{self, Open, Reply};
+use super::http::{self, OpenAnswer, Reply};
 use super::schedule::Nodes;
 use super::service::{Service, run, until};
 
@@ -130,7 +130,7 @@ fn stream(service: &Service, body: &Value, leave_after: Option<u64>) -> Result<E
     let mut body = body.clone();
     (body["stream"], body["stream_options"]) = (json!(true), json!({"include_usage": true}));
     let json_type = [("content-type", "application/json")];
-    let mut open = Open::new(service.clients, &format!("POST {PATH}"), &json_type, &body.to_string())?;
+    let mut open = OpenAnswer::new(service.clients, &format!("POST {PATH}"), &json_type, &body.to_string())?;
     if open.status() != 200 {
         let reply = open.whole()?;
         let value: Value = serde_json::from_str(&reply.text).map_err(|e| format!("{e}: {reply:?}"))?;

@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
 use super::chaos::CODES;
-use super::http::{self, Open};
+use super::http::{self, OpenAnswer};
 use super::service::until;
 
 /// Requests in flight at once.
@@ -138,7 +138,7 @@ fn tried(at: SocketAddr, body: &Value, streams: bool, answer: &mut Answer) -> Re
     let mut body = body.clone();
     body["stream"] = json!(streams);
     let json_type = [("content-type", "application/json")];
-    let mut open = Open::within(BOUND, at, &format!("POST {PATH}"), &json_type, &body.to_string())?;
+    let mut open = OpenAnswer::within(BOUND, at, &format!("POST {PATH}"), &json_type, &body.to_string())?;
     if open.status() != 200 || !streams {
         let reply = open.whole()?;
         let value: Value = serde_json::from_str(&reply.text).map_err(|e| format!("{e}: {reply:?}"))?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::http::Open;
+use super::http::OpenAnswer;
 use super::service::{Service, chat, completion, signal, until};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -79,7 +79,7 @@ fn a_client_that_reads_slowly_has_what_is_left_of_the_drain() {
     let tokens = 4_000;
     let mut body = completion("Hello", tokens);
     (body["stream"], body["logprobs"]) = (json!(true), json!(20));
-    let mut open: Open = service.open("/v1/completions", &body);
+    let mut open: OpenAnswer = service.open("/v1/completions", &body);
     open.event().unwrap().expect("the stream begins");
     until(Duration::from_secs(60), "the conductor is done", || {
         let status = service.status();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::http;
 use super::service::{baton, chat, run, until};
-use super::several::{Running, free_port, ready, start};
+use super::several::{RunningProcess, free_port, ready, start};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -19,7 +19,7 @@ struct Trio {
     place: TempDir,
     clients: SocketAddr,
     control: String,
-    _running: Vec<Running>,
+    _running: Vec<RunningProcess>,
 }
 
 impl Trio {

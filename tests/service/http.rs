@@ -52,17 +52,17 @@ impl Reply {
 }
 
 /// An answer whose body is still to come.
-pub struct Open {
+pub struct OpenAnswer {
     reader: BufReader<TcpStream>,
     until: Instant,
     status: u16,
     headers: Vec<(String, String)>,
-    left: Left,
+    left: BodyRest,
     line: Vec<u8>,
 }
 
 /// The rest of a body.
-enum Left {
+enum BodyRest {
     Chunks,
     Bytes(usize),
     Nothing,
@@ -73,10 +73,10 @@ enum Left {
 /// # Errors
 /// In words: there is no listener, the connection broke, or the deadline passed.
 pub fn call(at: SocketAddr, what: &str, headers: Headers<'_>, body: &str) -> Result<Reply, String> {
-    Open::new(at, what, headers, body)?.whole()
+    OpenAnswer::new(at, what, headers, body)?.whole()
 }
 
-impl Open {
+impl OpenAnswer {
     /// Calls and reads the answer's head. `what` is such as `POST /v1/completions`.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Open {
         sender.write_all(format!("{head}\r\n{body}").as_bytes()).map_err(|e| format!("send: {e}"))?;
         let reader = BufReader::new(stream);
         let mut open =
-            Self { reader, until, status: 0, headers: Vec::new(), left: Left::Nothing, line: Vec::new() };
+            Self { reader, until, status: 0, headers: Vec::new(), left: BodyRest::Nothing, line: Vec::new() };
         open.head()?;
         Ok(open)
     }
@@ -128,9 +128,10 @@ impl Open {
             let Some((name, value)) = line.split_once(':') else { break };
             let (name, value) = (name.to_ascii_lowercase(), value.trim().to_owned());
             match name.as_str() {
-                "transfer-encoding" if value == "chunked" => self.left = Left::Chunks,
+                "transfer-encoding" if value == "chunked" => self.left = BodyRest::Chunks,
                 "content-length" => {
-                    self.left = Left::Bytes(value.parse().map_err(|_| format!("content-length: {value}"))?);
+                    self.left =
+                        BodyRest::Bytes(value.parse().map_err(|_| format!("content-length: {value}"))?);
                 }
                 _ => {}
             }
@@ -147,12 +148,12 @@ impl Open {
     /// The next part of the body; `None` when it is complete.
     fn part(&mut self) -> Result<Option<Vec<u8>>, String> {
         let bytes = match self.left {
-            Left::Nothing | Left::Bytes(0) => return Ok(None),
-            Left::Bytes(count) => {
-                self.left = Left::Nothing;
+            BodyRest::Nothing | BodyRest::Bytes(0) => return Ok(None),
+            BodyRest::Bytes(count) => {
+                self.left = BodyRest::Nothing;
                 count
             }
-            Left::Chunks => {
+            BodyRest::Chunks => {
                 let size = self.text_line()?;
                 usize::from_str_radix(&size, 16).map_err(|_| format!("chunk of {size:?} bytes"))?
             }
@@ -160,10 +161,10 @@ impl Open {
         let mut part = vec![0; bytes];
         self.limit()?;
         self.reader.read_exact(&mut part).map_err(|e| format!("body: {e}"))?;
-        if matches!(self.left, Left::Chunks) {
+        if matches!(self.left, BodyRest::Chunks) {
             self.text_line()?;
             if bytes == 0 {
-                self.left = Left::Nothing;
+                self.left = BodyRest::Nothing;
                 return Ok(None);
             }
         }

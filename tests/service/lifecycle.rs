@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::http::{self, Open};
+use super::http::{self, OpenAnswer};
 use super::service::{Service, baton, chat, completion, signal, until};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -178,7 +178,7 @@ fn nodes_end_with_their_service_however_it_ends() {
 #[test]
 fn a_killed_service_ends_no_stream_as_if_it_were_whole() {
     let service = Service::up(&[&TIMED[..], &["--nodes", "1b"]].concat());
-    let mut open: Open = service.open(CHAT, &streamed(chat("Hello", 5_000)));
+    let mut open: OpenAnswer = service.open(CHAT, &streamed(chat("Hello", 5_000)));
     open.event().unwrap().expect("the stream begins");
     signal(service.pid(), Signal::KILL);
     let ending = loop {

@@ -7,12 +7,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords};
+use baton_objects::client::{Cluster, ClusterConfig, PutOutcome, PutWords};
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 
-use super::actors::{Actor, How, Trouble, kept_up, plan, trouble};
+use super::actors::{Actor, ProcessFault, Trouble, kept_up, plan, trouble};
 use super::crowd::{CROWD, Crowd, Door, Ends, alone, answers, kinds, serves_again, setting};
 use super::service::{Service, baton, until};
 use super::several::{addresses, etcd_at, free_port, listens};
@@ -101,14 +101,14 @@ fn a_crowd_is_served_whatever_happens_to_conductors_nodes_and_etcd() {
     // The first of them led last: the other takes over when its lease has run out.
     plan.push(Trouble {
         who: 1,
-        how: How::Kill,
+        how: ProcessFault::Kill,
         lasts: Duration::from_secs(1),
         then: Duration::from_secs(1),
     });
     if rounds > 1 {
         // One that slept past its lease wakes when another leads.
         let lasts = Duration::from_secs(12);
-        plan.extend([1, 2].map(|who| Trouble { who, how: How::Stop, lasts, then: lasts }));
+        plan.extend([1, 2].map(|who| Trouble { who, how: ProcessFault::Stop, lasts, then: lasts }));
     }
     let crowd = Crowd::new(seed, &doors, &bodies, &expected);
     let tally = crowd.while_in(|| {
@@ -210,7 +210,7 @@ fn value(key: usize) -> Vec<u8> {
 
 /// The outcomes at five hundred clients of object stores.
 #[derive(Debug, Default)]
-struct Seen {
+struct ClientCounts {
     stored: AtomicUsize,
     found: AtomicUsize,
     missing: AtomicUsize,
@@ -219,7 +219,7 @@ struct Seen {
 }
 
 /// Puts and gets until it is over. A value is the right one or none, and every failure has an error text.
-fn keeps(client: usize, config: ClusterConfig, seen: &Seen, over: &AtomicBool) {
+fn keeps(client: usize, config: ClusterConfig, seen: &ClientCounts, over: &AtomicBool) {
     let mut cluster = Cluster::new(config).unwrap();
     let mut rng = baton_types::Rng::fork(setting("BATON_SEED", 1), 5_000 + client as u64);
     let add = |what: &AtomicUsize| what.fetch_add(1, Ordering::Relaxed);
@@ -284,13 +284,13 @@ fn a_crowd_gets_what_it_put_whatever_happens_to_stores() {
             let name = format!("key {key}").into_bytes();
             until(Duration::from_secs(60), "every key has two copies", || {
                 let put = cluster.put(&name, &value(key), &PutWords::default());
-                (!matches!(put, Ok(Put::Stored(2, None)))).then(|| format!("{key}: {put:?}"))
+                (!matches!(put, Ok(PutOutcome::Stored(2, None)))).then(|| format!("{key}: {put:?}"))
             });
             assert!(cluster.get(&name).unwrap() == Some(value(key)), "{key}");
         }
     };
     fill();
-    let (seen, over) = (Seen::default(), AtomicBool::new(false));
+    let (seen, over) = (ClientCounts::default(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CROWD)
             .map(|client| {

@@ -14,9 +14,9 @@ use super::service::{Service, baton, run, until};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A process that ends with this.
-struct Running(Child);
+struct RunningProcess(Child);
 
-impl Drop for Running {
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -28,14 +28,14 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn start(service: &Service, name: &str, args: &[&str]) -> Running {
+fn start(service: &Service, name: &str, args: &[&str]) -> RunningProcess {
     let mut command = baton(service.folder());
     let out = |end: &str| File::create(service.path(&format!("{name}.{end}"))).unwrap();
-    Running(command.args(args).stdout(out("out")).stderr(out("err")).spawn().unwrap())
+    RunningProcess(command.args(args).stdout(out("out")).stderr(out("err")).spawn().unwrap())
 }
 
 /// 32 blocks of memory, no tier below; the only one that serves.
-fn publishing(service: &Service, live: &str, replay: &str) -> Running {
+fn publishing(service: &Service, live: &str, replay: &str) -> RunningProcess {
     let small = ["--blocks", "32", "--dram-blocks", "0", "--ssd-blocks", "0"];
     let node = ["node", "--name", "b1", "--role", "both", "--conductor", &service.control];
     let publish = ["--publish", live, "--publish-replay", replay];
@@ -48,7 +48,7 @@ fn publishing(service: &Service, live: &str, replay: &str) -> Running {
     node
 }
 
-fn indexer(service: &Service, model: &str, live: &str, replay: &str) -> (Running, SocketAddr) {
+fn indexer(service: &Service, model: &str, live: &str, replay: &str) -> (RunningProcess, SocketAddr) {
     let followed = json!({ "kvevent_instance": { "b1": {
         "endpoint": live, "replay_endpoint": replay, "type": "Mooncake", "modelname": model,
         "instance_id": "b1", "block_size": 16, "dp_rank": 0,

@@ -65,7 +65,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
 const MOST_TROUBLED: usize = 3;
 
 /// The end of a trouble.
-enum Mend {
+enum RepairAction {
     Start,
     Continue,
 }
@@ -140,12 +140,12 @@ impl<'a> Nodes<'a> {
             done.push(match kind {
                 0..=2 => {
                     self.kill(&name);
-                    troubled.insert(name.clone(), (until, Mend::Start));
+                    troubled.insert(name.clone(), (until, RepairAction::Start));
                     format!("killed {name} for {still_ms} ms")
                 }
                 3..=6 => {
                     signal(self.pids[&name], Signal::STOP);
-                    troubled.insert(name.clone(), (until, Mend::Continue));
+                    troubled.insert(name.clone(), (until, RepairAction::Continue));
                     format!("stopped {name} for {still_ms} ms")
                 }
                 _ => {
@@ -160,12 +160,12 @@ impl<'a> Nodes<'a> {
     }
 
     /// Ends every trouble that is due by `now`.
-    fn mend(&mut self, troubled: &mut BTreeMap<String, (Instant, Mend)>, now: Instant) {
+    fn mend(&mut self, troubled: &mut BTreeMap<String, (Instant, RepairAction)>, now: Instant) {
         let due: Vec<String> =
             troubled.iter().filter(|(_, (until, _))| *until <= now).map(|(name, _)| name.clone()).collect();
         for name in due {
             match troubled.remove(&name) {
-                Some((_, Mend::Start)) => self.start(&name),
+                Some((_, RepairAction::Start)) => self.start(&name),
                 _ => signal(self.pids[&name], Signal::CONT),
             }
         }

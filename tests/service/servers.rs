@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::http::{self, Open, Reply};
+use super::http::{self, OpenAnswer, Reply};
 use super::service::{baton, chat, run, signal, until};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -144,7 +144,8 @@ fn streamed(serve: &Serve, text: &str, tokens: u32) -> String {
     let mut body = chat(text, tokens);
     body["stream"] = json!(true);
     let json = [("content-type", "application/json")];
-    let mut open = Open::new(serve.clients, "POST /v1/chat/completions", &json, &body.to_string()).unwrap();
+    let mut open =
+        OpenAnswer::new(serve.clients, "POST /v1/chat/completions", &json, &body.to_string()).unwrap();
     assert_eq!(open.status(), 200);
     let mut answer = String::new();
     while let Some(event) = open.event().unwrap() {

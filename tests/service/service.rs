@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::http::{self, Headers, Open, Reply};
+use super::http::{self, Headers, OpenAnswer, Reply};
 
 /// Longer than anything here takes on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -198,8 +198,8 @@ impl Service {
 
     /// Sends a request and leaves the answer open.
     #[track_caller]
-    pub fn open(&self, path: &str, body: &Value) -> Open {
-        Open::new(self.clients, &format!("POST {path}"), &[], &body.to_string()).unwrap()
+    pub fn open(&self, path: &str, body: &Value) -> OpenAnswer {
+        OpenAnswer::new(self.clients, &format!("POST {path}"), &[], &body.to_string()).unwrap()
     }
 
     /// `/admin/status`.

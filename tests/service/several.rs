@@ -14,9 +14,9 @@ use super::service::{baton, chat, completion, run, signal, until};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A process that ends with this.
-pub(super) struct Running(pub(super) Child);
+pub(super) struct RunningProcess(pub(super) Child);
 
-impl Drop for Running {
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -28,11 +28,13 @@ pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-pub(super) fn start(mut command: Command, place: &Path, name: &str) -> Running {
+pub(super) fn start(mut command: Command, place: &Path, name: &str) -> RunningProcess {
     let out = |end: &str| File::create(place.join(format!("{name}.{end}"))).unwrap();
     command.stdout(out("out")).stderr(out("err")).stdin(Stdio::null());
     let child = command.spawn();
-    Running(child.unwrap_or_else(|e| panic!("{name}: {e}; scripts/ready.sh etcd installs what is missing")))
+    RunningProcess(
+        child.unwrap_or_else(|e| panic!("{name}: {e}; scripts/ready.sh etcd installs what is missing")),
+    )
 }
 
 /// An etcd of these addresses; what it has been given is in the folder.
@@ -57,7 +59,7 @@ pub(super) fn listens(clients: &str) {
     until(LONG, "etcd listens", || std::net::TcpStream::connect(address).err().map(|e| e.to_string()));
 }
 
-fn etcd(place: &Path) -> (Running, String) {
+fn etcd(place: &Path) -> (RunningProcess, String) {
     let [clients, peers] = addresses();
     let running = start(etcd_at(place, &clients, &peers), place, "etcd-server");
     listens(&clients);
@@ -65,7 +67,7 @@ fn etcd(place: &Path) -> (Running, String) {
 }
 
 /// A conductor; where its clients are served.
-fn conductor(place: &Path, etcd: &str, name: &str) -> (Running, std::net::SocketAddr) {
+fn conductor(place: &Path, etcd: &str, name: &str) -> (RunningProcess, std::net::SocketAddr) {
     let (clients, control) = (free_port(), free_port());
     let mut command = baton(place);
     command
@@ -80,7 +82,7 @@ fn conductor(place: &Path, etcd: &str, name: &str) -> (Running, std::net::Socket
     (start(command, place, name), std::net::SocketAddr::from(([127, 0, 0, 1], clients)))
 }
 
-fn node(place: &Path, etcd: &str, name: &str, role: &str) -> Running {
+fn node(place: &Path, etcd: &str, name: &str, role: &str) -> RunningProcess {
     let mut command = baton(place);
     command.args(["node", "--name", name, "--role", role, "--engine", "zero"]).args([
         "--etcd",
@@ -122,7 +124,7 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
 }
 
 /// The text of a stream so far, whether the stream said that it is whole, and the error at its end.
-fn rest_of(mut stream: http::Open, mut text: String) -> (String, bool, String) {
+fn rest_of(mut stream: http::OpenAnswer, mut text: String) -> (String, bool, String) {
     loop {
         match stream.event() {
             Ok(Some(data)) if data == "[DONE]" => return (text, true, String::new()),
@@ -159,7 +161,7 @@ fn a_leader_that_slept_past_its_lease_orders_nothing_when_it_wakes() {
     let json = [("content-type", "application/json")];
     let mut asked = completion("once upon a time", 400);
     let ask = |at, asked: &serde_json::Value| {
-        http::Open::new(at, "POST /v1/completions", &json, &asked.to_string())
+        http::OpenAnswer::new(at, "POST /v1/completions", &json, &asked.to_string())
     };
     asked["stream"] = true.into();
     let mut begun = ask(at_first, &asked).unwrap();

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords};
+use baton_objects::client::{Cluster, ClusterConfig, PutOutcome, PutWords};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -32,7 +32,7 @@ fn started(count: usize) -> (Vec<Store>, String, Cluster) {
 fn fill(cluster: &mut Cluster, count: u64) {
     for n in 0..count {
         let put = cluster.put(&key(n), &value(n), &PutWords::default()).unwrap();
-        assert_eq!(put, Put::Stored(2, None));
+        assert_eq!(put, PutOutcome::Stored(2, None));
     }
 }
 
@@ -71,7 +71,7 @@ fn a_killed_holder_and_a_frozen_one_cost_no_value() {
         assert!(cluster.excluded().is_empty() || cluster.excluded() == [address(victim)]);
         for n in 60..120 {
             let put = cluster.put(&key(n), &value(n), &PutWords::default()).unwrap();
-            assert!(matches!(put, Put::Stored(2, None)), "two others took it: {put:?}");
+            assert!(matches!(put, PutOutcome::Stored(2, None)), "two others took it: {put:?}");
         }
         for n in 0..120 {
             assert_eq!(cluster.get(&key(n)).unwrap(), Some(value(n)), "{n}");

@@ -23,13 +23,13 @@ const FEWEST_TIMED_ROWS: usize = 16;
 
 /// The setup that was settled, and the assumptions behind it.
 #[derive(Debug)]
-pub(crate) struct Settled {
+pub(crate) struct DetectedSetup {
     pub(crate) setup: Setup,
     pub(crate) assumptions: Vec<String>,
 }
 
 /// Settles how to read a file that begins with `sample`.
-pub(crate) fn settle(sample: &[u8], whole: bool, options: &ReadOptions) -> Result<Settled, RowFault> {
+pub(crate) fn settle(sample: &[u8], whole: bool, options: &ReadOptions) -> Result<DetectedSetup, RowFault> {
     refuse_binary(sample)?;
     let lines = sample_lines(sample, whole);
     let (dialect, header) = dialect_of(sample, &lines, options)?;
@@ -57,7 +57,7 @@ pub(crate) fn settle(sample: &[u8], whole: bool, options: &ReadOptions) -> Resul
     if !setup.ordered {
         assumptions.push("rows are put into time order".into());
     }
-    Ok(Settled { setup, assumptions })
+    Ok(DetectedSetup { setup, assumptions })
 }
 
 /// Formats that are not lines, by their first bytes.
@@ -411,7 +411,7 @@ fn is_ordered(dialect: Dialect, rows: &[FlatRow]) -> bool {
 mod tests {
     use super::*;
 
-    fn detect(text: &str) -> Result<Settled, RowFault> {
+    fn detect(text: &str) -> Result<DetectedSetup, RowFault> {
         settle(text.as_bytes(), true, &ReadOptions::default())
     }
 

@@ -220,7 +220,7 @@ pub(crate) fn texts_of_payload(payload: &Value, out: &mut Vec<String>) {
 }
 
 fn whole<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<i64>, A::Error> {
-    Ok(map.next_value::<Option<Whole>>()?.map(|whole| whole.0))
+    Ok(map.next_value::<Option<WholeNumber>>()?.map(|whole| whole.0))
 }
 
 fn name<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<String>, A::Error> {
@@ -228,32 +228,32 @@ fn name<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<String>, A::Error>
 }
 
 /// A whole number, also where it is written with a point.
-pub(crate) struct Whole(pub(crate) i64);
+pub(crate) struct WholeNumber(pub(crate) i64);
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de> Deserialize<'de> for WholeNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct W;
-        impl Visitor<'_> for W {
-            type Value = Whole;
+        struct WholeVisitor;
+        impl Visitor<'_> for WholeVisitor {
+            type Value = WholeNumber;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a whole number of tokens")
             }
-            fn visit_u64<E: Error>(self, v: u64) -> Result<Whole, E> {
-                i64::try_from(v).map(Whole).map_err(|_| E::custom("over the bound of 2^63"))
+            fn visit_u64<E: Error>(self, v: u64) -> Result<WholeNumber, E> {
+                i64::try_from(v).map(WholeNumber).map_err(|_| E::custom("over the bound of 2^63"))
             }
-            fn visit_i64<E: Error>(self, v: i64) -> Result<Whole, E> {
-                Ok(Whole(v))
+            fn visit_i64<E: Error>(self, v: i64) -> Result<WholeNumber, E> {
+                Ok(WholeNumber(v))
             }
             #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
-            fn visit_f64<E: Error>(self, v: f64) -> Result<Whole, E> {
+            fn visit_f64<E: Error>(self, v: f64) -> Result<WholeNumber, E> {
                 if v.fract() == 0.0 && v.abs() < 9e15 {
-                    Ok(Whole(v as i64))
+                    Ok(WholeNumber(v as i64))
                 } else {
                     Err(E::custom(format!("{v} is not a whole number of tokens")))
                 }
             }
         }
-        deserializer.deserialize_any(W)
+        deserializer.deserialize_any(WholeVisitor)
     }
 }
 
@@ -262,8 +262,8 @@ pub(crate) struct Name(pub(crate) String);
 
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct N;
-        impl Visitor<'_> for N {
+        struct NameVisitor;
+        impl Visitor<'_> for NameVisitor {
             type Value = Name;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a name (text or whole number)")
@@ -278,15 +278,15 @@ impl<'de> Deserialize<'de> for Name {
                 Ok(Name(v.to_string()))
             }
         }
-        deserializer.deserialize_any(N)
+        deserializer.deserialize_any(NameVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for Stamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct S;
+        struct StampVisitor;
         #[expect(clippy::cast_precision_loss, reason = "2^53 ns is exact to 256 ns at today's date")]
-        impl Visitor<'_> for S {
+        impl Visitor<'_> for StampVisitor {
             type Value = Stamp;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a time (number or ISO 8601 text)")
@@ -304,7 +304,7 @@ impl<'de> Deserialize<'de> for Stamp {
                 Ok(Stamp::Number(v))
             }
         }
-        deserializer.deserialize_any(S)
+        deserializer.deserialize_any(StampVisitor)
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn parser(setup: &Setup) -> Result<Box<dyn Parse>, RowFault> {
             Box::new(mooncake::Mooncake::new(setup))
         }
         Dialect::DynamoRequest => Box::new(dynamo::DynamoRequest::new(setup)),
-        Dialect::AppliedComputeAgentic => Box::new(applied::Applied::new(setup)),
+        Dialect::AppliedComputeAgentic => Box::new(applied::AppliedDialect::new(setup)),
         Dialect::Weka => Box::new(weka::Weka::new(setup)),
         Dialect::Otel => Box::new(otel::Otel::new(setup)),
         Dialect::Bailian => Box::new(bailian::Bailian::new(setup)),

@@ -42,7 +42,7 @@ pub struct Reader {
     assumptions: Vec<String>,
     parsed: Vec<Record>,
     ready: VecDeque<(u64, Record)>,
-    reorder: Option<Reorder>,
+    reorder: Option<ReorderBuffer>,
     mended: Corrections,
     origin_ms: Option<f64>,
     last_ms: f64,
@@ -62,33 +62,33 @@ struct Corrections {
 }
 
 /// A row that waits for its turn.
-struct Waiting {
+struct WaitingRow {
     at_ms: f64,
     sequence: u64,
     row: u64,
     record: Record,
 }
 
-impl PartialEq for Waiting {
+impl PartialEq for WaitingRow {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl Eq for Waiting {}
-impl PartialOrd for Waiting {
+impl Eq for WaitingRow {}
+impl PartialOrd for WaitingRow {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Waiting {
+impl Ord for WaitingRow {
     fn cmp(&self, other: &Self) -> Ordering {
         self.at_ms.total_cmp(&other.at_ms).then(self.sequence.cmp(&other.sequence))
     }
 }
 
 /// Rows held back until no earlier one can come.
-struct Reorder {
-    waiting: BinaryHeap<Reverse<Waiting>>,
+struct ReorderBuffer {
+    waiting: BinaryHeap<Reverse<WaitingRow>>,
     most: usize,
     sequence: u64,
 }
@@ -115,7 +115,7 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Reader, TraceError> {
         assumptions: settled.assumptions,
         parsed: Vec::new(),
         ready: VecDeque::new(),
-        reorder: (!setup.ordered).then(|| Reorder {
+        reorder: (!setup.ordered).then(|| ReorderBuffer {
             waiting: BinaryHeap::new(),
             most: options.limits.reorder_rows.max(1),
             sequence: 0,
@@ -292,7 +292,7 @@ impl Reader {
             return self.emit(row, record);
         };
         reorder.sequence += 1;
-        reorder.waiting.push(Reverse(Waiting {
+        reorder.waiting.push(Reverse(WaitingRow {
             at_ms: record.timestamp_ms,
             sequence: reorder.sequence,
             row,

@@ -281,7 +281,7 @@ pub fn spread(trace: &mut Trace) {
 mod tests {
     use super::*;
     use crate::summary::{SummaryOptions, summarise};
-    use crate::synth::{Kind, Like, Workload, like, workload};
+    use crate::synth::{Kind, PublishedTrace, Workload, like, workload};
     use proptest::prelude::*;
 
     fn base() -> Trace {
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn copies_multiply_rows_and_keep_the_hit_ratio() {
-        let trace = like(Like::Synthetic, 2);
+        let trace = like(PublishedTrace::Synthetic, 2);
         let tripled = apply(&trace, &Scale { copies: 3, ..Scale::default() }).unwrap();
         assert_eq!(tripled.records.len(), 3 * trace.records.len());
         assert!((hit_ratio(&tripled) - hit_ratio(&trace)).abs() < 1e-12);
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_second_round_hits_all_unless_it_is_fresh() {
-        let trace = like(Like::Synthetic, 2);
+        let trace = like(PublishedTrace::Synthetic, 2);
         let blocks: usize = trace.records.iter().map(|r| r.hash_ids.len()).sum();
         let twice = apply(&trace, &Scale { repeat: 2, ..Scale::default() }).unwrap();
         let expected = (hit_ratio(&trace) * blocks as f64 + blocks as f64) / (2 * blocks) as f64;
@@ -366,9 +366,11 @@ mod tests {
 
     #[test]
     fn poisson_arrivals_have_the_rate() {
-        let trace =
-            apply(&like(Like::Conversation, 1), &Scale { poisson_per_s: Some(20.0), ..Scale::default() })
-                .unwrap();
+        let trace = apply(
+            &like(PublishedTrace::Conversation, 1),
+            &Scale { poisson_per_s: Some(20.0), ..Scale::default() },
+        )
+        .unwrap();
         let rate = trace.records.len() as f64 * 1000.0 / trace.span_ms();
         assert!((rate - 20.0).abs() < 1.0, "{rate}");
     }

@@ -35,12 +35,12 @@ impl Progress {
     }
 }
 
-struct Counted<R> {
+struct CountingReader<R> {
     inner: R,
     read: Arc<AtomicU64>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
         self.read.fetch_add(n as u64, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl<R: Read> Read for Counted<R> {
 }
 
 /// An opened file whose first bytes have been looked at but not consumed.
-pub(crate) struct Opened {
+pub(crate) struct OpenedTrace {
     pub(crate) path: PathBuf,
     pub(crate) progress: Progress,
     /// The file from its first byte, decompressed.
@@ -61,7 +61,7 @@ pub(crate) struct Opened {
 }
 
 /// Opens `path`, gunzipping where its first bytes say so, and takes a sample.
-pub(crate) fn open(path: &Path, row_bytes: u64) -> Result<Opened, TraceError> {
+pub(crate) fn open(path: &Path, row_bytes: u64) -> Result<OpenedTrace, TraceError> {
     let fault =
         |problem: String, remedy: &str| RowFault::new(Stage::Open, "open", problem, remedy).at(path, None);
     let file = File::open(path).map_err(|e| fault(e.to_string(), "check the path"))?;
@@ -71,7 +71,7 @@ pub(crate) fn open(path: &Path, row_bytes: u64) -> Result<Opened, TraceError> {
     }
     let progress = Progress { read: Arc::default(), total: if meta.is_file() { meta.len() } else { 0 } };
     let mut raw =
-        BufReader::with_capacity(1 << 16, Counted { inner: file, read: Arc::clone(&progress.read) });
+        BufReader::with_capacity(1 << 16, CountingReader { inner: file, read: Arc::clone(&progress.read) });
     let head = raw.fill_buf().map_err(|e| fault(e.to_string(), "check the file"))?;
     let mut bytes: Box<dyn BufRead + Send> = if head.starts_with(&GZIP_MAGIC) {
         Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(raw)))
@@ -80,7 +80,7 @@ pub(crate) fn open(path: &Path, row_bytes: u64) -> Result<Opened, TraceError> {
     };
     let (sample, whole) = take_sample(&mut bytes, row_bytes)
         .map_err(|e| fault(e.to_string(), "the file is cut short or damaged; fetch it again"))?;
-    Ok(Opened {
+    Ok(OpenedTrace {
         path: path.to_path_buf(),
         progress,
         bytes: Box::new(Cursor::new(sample.clone()).chain(bytes)),

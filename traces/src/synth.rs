@@ -7,5 +7,5 @@ mod like;
 mod sample;
 mod workload;
 
-pub use like::{Bounds, Like, Published, bounds, like, published};
+pub use like::{Bounds, PublishedFigures, PublishedTrace, bounds, like, published};
 pub use workload::{Kind, Workload, workload};

@@ -6,7 +6,8 @@ use baton_traces::write::{Output, Writer};
 use baton_traces::{DIALECTS, Limits, ReadOptions, lint, load};
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 const WORDS: &[&[u8]] = &[
     b"null",

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use baton_traces::lint::{LintReport, RULES, lint};
-use baton_traces::synth::{Like, like};
+use baton_traces::synth::{PublishedTrace, like};
 use baton_traces::write::{Output, create};
 use baton_traces::{ReadOptions, locate};
 
@@ -119,7 +119,7 @@ fn the_published_traces_are_clean() {
 #[test]
 fn look_alikes_are_clean() {
     let directory = tempfile::tempdir().unwrap();
-    for kind in [Like::Conversation, Like::Synthetic] {
+    for kind in [PublishedTrace::Conversation, PublishedTrace::Synthetic] {
         let path = directory.path().join(format!("{kind:?}.jsonl"));
         let mut writer = create(&path, Output::Mooncake, false).unwrap();
         like(kind, 11).records.iter().for_each(|record| writer.write(record).unwrap());

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use baton_traces::summary::{HitRatio, Summariser, Summary, SummaryOptions, summarise};
-use baton_traces::synth::{Like, like};
+use baton_traces::synth::{PublishedTrace, like};
 use baton_traces::{ReadOptions, Record, Trace, locate, open};
 
 /// Block and token hit ratios at 1 M, 3 M, 10 M, 50 M tokens and unbounded.
@@ -26,7 +26,7 @@ fn summary_of(path: &Path) -> Summary {
     summariser.finish()
 }
 
-fn assert_published(name: &str, kind: Like, requests: u64, wanted: &Ratios) {
+fn assert_published(name: &str, kind: PublishedTrace, requests: u64, wanted: &Ratios) {
     let Some(path) = locate(name) else {
         eprintln!(
             "{name} is not on this machine (BATON_TRACES): checked the look-alike against a naive cache"
@@ -65,7 +65,7 @@ fn naive(records: &[Record], capacity_blocks: usize) -> HitRatio {
     }
 }
 
-fn assert_naive(kind: Like) {
+fn assert_naive(kind: PublishedTrace) {
     let mut trace: Trace = like(kind, 5);
     trace.records.truncate(1000);
     let summary = summarise(&trace, &SummaryOptions::default());
@@ -79,16 +79,16 @@ fn assert_naive(kind: Like) {
 
 #[test]
 fn conversation_hit_ratios_are_the_published_table() {
-    assert_published("conversation_trace.jsonl", Like::Conversation, 12_031, &CONVERSATION);
+    assert_published("conversation_trace.jsonl", PublishedTrace::Conversation, 12_031, &CONVERSATION);
 }
 
 #[test]
 fn synthetic_hit_ratios_are_the_published_table() {
-    assert_published("synthetic_trace.jsonl", Like::Synthetic, 3_993, &SYNTHETIC);
+    assert_published("synthetic_trace.jsonl", PublishedTrace::Synthetic, 3_993, &SYNTHETIC);
 }
 
 #[test]
 fn the_look_alikes_agree_with_a_naive_cache() {
-    assert_naive(Like::Conversation);
-    assert_naive(Like::Synthetic);
+    assert_naive(PublishedTrace::Conversation);
+    assert_naive(PublishedTrace::Synthetic);
 }

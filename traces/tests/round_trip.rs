@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use baton_traces::summary::{SummaryOptions, summarise};
-use baton_traces::synth::{Kind, Like, Workload, like, workload};
+use baton_traces::synth::{Kind, PublishedTrace, Workload, like, workload};
 use baton_traces::write::{Output, Writer, create};
 use baton_traces::{Dialect, Extra, ReadOptions, Record, TimeUnit, Trace, lint, load};
 use proptest::prelude::*;
@@ -170,7 +170,8 @@ const SAMPLES: [&str; 10] = [
 
 #[test]
 fn look_alikes_and_workloads_come_back_whole() {
-    let mut traces: Vec<Trace> = vec![like(Like::Conversation, 3), like(Like::Synthetic, 3)];
+    let mut traces: Vec<Trace> =
+        vec![like(PublishedTrace::Conversation, 3), like(PublishedTrace::Synthetic, 3)];
     for kind in [Kind::Chat, Kind::Agents, Kind::Documents] {
         traces.push(
             workload(&Workload { requests: 500, closed_loop: true, ..Workload::new(kind, 1) }).unwrap(),
@@ -189,7 +190,7 @@ fn a_failed_write_leaves_the_old_file_alone() {
     let path = directory.path().join("t.jsonl.gz");
     std::fs::write(&path, "old").unwrap();
     let mut writer = create(&path, Output::Mooncake, false).unwrap();
-    let record = like(Like::Synthetic, 1).records.remove(0);
+    let record = like(PublishedTrace::Synthetic, 1).records.remove(0);
     writer.write(&record).unwrap();
     drop(writer);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");

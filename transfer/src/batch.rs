@@ -218,9 +218,9 @@ mod tests {
     }
 
     /// Which bytes are posted, looked up piece by piece: op and place, then the end and the tries.
-    type Posted = BTreeMap<(u32, u64), Piece>;
+    type PostedBytes = BTreeMap<(u32, u64), Piece>;
 
-    fn check_coverage(batch: &Batch, posted: &Posted) {
+    fn check_coverage(batch: &Batch, posted: &PostedBytes) {
         let mut end = (0, 0);
         for (&(op, at), piece) in posted {
             assert!((op, at) >= end, "bytes were posted twice at {op}+{at}");
@@ -239,7 +239,7 @@ mod tests {
             let mut rng = Rng::new(seed);
             let ops = 1 + rng.below(12);
             let mut batch = Batch::new(request(&mut rng, ops, 40_000), 0, &config, 0);
-            let (mut posted, mut tries) = (Posted::new(), BTreeMap::new());
+            let (mut posted, mut tries) = (PostedBytes::new(), BTreeMap::new());
             let mut time_limit = 200;
             while batch.unposted_bytes > 0 {
                 let expected = batch.next_piece();

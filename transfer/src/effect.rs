@@ -158,7 +158,7 @@ impl fmt::Display for Failure {
 /// Which bound is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
+pub enum BoundKind {
     /// Batches at once.
     Batches,
     /// Ops of all batches at once.
@@ -167,7 +167,7 @@ pub enum Bound {
     Peers,
 }
 
-impl fmt::Display for Bound {
+impl fmt::Display for BoundKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Batches => "batches",
@@ -184,7 +184,7 @@ pub enum Refusal {
     /// A limit is reached. A retry succeeds once a batch has ended.
     Full {
         /// The quantity that the limit counts.
-        bound: Bound,
+        bound: BoundKind,
         /// The configured limit.
         limit: u64,
     },
@@ -266,9 +266,9 @@ mod tests {
     fn every_refusal_names_its_cause_and_a_remedy_and_none_is_like_another() {
         let full = |bound| Refusal::Full { bound, limit: 37 };
         let table = [
-            (full(Bound::Batches), "37 batches", "later"),
-            (full(Bound::Ops), "37 ops", "later"),
-            (full(Bound::Peers), "37 peers", "later"),
+            (full(BoundKind::Batches), "37 batches", "later"),
+            (full(BoundKind::Ops), "37 ops", "later"),
+            (full(BoundKind::Peers), "37 peers", "later"),
             (Refusal::Empty, "nothing to move", "leave out"),
             (Refusal::TooManyOps, "too many ops", "split"),
             (Refusal::TooLarge, "too many bytes", "split"),

@@ -16,12 +16,12 @@ use crate::slab::Slab;
 use crate::slices::Slices;
 use crate::timers::{Timer, Timers};
 use crate::{
-    BatchId, BatchRequest, Bound, Effect, Input, MoverConfig, MoverStats, PathNumber, PeerNumber, Refusal,
-    Route,
+    BatchId, BatchRequest, BoundKind, Effect, Input, MoverConfig, MoverStats, PathNumber, PeerNumber,
+    Refusal, Route,
 };
 
 /// Slots by name; never iterated.
-type SlotsBy<Name> = HashMap<Name, u32, BuildHasherDefault<Mix>>;
+type SlotMap<Name> = HashMap<Name, u32, BuildHasherDefault<Mix>>;
 
 /// Moves batches over paths. Each step gets the time from the driver. The [crate] docs give the rules.
 #[derive(Clone, Debug)]
@@ -32,11 +32,11 @@ pub struct MoverCore {
     pub(crate) rng: Rng,
     pub(crate) stats: MoverStats,
     pub(crate) batches: Slab<Batch>,
-    pub(crate) batch_slots: SlotsBy<BatchId>,
+    pub(crate) batch_slots: SlotMap<BatchId>,
     /// Ops of all batches that live.
     pub(crate) ops: u64,
     pub(crate) peers: Slab<Peer>,
-    pub(crate) peer_slots: SlotsBy<PeerNumber>,
+    pub(crate) peer_slots: SlotMap<PeerNumber>,
     /// Peers that have nothing to do, by when they last had.
     pub(crate) idle_peers: BTreeSet<(u64, u32)>,
     pub(crate) paths: Slab<Path>,
@@ -276,10 +276,10 @@ impl MoverCore {
             return Err(Refusal::PeerUnknown);
         }
         if self.batches.len() >= config.max_batches as usize {
-            return Err(full(Bound::Batches, config.max_batches));
+            return Err(full(BoundKind::Batches, config.max_batches));
         }
         if self.ops + request.ops.len() as u64 > u64::from(config.max_ops) {
-            return Err(full(Bound::Ops, config.max_ops));
+            return Err(full(BoundKind::Ops, config.max_ops));
         }
         Ok(slot)
     }
@@ -468,9 +468,9 @@ mod tests {
             ("as much as may be", 1, 0, &[8_192, 8_191, 1], None),
             ("its name again, too large", 1, 0, &[8_193, 8_192], Some(Refusal::TooLarge)),
             ("its name again", 1, 7, &[1], Some(Refusal::Duplicate)),
-            ("too many ops in all", 2, 0, &[1; 3], full(Bound::Ops, 5)),
+            ("too many ops in all", 2, 0, &[1; 3], full(BoundKind::Ops, 5)),
             ("just so many", 2, 0, &[1; 2], None),
-            ("no op left", 3, 0, &[1], full(Bound::Ops, 5)),
+            ("no op left", 3, 0, &[1], full(BoundKind::Ops, 5)),
         ];
         let mut bench = Bench::new(config, 1, &[0]);
         bench.know(1, &[]);
@@ -484,7 +484,7 @@ mod tests {
         }
         let told = |batch| BatchRequest { notice: true, ops: Vec::new(), ..write(batch, 0, 1) };
         assert_eq!(bench.submit(told(3)), [], "a notice needs no op");
-        let refusal = Refusal::Full { bound: Bound::Batches, limit: 3 };
+        let refusal = Refusal::Full { bound: BoundKind::Batches, limit: 3 };
         assert_eq!(bench.submit(told(4)), [Effect::Refused { batch: BatchId(4), refusal }]);
         bench.cancel(2);
         assert_eq!(bench.submit(told(4)), [], "what ends makes room");

@@ -47,7 +47,7 @@ mod testing;
 mod timers;
 
 pub use config::{ConfigError, MAX_RAILS, MoverConfig, RailSpec};
-pub use effect::{Bound, Effect, Failure, Reason, Refusal, Stage};
+pub use effect::{BoundKind, Effect, Failure, Reason, Refusal, Stage};
 pub use engine::MoverCore;
 pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, Ticket};
 pub use input::{BatchRequest, Direction, Fault, Input, Op, PathEnd, Route};

@@ -2,7 +2,7 @@
 
 use baton_types::{FetchPlan, blocks_for};
 
-use crate::{Held, LegsConfig};
+use crate::{LegHoldings, LegsConfig};
 
 /// The work that a leg requires of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Work {
 
 /// A prefill that waits for its turn to be opened; nothing is held for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queued {
+pub struct QueuedPrefill {
     pub(crate) work: Work,
     pub(crate) stays: bool,
     pub(crate) fetch: Option<FetchPlan>,
@@ -60,7 +60,7 @@ pub enum Fetch {
 
 /// A prefill whose blocks are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pinned {
+pub struct PinnedPrefill {
     pub(crate) work: Work,
     pub(crate) stays: bool,
     /// Leading blocks that need no computing, counting those that are being brought.
@@ -69,8 +69,8 @@ pub struct Pinned {
 
 /// A pinned prefill of which some blocks are being brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loading {
-    pub(crate) pinned: Pinned,
+pub struct LoadingPrefill {
+    pub(crate) pinned: PinnedPrefill,
     /// Whether the cache has yet to make some of its blocks readable.
     pub(crate) waits: bool,
     pub(crate) fetch: Fetch,
@@ -78,8 +78,8 @@ pub struct Loading {
 
 /// A pinned prefill that its engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Computing {
-    pub(crate) pinned: Pinned,
+pub struct ComputingPrefill {
+    pub(crate) pinned: PinnedPrefill,
     /// When its hand-off failed, µs, if it has: it began with the first layers.
     pub(crate) failed_us: Option<u64>,
 }
@@ -99,11 +99,11 @@ pub enum Complete {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leg {
     /// A prefill in the queue.
-    Queued(Queued),
+    Queued(QueuedPrefill),
     /// A prefill whose blocks are pinned, and some on their way.
-    Loading(Loading),
+    Loading(LoadingPrefill),
     /// A prefill in the engine.
-    Computing(Computing),
+    Computing(ComputingPrefill),
     /// A prefill that is over: its KV is here, whole.
     Held(Complete),
     /// A decode leg that found no room yet.
@@ -119,31 +119,31 @@ pub enum Leg {
     },
 }
 
-impl Queued {
-    pub(crate) const fn opened(self, cached_blocks: u32, waits: bool) -> Loading {
-        let pinned = Pinned { work: self.work, stays: self.stays, cached_blocks };
-        Loading { pinned, waits, fetch: Fetch::None }
+impl QueuedPrefill {
+    pub(crate) const fn opened(self, cached_blocks: u32, waits: bool) -> LoadingPrefill {
+        let pinned = PinnedPrefill { work: self.work, stays: self.stays, cached_blocks };
+        LoadingPrefill { pinned, waits, fetch: Fetch::None }
     }
 }
 
-impl Pinned {
+impl PinnedPrefill {
     /// Leading tokens that need no computing.
     pub(crate) fn cached_tokens(&self, config: &LegsConfig) -> u64 {
         self.work.tokens_of(self.cached_blocks, config)
     }
 }
 
-impl Loading {
+impl LoadingPrefill {
     /// On to the engine, if all is here that will be.
-    pub(crate) const fn settled(self) -> Result<Computing, Self> {
+    pub(crate) const fn settled(self) -> Result<ComputingPrefill, Self> {
         match self.fetch {
-            Fetch::None if !self.waits => Ok(Computing { pinned: self.pinned, failed_us: None }),
+            Fetch::None if !self.waits => Ok(ComputingPrefill { pinned: self.pinned, failed_us: None }),
             _ => Err(self),
         }
     }
 }
 
-impl Computing {
+impl ComputingPrefill {
     pub(crate) const fn computed(self) -> Complete {
         match self.failed_us {
             _ if self.pinned.stays => Complete::Stays,
@@ -157,7 +157,8 @@ impl Leg {
     /// Tokens of an open prefill that its engine has yet to compute.
     pub(crate) fn open_tokens(&self, config: &LegsConfig) -> u64 {
         match self {
-            Self::Loading(Loading { pinned, .. }) | Self::Computing(Computing { pinned, .. }) => {
+            Self::Loading(LoadingPrefill { pinned, .. })
+            | Self::Computing(ComputingPrefill { pinned, .. }) => {
                 pinned.work.prompt_tokens - pinned.cached_tokens(config)
             }
             Self::Queued(_) | Self::Held(_) | Self::WaitingForRoom(_) => 0,
@@ -167,12 +168,14 @@ impl Leg {
 
     /// The resources that it holds at its node.
     #[must_use]
-    pub const fn held(&self) -> Held {
+    pub const fn held(&self) -> LegHoldings {
         match self {
-            Self::Queued(_) | Self::WaitingForRoom(_) => Held { blocks: false, engine: false },
-            Self::Loading(_) | Self::Expecting | Self::Landed => Held { blocks: true, engine: false },
+            Self::Queued(_) | Self::WaitingForRoom(_) => LegHoldings { blocks: false, engine: false },
+            Self::Loading(_) | Self::Expecting | Self::Landed => LegHoldings { blocks: true, engine: false },
             // A prefill that is over waits in its engine: for the word to decode, or for its KV to have left.
-            Self::Computing(_) | Self::Held(_) | Self::Decoding { .. } => Held { blocks: true, engine: true },
+            Self::Computing(_) | Self::Held(_) | Self::Decoding { .. } => {
+                LegHoldings { blocks: true, engine: true }
+            }
         }
     }
 

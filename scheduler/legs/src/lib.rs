@@ -28,7 +28,7 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-pub use leg::{Complete, Computing, Fetch, Leg, Loading, Pinned, Queued, Work};
+pub use leg::{Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, PinnedPrefill, QueuedPrefill, Work};
 pub use set::Legs;
 
 use baton_types::{FetchPlan, RequestId};
@@ -256,7 +256,7 @@ pub enum Effect {
         /// The request that the leg serves.
         request: RequestId,
         /// The resources that it held.
-        held: Held,
+        held: LegHoldings,
     },
     /// An order could not be carried out; the conductor has to know. The leg is closed next, if there is one
     /// that the order fits.
@@ -264,13 +264,13 @@ pub enum Effect {
         /// The request that the leg serves.
         request: RequestId,
         /// The cause, for the conductor.
-        why: Why,
+        why: LegFailure,
     },
 }
 
 /// The resources of a leg that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct LegHoldings {
     /// Whether blocks are pinned or reserved for it.
     pub blocks: bool,
     /// Whether the engine knows it.
@@ -279,7 +279,7 @@ pub struct Held {
 
 /// Why a leg failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum LegFailure {
     /// The prompt is larger than the whole pool.
     TooLarge {
         /// Blocks that it needs.

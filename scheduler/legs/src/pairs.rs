@@ -20,6 +20,7 @@ mod effect;
 mod facts;
 mod limits;
 mod pacing;
+mod progress;
 mod suspects;
 #[cfg(test)]
 mod tests;
@@ -32,12 +33,13 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, Input, Request};
 use baton_types::{ClassId, InstanceId, RequestId};
 
-pub use attempts::{Both, Decoding, HandingOff, Pair, Phase, Prefilling, Stage};
+pub use attempts::{AttemptLegs, DecodeStage, HandoffStage, Pair, Phase, PrefillStage, Stage};
 pub use effect::{Cause, Effect};
 pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
 
-use attempts::{Pace, Sent};
+use attempts::PlacementOrder;
 use pacing::Pacing;
+use progress::Pace;
 
 /// The interface to the conductor's core and to the driver's knowledge. The driver answers each call at once.
 pub trait Core {
@@ -272,7 +274,9 @@ impl Pairs {
     fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         let output_tokens = pair.emitted_tokens;
-        if let Stage::Decoding(Decoding { legs: Both { decode: Some(decode), .. }, .. }) = pair.stage {
+        if let Stage::Decoding(DecodeStage { legs: AttemptLegs { decode: Some(decode), .. }, .. }) =
+            pair.stage
+        {
             self.paces.entry(decode).or_default().answered += 1;
         }
         self.tell(Input::DecodeFinished { request, output_tokens }, core, effects);
@@ -329,7 +333,7 @@ impl Pairs {
     fn ordered(&mut self, order: Order, core: &impl Core, effects: &mut Vec<Effect>) {
         match order {
             Order::StartPrefill { request, instance, decode, fetch, room_tokens, order } => {
-                let sent = Sent { instance, decode, fetch, room_tokens, order };
+                let sent = PlacementOrder { instance, decode, fetch, room_tokens, order };
                 self.start_prefill(request, sent, core, effects);
             }
             Order::StartDecode { request, instance } => self.start_decode(request, instance, effects),

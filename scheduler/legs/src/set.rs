@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use baton_types::{FetchPlan, RequestId};
 
-use crate::leg::{Complete, Computing, Fetch, Leg, Loading, Queued, Work};
-use crate::{Effect, GROW_BLOCKS, Held, Input, LegsConfig, STRANDED_LEASE_US, Why};
+use crate::leg::{Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, QueuedPrefill, Work};
+use crate::{Effect, GROW_BLOCKS, Input, LegFailure, LegHoldings, LegsConfig, STRANDED_LEASE_US};
 
 /// The legs of one node.
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ impl Legs {
         self.arrivals += 1;
         let place = (order, self.arrivals);
         self.queue.insert(place, request);
-        self.legs.insert(request, Leg::Queued(Queued { work, stays, fetch, place }));
+        self.legs.insert(request, Leg::Queued(QueuedPrefill { work, stays, fetch, place }));
     }
 
     fn expect(&mut self, request: RequestId, work: Work, effects: &mut Vec<Effect>) {
@@ -151,8 +151,8 @@ impl Legs {
         let needed_blocks = work.prompt_blocks(&self.config);
         let too_large = needed_blocks > self.config.pool_blocks;
         if too_large {
-            effects.push(Effect::Fail { request, why: Why::TooLarge { needed_blocks } });
-            effects.push(Effect::Close { request, held: Held { blocks: false, engine: false } });
+            effects.push(Effect::Fail { request, why: LegFailure::TooLarge { needed_blocks } });
+            effects.push(Effect::Close { request, held: LegHoldings { blocks: false, engine: false } });
         }
         too_large
     }
@@ -209,7 +209,7 @@ impl Legs {
         if !matches!(self.legs.get(&request), Some(Leg::Queued(_))) || self.others_hold(request) {
             return;
         }
-        effects.push(Effect::Fail { request, why: Why::NoRoom });
+        effects.push(Effect::Fail { request, why: LegFailure::NoRoom });
         self.release(request, effects);
     }
 
@@ -222,7 +222,7 @@ impl Legs {
         &mut self,
         request: RequestId,
         effects: &mut Vec<Effect>,
-        change: impl FnOnce(&mut Loading, &mut Vec<Effect>),
+        change: impl FnOnce(&mut LoadingPrefill, &mut Vec<Effect>),
     ) {
         let Some(Leg::Loading(mut loading)) = self.legs.get(&request).copied() else { return };
         self.opened_tokens -= Leg::Loading(loading).open_tokens(&self.config);
@@ -231,7 +231,7 @@ impl Legs {
         self.go_on(request, loading, effects);
     }
 
-    fn go_on(&mut self, request: RequestId, loading: Loading, effects: &mut Vec<Effect>) {
+    fn go_on(&mut self, request: RequestId, loading: LoadingPrefill, effects: &mut Vec<Effect>) {
         let leg = match loading.settled() {
             Ok(computing) => {
                 let cached_tokens = computing.pinned.cached_tokens(&self.config);
@@ -257,7 +257,7 @@ impl Legs {
                 self.legs.insert(request, Leg::Held(Complete::Stranded(now_us)));
             }
             Some(Leg::Computing(computing)) if !ok => {
-                let computing = Computing { failed_us: Some(now_us), ..*computing };
+                let computing = ComputingPrefill { failed_us: Some(now_us), ..*computing };
                 self.legs.insert(request, Leg::Computing(computing));
             }
             _ => {}
@@ -269,7 +269,7 @@ impl Legs {
             *complete = Complete::Leaves;
             effects.push(Effect::Send { request });
         } else {
-            effects.push(Effect::Fail { request, why: Why::NothingToSend });
+            effects.push(Effect::Fail { request, why: LegFailure::NothingToSend });
         }
     }
 
@@ -280,7 +280,7 @@ impl Legs {
             // The request is gone, or the order came twice.
             None | Some(Leg::Decoding { .. }) => return,
             Some(_) => {
-                effects.push(Effect::Fail { request, why: Why::NotReady });
+                effects.push(Effect::Fail { request, why: LegFailure::NotReady });
                 self.release(request, effects);
                 return;
             }
@@ -302,7 +302,7 @@ impl Legs {
         let youngest = self.legs.iter().rev().find(|(_, leg)| gives(leg)).map(|(id, _)| *id);
         let victim = youngest.unwrap_or(request).max(request);
         // Alone it has all there is: elsewhere there may be more.
-        let why = if self.others_hold(victim) { Why::GaveWay } else { Why::NoRoom };
+        let why = if self.others_hold(victim) { LegFailure::GaveWay } else { LegFailure::NoRoom };
         effects.push(Effect::Fail { request: victim, why });
         self.release(victim, effects);
         self.grow(request, effects);

@@ -11,7 +11,9 @@ use proptest::prelude::*;
 
 use naive::Naive;
 
-use crate::{Complete, Effect, Held, Input, Leg, Legs, LegsConfig, STRANDED_LEASE_US, Why, Work};
+use crate::{
+    Complete, Effect, Input, Leg, LegFailure, LegHoldings, Legs, LegsConfig, STRANDED_LEASE_US, Work,
+};
 
 /// Blocks of 16 tokens, a pool of 100 of them, passes of 64 tokens.
 const CONFIG: LegsConfig = LegsConfig::new(16, 100, 64);
@@ -39,7 +41,7 @@ fn opened(id: u64) -> Input {
 
 const A: RequestId = RequestId(1);
 const B: RequestId = RequestId(2);
-const NOTHING_HELD: Effect = Effect::Close { request: A, held: Held { blocks: false, engine: false } };
+const NOTHING_HELD: Effect = Effect::Close { request: A, held: LegHoldings { blocks: false, engine: false } };
 
 #[test]
 fn prefills_are_opened_in_order_some_passes_ahead_and_nothing_overtakes() {
@@ -68,11 +70,11 @@ fn where_nobody_else_holds_anything_no_room_is_a_failure() {
     step(&mut legs, prefill(1, 160, 1));
     assert_eq!(
         step(&mut legs, Input::NoRoom { request: A }),
-        [Effect::Fail { request: A, why: Why::NoRoom }, NOTHING_HELD]
+        [Effect::Fail { request: A, why: LegFailure::NoRoom }, NOTHING_HELD]
     );
     assert_eq!(legs.get(A), None);
     // A request that can never fit fails at once, for either purpose.
-    let too_large = Effect::Fail { request: A, why: Why::TooLarge { needed_blocks: 101 } };
+    let too_large = Effect::Fail { request: A, why: LegFailure::TooLarge { needed_blocks: 101 } };
     assert_eq!(step(&mut legs, prefill(1, 1601, 1)), [too_large, NOTHING_HELD]);
     assert_eq!(step(&mut legs, Input::Expect { request: A, work: work(1601) }), [too_large, NOTHING_HELD]);
 }
@@ -152,10 +154,10 @@ fn nobody_decodes_before_all_kv_is_here() {
     let mut legs = Legs::new(CONFIG);
     step(&mut legs, Input::Expect { request: A, work: work(160) });
     step(&mut legs, opened(1));
-    let held = Held { blocks: true, engine: false };
+    let held = LegHoldings { blocks: true, engine: false };
     assert_eq!(
         step(&mut legs, Input::StartDecode { request: A }),
-        [Effect::Fail { request: A, why: Why::NotReady }, Effect::Close { request: A, held }]
+        [Effect::Fail { request: A, why: LegFailure::NotReady }, Effect::Close { request: A, held }]
     );
     assert_eq!(step(&mut legs, Input::StartDecode { request: A }), []);
 }
@@ -169,7 +171,7 @@ fn kv_whose_hand_off_failed_is_kept_for_another_one_and_not_for_ever() {
         assert_eq!(step(&mut legs, Input::Computed { request: A }), [Effect::Seal { request: A }]);
         legs
     };
-    let closed = [Effect::Close { request: A, held: Held { blocks: true, engine: true } }];
+    let closed = [Effect::Close { request: A, held: LegHoldings { blocks: true, engine: true } }];
     let ended = |ok, now_us| Input::HandedOff { request: A, ok, now_us };
     let mut legs = computed();
     assert_eq!(step(&mut legs, ended(true, 1)), closed);
@@ -184,7 +186,7 @@ fn kv_whose_hand_off_failed_is_kept_for_another_one_and_not_for_ever() {
     assert_eq!(step(&mut legs, Input::Tick { now_us: 8 + STRANDED_LEASE_US }), closed);
     assert_eq!(
         step(&mut legs, Input::HandOff { request: A }),
-        [Effect::Fail { request: A, why: Why::NothingToSend }]
+        [Effect::Fail { request: A, why: LegFailure::NothingToSend }]
     );
     // One that failed while its prefill computed.
     let mut legs = Legs::new(CONFIG);
@@ -207,16 +209,16 @@ fn where_kv_runs_short_the_youngest_gives_its_own_up_and_the_oldest_goes_on() {
     }
     let grow = Effect::Grow { request: A, blocks: 4 };
     assert_eq!(step(&mut legs, Input::Starved { request: A }), [grow]);
-    let held = Held { blocks: true, engine: true };
+    let held = LegHoldings { blocks: true, engine: true };
     let gone = |id, why| {
         let request = RequestId(id);
         [Effect::Fail { request, why }, Effect::Close { request, held }]
     };
     let short = |legs: &mut Legs| step(legs, Input::NotGrown { request: A });
-    assert_eq!(short(&mut legs), [gone(3, Why::GaveWay).as_slice(), &[grow]].concat());
-    assert_eq!(short(&mut legs), [gone(2, Why::GaveWay).as_slice(), &[grow]].concat());
+    assert_eq!(short(&mut legs), [gone(3, LegFailure::GaveWay).as_slice(), &[grow]].concat());
+    assert_eq!(short(&mut legs), [gone(2, LegFailure::GaveWay).as_slice(), &[grow]].concat());
     // Alone, and there is still too little: the pool is too small for it.
-    assert_eq!(short(&mut legs), gone(1, Why::NoRoom));
+    assert_eq!(short(&mut legs), gone(1, LegFailure::NoRoom));
 }
 
 /// A driver that obeys or fails at random, and keeps its own account of what each leg holds.

@@ -189,7 +189,7 @@ mod tests {
         assert!(!harms(&decode, 800), "10 ms and 80 ms");
         assert!(harms(&decode, 801) && harms(&decode, 20_000));
         // What was sent before shares the step.
-        let sent = crate::queue::Dispatched {
+        let sent = crate::queue::DispatchedPrefill {
             request: RequestId(1),
             work_us: 1,
             new_tokens: 500,

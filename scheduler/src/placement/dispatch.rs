@@ -6,8 +6,8 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{DecodeChoice, Placement};
 use crate::conductor::Conductor;
-use crate::policies::Queueing;
-use crate::queue::{Dispatched, Waiting};
+use crate::policies::QueueLocation;
+use crate::queue::{DispatchedPrefill, WaitingPrefill};
 use crate::request::{Entry, Stage};
 use crate::{Effect, FailStage, Request};
 
@@ -41,7 +41,7 @@ impl Conductor {
             let at_us = self.now_us + placement.candidate.latest_us;
             let held_until_us = self.held_until_us(&entry, placement, at_us);
             self.reserve_decode(&mut entry, placement.decode, at_us);
-            let waiting = Waiting { held_until_us, ..self.waiting_of(&entry) };
+            let waiting = WaitingPrefill { held_until_us, ..self.waiting_of(&entry) };
             let planned = self.fleet.known_mut(placement.decode);
             planned.decode.hold(entry.request.id, held_until_us > 0);
             self.fleet.known_mut(id).prefill.enqueue(waiting);
@@ -58,10 +58,10 @@ impl Conductor {
         }
     }
 
-    fn waiting_of(&self, entry: &Entry) -> Waiting {
+    fn waiting_of(&self, entry: &Entry) -> WaitingPrefill {
         let class = self.class(&entry.request);
         let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
-        Waiting {
+        WaitingPrefill {
             request: entry.request.id,
             work_us: entry.work_us,
             arrived_us: entry.arrived_us,
@@ -86,7 +86,7 @@ impl Conductor {
         let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
         // The objective itself: one that only its margin lacks is not given up.
         let due_us = entry.arrived_us.saturating_add(self.class(&entry.request).ttft_us);
-        let work = Dispatched {
+        let work = DispatchedPrefill {
             request: entry.request.id,
             work_us: entry.work_us,
             new_tokens: entry.new_tokens,
@@ -118,7 +118,7 @@ impl Conductor {
                 self.run_queue(id, effects);
             }
         }
-        if self.policy().queueing == Queueing::BeforePlacement {
+        if self.policy().queueing == QueueLocation::BeforePlacement {
             self.run_unplaced(effects);
         }
     }

@@ -23,7 +23,7 @@ const NOWHERE: Refusal = Refusal {
 
 /// Why candidates failed, to name the soonest way out.
 #[derive(Default)]
-struct Kept {
+struct CandidateFailures {
     /// The least late of those that break a TTFT.
     late: Option<Candidate>,
     /// The best of those that are in time but make others late.
@@ -132,7 +132,7 @@ impl Conductor {
         mut candidates: Vec<Candidate>,
         ties: Ties,
     ) -> Result<Placement, Refusal> {
-        let mut kept = Kept::default();
+        let mut kept = CandidateFailures::default();
         let best = if only_feasible {
             self.best_feasible(&mut candidates, request, &mut kept)
         } else {
@@ -177,7 +177,7 @@ impl Conductor {
         &self,
         candidates: &mut [Candidate],
         request: &Request,
-        kept: &mut Kept,
+        kept: &mut CandidateFailures,
     ) -> Option<(Candidate, Option<InstanceId>)> {
         candidates.sort_unstable_by(|a, b| {
             let warmer = b.plan.cached_tokens.cmp(&a.plan.cached_tokens);
@@ -195,7 +195,12 @@ impl Conductor {
     }
 
     /// Checks a candidate's promises; returns its decode instance, or remembers why there is none.
-    fn judge(&self, candidate: &mut Candidate, request: &Request, kept: &mut Kept) -> Option<InstanceId> {
+    fn judge(
+        &self,
+        candidate: &mut Candidate,
+        request: &Request,
+        kept: &mut CandidateFailures,
+    ) -> Option<InstanceId> {
         let deadline = self.deadline_us(request, self.now_us);
         if !candidate.feasible {
             if candidate.plan.harms {
@@ -231,7 +236,7 @@ impl Conductor {
     }
 
     /// The refusal that is over soonest.
-    fn soonest(&self, request: &Request, kept: &Kept) -> Refusal {
+    fn soonest(&self, request: &Request, kept: &CandidateFailures) -> Refusal {
         let no_decode = kept.no_decode.map(|no_decode| self.no_decode(request, no_decode));
         let prefills = kept.late.or(kept.harmful).into_iter().chain(kept.rude).map(|candidate| {
             if candidate.plan.harms {

@@ -2,7 +2,7 @@
 
 use baton_types::Role;
 
-use super::{Choice, FetchRule, Policy, Queueing, Ties};
+use super::{Choice, FetchRule, Policy, QueueLocation, Ties};
 use crate::AdmissionMode;
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
@@ -11,7 +11,7 @@ use crate::placement::Candidate;
 pub(super) const POLICY: Policy = Policy {
     choice: Choice::Least { score, ties: Ties::Warmest },
     fetch: FetchRule::Sooner,
-    queueing: Queueing::ByInstance,
+    queueing: QueueLocation::ByInstance,
     admission: AdmissionMode::Slo,
     foresees: false,
 };

@@ -1,7 +1,7 @@
 //! The last candidate, whatever it holds and owes. Tests alone compile it: this file and its line in the table are all
 //! that a policy takes, and whatever holds for every policy is tried with it.
 
-use super::{Choice, FetchRule, Policy, Queueing, Ties};
+use super::{Choice, FetchRule, Policy, QueueLocation, Ties};
 use crate::AdmissionMode;
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
@@ -10,7 +10,7 @@ use crate::placement::Candidate;
 pub(super) const POLICY: Policy = Policy {
     choice: Choice::Least { score, ties: Ties::First },
     fetch: FetchRule::Never,
-    queueing: Queueing::AtEngines,
+    queueing: QueueLocation::AtEngines,
     admission: AdmissionMode::None,
     foresees: false,
 };

@@ -6,8 +6,8 @@ use baton_types::{RequestId, Role, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, Started, burden, conductor_of, hold, naive_prefill_us, offer, plain, request, shared_chain, spec,
-    started,
+    BLOCK, PrefillStart, burden, conductor_of, hold, naive_prefill_us, offer, plain, request, shared_chain,
+    spec, started,
 };
 use crate::{AdmissionMode, Conductor, InstanceSpec, PolicyName, SchedulerConfig};
 
@@ -23,7 +23,7 @@ struct Paper {
 
 /// What the paper's line 7 decides for one instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Costed {
+struct InstanceCost {
     ttft_us: u64,
     fetches: bool,
 }
@@ -39,7 +39,7 @@ fn cached_tokens(blocks: u64, prompt: u64) -> u64 {
 
 /// Lines 4 to 21: own prefix unless the best is longer by more than the threshold; then as if it
 /// had the best, plus the transfer of the difference.
-fn cost(fleet: &[Paper], at: usize, prompt: u64, threshold: Option<f64>) -> Costed {
+fn cost(fleet: &[Paper], at: usize, prompt: u64, threshold: Option<f64>) -> InstanceCost {
     let own = fleet[at].prefix_blocks;
     let best = fleet.iter().map(|p| p.prefix_blocks).max().unwrap_or(0);
     #[expect(clippy::cast_precision_loss, reason = "block counts are small")]
@@ -47,7 +47,7 @@ fn cost(fleet: &[Paper], at: usize, prompt: u64, threshold: Option<f64>) -> Cost
     let fetches = best > own && threshold.is_some_and(|threshold| ratio > threshold);
     if !fetches {
         let ttft_us = fleet[at].queue_us + naive_prefill_us(prompt - cached_tokens(own, prompt));
-        return Costed { ttft_us, fetches };
+        return InstanceCost { ttft_us, fetches };
     }
     let far = cached_tokens(best, prompt);
     let bytes = (far - cached_tokens(own, prompt)) * TOKEN_BYTES;
@@ -56,7 +56,7 @@ fn cost(fleet: &[Paper], at: usize, prompt: u64, threshold: Option<f64>) -> Cost
     let source = holders.map(|(_, p)| p).min_by_key(|p| p.egress).expect("someone holds the best");
     let transfer_us = seconds_us(source.egress + 1, source.net_bytes_per_s)
         .max(seconds_us(fleet[at].ingress + 1, fleet[at].net_bytes_per_s));
-    Costed { ttft_us: transfer_us + fleet[at].queue_us + naive_prefill_us(prompt - far), fetches }
+    InstanceCost { ttft_us: transfer_us + fleet[at].queue_us + naive_prefill_us(prompt - far), fetches }
 }
 
 /// A scene: what each prefill instance holds and owes, and the prompts to come.
@@ -145,7 +145,7 @@ fn compare(policy: PolicyName, permille: u32, threshold: Option<f64>, scene: &Sc
 }
 
 /// Books a decision on paper.
-fn follow(paper: &mut [Paper], view: &[Paper], chosen: Started, ttft_us: u64, prompt: u64) {
+fn follow(paper: &mut [Paper], view: &[Paper], chosen: PrefillStart, ttft_us: u64, prompt: u64) {
     let at = chosen.prefill as usize;
     let own = view[at].prefix_blocks;
     let mut blocks = own;
@@ -196,7 +196,7 @@ proptest! {
 }
 
 /// Two instances, one with 10 blocks and the other with `own`; the prompt has 12.
-fn at_threshold(own: u64, permille: u32) -> Started {
+fn at_threshold(own: u64, permille: u32) -> PrefillStart {
     let scene = Scene {
         instances: Vec::from([(10, 20_000_000), (own, 0)]),
         decodes: Vec::from([0]),

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Role, Tier};
 
 use crate::testing::{
-    BLOCK, Play, Started, assert_idle, burden, conductor, failure, finished, hold, offer, plain, releases,
-    request, shared_chain, spec, started, starts, step,
+    BLOCK, Play, PrefillStart, assert_idle, burden, conductor, failure, finished, hold, offer, plain,
+    releases, request, shared_chain, spec, started, starts, step,
 };
 use crate::{AdmissionMode, Conductor, Effect, FailStage, Input, InstanceSpec, PolicyName, SchedulerConfig};
 
@@ -27,7 +27,7 @@ fn config(max_retries: u32) -> SchedulerConfig {
 }
 
 /// Brings request 1 to a stop.
-fn bring(conductor: &mut Conductor, stop: Stop) -> Started {
+fn bring(conductor: &mut Conductor, stop: Stop) -> PrefillStart {
     let start = started(&offer(conductor, 0, request(1, 1000, 0)));
     if stop != Stop::Prefilling {
         assert!(step(conductor, 100_000, finished(1)).is_empty());
@@ -44,7 +44,7 @@ fn lose(conductor: &mut Conductor, instance: u32) -> Vec<Effect> {
 }
 
 /// The legs that a request has at a stop.
-fn legs(stop: Stop, start: Started) -> Vec<(u64, u32)> {
+fn legs(stop: Stop, start: PrefillStart) -> Vec<(u64, u32)> {
     match stop {
         Stop::Decoding => Vec::from([(1, start.decode)]),
         _ => Vec::from([(1, start.prefill), (1, start.decode)]),
@@ -119,7 +119,7 @@ fn with_nowhere_left_to_go_a_request_fails_at_once() {
 fn what_only_waited_here_is_placed_again_without_a_word() {
     let mut conductor = conductor(config(0), 2, 1);
     burden(&mut conductor, request(900, 1, 0), (1, 2), 5_000_000);
-    let held: Vec<Started> =
+    let held: Vec<PrefillStart> =
         (1..4).flat_map(|id| starts(&offer(&mut conductor, 0, request(id, 20_000, 0)))).collect();
     assert_eq!(held.len(), 1, "the others wait");
     let effects = lose(&mut conductor, 0);
@@ -355,9 +355,9 @@ fn a_spoilt_leg_is_tried_elsewhere_and_its_instance_goes_on_serving() {
         }
         assert_eq!((conductor.stats().retried, conductor.stats().failed), (1, 0));
         // Whoever was excluded for one request still serves the others.
-        let used: Vec<Started> =
+        let used: Vec<PrefillStart> =
             (2..8).map(|id| started(&offer(&mut conductor, 130_000, request(id, 100, 0)))).collect();
-        let serves = |s: &Started| match stop {
+        let serves = |s: &PrefillStart| match stop {
             Stop::Decoding => s.decode == start.decode,
             _ => s.prefill == start.prefill,
         };

@@ -5,7 +5,7 @@ use baton_types::{Role, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, Started, TOKEN_US, burden, conductor_of, hold, naive_prefill_us, offer, plain, request,
+    BLOCK, PrefillStart, TOKEN_US, burden, conductor_of, hold, naive_prefill_us, offer, plain, request,
     shared_chain, spec, started,
 };
 use crate::{AdmissionMode, Conductor, Effect, InstanceSpec, PolicyName, SchedulerConfig};
@@ -28,7 +28,7 @@ fn busy(conductor: &mut Conductor, instance: u32) {
 }
 
 /// Instance 0 holds 16 blocks and is busy; the request, of 20 blocks, goes to instance 1.
-fn beside_a_busy_holder(net_bytes_per_s: u64) -> Started {
+fn beside_a_busy_holder(net_bytes_per_s: u64) -> PrefillStart {
     let mut conductor = networked(2, net_bytes_per_s);
     hold(&mut conductor, 0, &shared_chain(16), Tier::Hbm);
     busy(&mut conductor, 0);

@@ -6,7 +6,7 @@ use baton_types::{InstanceId, Role, SloClass, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, PASS_US, Started, TOKEN_US, burden, conductor_of, decoding, finished, foretold, heavy_decode,
+    BLOCK, PASS_US, PrefillStart, TOKEN_US, burden, conductor_of, decoding, finished, foretold, heavy_decode,
     hold, offer, rejection, request, shared_chain, spec, started, starts, step,
 };
 use crate::{Conductor, Effect, Input, InstanceSpec, RejectReason, SchedulerConfig};
@@ -23,7 +23,7 @@ fn beside_a_busy_pool(config: SchedulerConfig, decode: InstanceSpec) -> Conducto
     conductor
 }
 
-fn is_local(start: Started) -> bool {
+fn is_local(start: PrefillStart) -> bool {
     start.prefill == start.decode
 }
 
@@ -192,7 +192,7 @@ fn the_busier_the_decodes_the_longer_a_local_prefill_is_predicted_to_take() {
 #[test]
 fn an_engine_that_does_both_keeps_both_legs() {
     let mut conductor = conductor_of(config(), &[spec(0, Role::Both), spec(1, Role::Both)]);
-    let homes: Vec<Started> =
+    let homes: Vec<PrefillStart> =
         (0..4).flat_map(|id| starts(&offer(&mut conductor, 0, request(id, 2_000, 0)))).collect();
     assert!(homes.len() >= 2 && homes.iter().all(|s| is_local(*s)), "{homes:?}");
     assert!(

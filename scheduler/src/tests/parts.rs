@@ -7,19 +7,19 @@ use proptest::prelude::*;
 
 use crate::estimate::LengthEstimator;
 use crate::placement::{Hit, Hits};
-use crate::queue::{Dispatched, FairShares, PrefillLedger, Waiting};
+use crate::queue::{DispatchedPrefill, FairShares, PrefillLedger, WaitingPrefill};
 use crate::timers::Timers;
 
 /// Work as a test draws it: (work µs, deadline µs, arrived µs, priority, tenant).
-type Drawn = (u64, u64, u64, i32, u32);
+type WorkDraw = (u64, u64, u64, i32, u32);
 
-fn works() -> impl Strategy<Value = Vec<Drawn>> {
+fn works() -> impl Strategy<Value = Vec<WorkDraw>> {
     proptest::collection::vec((1u64..500, 1u64..4_000, 0u64..300, 0i32..2, 0u32..3), 1..14)
 }
 
-fn waiting(id: u64, drawn: Drawn) -> Waiting {
+fn waiting(id: u64, drawn: WorkDraw) -> WaitingPrefill {
     let (work_us, deadline_us, arrived_us, priority, tenant) = drawn;
-    Waiting {
+    WaitingPrefill {
         request: RequestId(id),
         work_us,
         arrived_us,
@@ -31,23 +31,27 @@ fn waiting(id: u64, drawn: Drawn) -> Waiting {
     }
 }
 
-fn ledger(works: &[Drawn], ahead_us: u64) -> PrefillLedger {
+fn ledger(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
     let mut ledger = PrefillLedger::default();
     for (id, drawn) in (0u64..).zip(works) {
         ledger.enqueue(waiting(id, *drawn));
     }
-    let work =
-        Dispatched { request: RequestId(999), work_us: ahead_us, new_tokens: 1, deadline_us: u64::MAX };
+    let work = DispatchedPrefill {
+        request: RequestId(999),
+        work_us: ahead_us,
+        new_tokens: 1,
+        deadline_us: u64::MAX,
+    };
     ledger.dispatch(0, work);
     ledger
 }
 
 /// When each ends if all are served by deadline from `start_us` on: (deadline, end) in that order.
-fn by_deadline(all: &[Waiting], start_us: u64) -> Vec<(Waiting, u64)> {
+fn by_deadline(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u64)> {
     let mut sorted = all.to_vec();
     sorted.sort_by_key(|w| (w.deadline_us, w.arrived_us, w.request));
     let mut clock_us = start_us;
-    let end = |w: Waiting| {
+    let end = |w: WaitingPrefill| {
         clock_us += w.work_us;
         (w, clock_us)
     };
@@ -55,7 +59,7 @@ fn by_deadline(all: &[Waiting], start_us: u64) -> Vec<(Waiting, u64)> {
 }
 
 /// Those that meet their deadline when served by deadline.
-fn kept(all: &[Waiting], start_us: u64) -> Vec<RequestId> {
+fn kept(all: &[WaitingPrefill], start_us: u64) -> Vec<RequestId> {
     by_deadline(all, start_us)
         .iter()
         .filter(|(w, end_us)| *end_us <= w.deadline_us)
@@ -95,7 +99,7 @@ proptest! {
         let next = ledger.waiting()[ledger.next(now_us, ageing_us, &fair).expect("something waits")];
         let band = works.iter().map(|w| w.3).max().expect("not empty");
         prop_assert_eq!(next.priority, band, "bands are strict");
-        let in_band: Vec<Waiting> = ledger.waiting().iter().copied().filter(|w| w.priority == band).collect();
+        let in_band: Vec<WaitingPrefill> = ledger.waiting().iter().copied().filter(|w| w.priority == band).collect();
         let oldest = in_band.iter().map(|w| w.arrived_us).min().expect("not empty");
         if now_us - oldest > ageing_us {
             prop_assert_eq!(next.arrived_us, oldest);
@@ -105,8 +109,8 @@ proptest! {
         let tenant = in_band.iter().map(|w| (fair.served(w.tenant), w.tenant)).min().expect("not empty").1;
         let shortest = in_band.iter().filter(|w| w.tenant == tenant).map(|w| w.work_us).min();
         let start_us = now_us + ledger.dispatched_left_us(now_us);
-        let harmless = |first: &Waiting| {
-            let rest: Vec<Waiting> = ledger.waiting().iter().copied().filter(|w| w.request != first.request).collect();
+        let harmless = |first: &WaitingPrefill| {
+            let rest: Vec<WaitingPrefill> = ledger.waiting().iter().copied().filter(|w| w.request != first.request).collect();
             let after = kept(&rest, start_us + first.work_us);
             let ahead = |id: &RequestId| {
                 // Only those that would have gone before it are made to wait by it.

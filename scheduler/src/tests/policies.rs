@@ -53,24 +53,24 @@ fn random_is_even_and_repeats_with_its_seed() {
 
 /// What the router has sent to one instance, by the published formulas.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sent {
+struct SentLoad {
     blocks_held: u64,
     active_tokens: u64,
     batch: u64,
 }
 
 /// Offers prompts one after the other and compares with the naive score.
-fn compare(policy: PolicyName, holds: &[u64], prompts: &[u64], score: impl Fn(&Sent, u64, u64) -> f64) {
+fn compare(policy: PolicyName, holds: &[u64], prompts: &[u64], score: impl Fn(&SentLoad, u64, u64) -> f64) {
     let mut conductor = under(policy, u32::try_from(holds.len()).expect("few"));
     let mut sent = Vec::new();
     for (id, blocks) in (0u32..).zip(holds) {
         hold(&mut conductor, id, &shared_chain(*blocks), Tier::Hbm);
-        sent.push(Sent { blocks_held: *blocks, ..Sent::default() });
+        sent.push(SentLoad { blocks_held: *blocks, ..SentLoad::default() });
     }
     for (id, prompt) in (0u64..).zip(prompts) {
         let start = started(&offer(&mut conductor, 0, request(id, *prompt, u64::MAX)));
-        let cached = |s: &Sent| (s.blocks_held * BLOCK).min(prompt - 1);
-        let naive = |s: &Sent| score(s, *prompt, cached(s));
+        let cached = |s: &SentLoad| (s.blocks_held * BLOCK).min(prompt - 1);
+        let naive = |s: &SentLoad| score(s, *prompt, cached(s));
         let chosen = start.prefill as usize;
         let least = sent.iter().map(naive).fold(f64::INFINITY, f64::min);
         assert!(naive(&sent[chosen]) <= least + 1e-9, "{chosen} of {sent:?} for {prompt}");

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId, Tier};
 
 use crate::testing::{
-    BLOCK, Started, conductor, failure, finished, foretold, hold, offer, plain, request, shared_chain,
+    BLOCK, PrefillStart, conductor, failure, finished, foretold, hold, offer, plain, request, shared_chain,
     started, step,
 };
 use crate::{AdmissionMode, Conductor, Input, PolicyName, Request, SchedulerConfig};
@@ -12,7 +12,7 @@ use crate::{AdmissionMode, Conductor, Input, PolicyName, Request, SchedulerConfi
 const ONE: RequestId = RequestId(1);
 
 /// A request that decodes, on one of two decode instances.
-fn decoding(request: Request) -> (Conductor, Started) {
+fn decoding(request: Request) -> (Conductor, PrefillStart) {
     let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 2);
     let start = started(&offer(&mut conductor, 0, request));
     step(&mut conductor, 100_000, finished(1));
@@ -21,7 +21,7 @@ fn decoding(request: Request) -> (Conductor, Started) {
 }
 
 /// Its decode says how far it came and dies; returns how it starts again.
-fn resumed(conductor: &mut Conductor, start: Started, emitted_tokens: u32) -> Started {
+fn resumed(conductor: &mut Conductor, start: PrefillStart, emitted_tokens: u32) -> PrefillStart {
     let told = Input::TokensEmitted { request: ONE, emitted_tokens };
     assert!(step(conductor, 5_000_000, told).is_empty());
     let lost = Input::InstanceLost { instance: InstanceId(start.decode), epoch: Epoch(1) };

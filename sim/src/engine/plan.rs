@@ -2,7 +2,7 @@
 
 use baton_types::{CostProfile, StepCost};
 
-use super::{Engine, Mix, Prefilling, to_us};
+use super::{ActivePrefill, Engine, Mix, to_us};
 
 /// What one stride consists of.
 #[derive(Clone, Debug)]
@@ -56,12 +56,12 @@ struct Limit {
 
 /// A pass as far as it is filled.
 #[derive(Clone, Copy, Debug, Default)]
-struct Filled {
+struct PassLoad {
     tokens: u64,
     attention_us: f64,
 }
 
-impl Filled {
+impl PassLoad {
     #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
     fn work_us(&self, profile: &CostProfile) -> f64 {
         profile.dense_us(self.tokens as f64) + self.attention_us
@@ -73,7 +73,7 @@ impl Filled {
     }
 
     /// Tokens of the job that still fit.
-    fn share_of(&self, profile: &CostProfile, limit: Limit, job: &Prefilling) -> u64 {
+    fn share_of(&self, profile: &CostProfile, limit: Limit, job: &ActivePrefill) -> u64 {
         let most = job.job.left_tokens.min(limit.tokens - self.tokens);
         let fits = |take| self.with(profile, take, job.job.prefix_tokens).work_us(profile) <= limit.time_us;
         if fits(most) {
@@ -120,14 +120,14 @@ impl Engine {
         let speed = self.speed_permille as f64 / 1000.0;
         let limit = Limit { tokens: self.pass_tokens, time_us: free_us * speed + self.profile.shared_us };
         let first = self.jobs.iter().find(|p| p.job.left_tokens > 0)?;
-        let some = free_us > 0.0 && Filled::default().share_of(&self.profile, limit, first) > 0;
+        let some = free_us > 0.0 && PassLoad::default().share_of(&self.profile, limit, first) > 0;
         some.then_some(limit)
     }
 
     /// A pass over the first jobs, with a decode step of the batch in it if `mixed`.
     fn plan_pass(&mut self, limit: Limit, mixed: bool) -> Stride {
         let profile = self.profile.clone();
-        let mut filled = Filled::default();
+        let mut filled = PassLoad::default();
         let mut chunks = Vec::with_capacity(2);
         for prefilling in &mut self.jobs {
             if filled.tokens == limit.tokens {

@@ -1,12 +1,12 @@
 //! How strides end, whole or cut short.
 
 use super::plan::Stride;
-use super::{Ended, Engine, Moment, to_us};
+use super::{Engine, EngineEvent, Moment, to_us};
 
 impl Engine {
     /// Before something joins or leaves: a run of decode steps goes on only to the end of the step
     /// in progress. Returns how many of its steps have ended by then.
-    pub(super) fn cut(&mut self, at: Moment, ended: &mut Vec<Ended>) -> u64 {
+    pub(super) fn cut(&mut self, at: Moment, ended: &mut Vec<EngineEvent>) -> u64 {
         let Some(stride) = self.stride.as_mut().filter(|s| s.chunks.is_empty()) else { return 0 };
         let done = stride.steps_by(at.now_us);
         let at_boundary = done > 0 && to_us(stride.steps_end_ps(done)) == at.now_us;
@@ -25,7 +25,7 @@ impl Engine {
     }
 
     /// Ends a run of decode steps with its last step that has ended by `now_us`.
-    pub(super) fn end_completed_steps(&mut self, now_us: u64, ended: &mut Vec<Ended>) {
+    pub(super) fn end_completed_steps(&mut self, now_us: u64, ended: &mut Vec<EngineEvent>) {
         let Some(mut stride) = self.stride.take_if(|s| s.chunks.is_empty()) else { return };
         self.version += 1;
         stride.steps = stride.steps_by(now_us);
@@ -38,7 +38,7 @@ impl Engine {
 
     /// Takes in that the moment announced by [`Engine::poll`] came; stale versions do nothing.
     /// Returns when a pass that has just left the entrance of the pipeline will leave it, µs.
-    pub fn advance(&mut self, version: u32, ended: &mut Vec<Ended>) -> Option<u64> {
+    pub fn advance(&mut self, version: u32, ended: &mut Vec<EngineEvent>) -> Option<u64> {
         if version != self.version {
             return None;
         }
@@ -55,13 +55,13 @@ impl Engine {
     }
 
     /// Takes in that pipelined passes left.
-    pub fn drain_pipeline(&mut self, now_us: u64, ended: &mut Vec<Ended>) {
+    pub fn drain_pipeline(&mut self, now_us: u64, ended: &mut Vec<EngineEvent>) {
         while let Some(stride) = self.in_pipeline.pop_front_if(|s| to_us(s.end_ps) <= now_us) {
             self.finish(&stride, ended);
         }
     }
 
-    fn finish(&mut self, stride: &Stride, ended: &mut Vec<Ended>) {
+    fn finish(&mut self, stride: &Stride, ended: &mut Vec<EngineEvent>) {
         if stride.steps > 0 {
             self.finish_steps(stride, ended);
         }
@@ -74,14 +74,14 @@ impl Engine {
             prefilling.passes -= 1;
             if prefilling.job.left_tokens == 0 && prefilling.passes == 0 {
                 let compute_us = to_us(prefilling.spent_ps) / self.pipeline_nodes;
-                ended.push(Ended::Prefilled { slot: prefilling.job.slot, compute_us });
+                ended.push(EngineEvent::Prefilled { slot: prefilling.job.slot, compute_us });
                 self.jobs.remove(place);
             }
         }
     }
 
     /// Every running sequence takes the stride's steps.
-    fn finish_steps(&mut self, stride: &Stride, ended: &mut Vec<Ended>) {
+    fn finish_steps(&mut self, stride: &Stride, ended: &mut Vec<EngineEvent>) {
         let (batch, steps) = (self.running.len() as u64, stride.steps);
         let mixed = !stride.chunks.is_empty();
         let first_ps =
@@ -104,12 +104,12 @@ impl Engine {
             if sequence.first_token_due {
                 sequence.first_token_due = false;
                 decoding.mark.skip_first_step();
-                ended.push(Ended::FirstToken { slot: sequence.slot, at_us: first_end_us });
+                ended.push(EngineEvent::FirstToken { slot: sequence.slot, at_us: first_end_us });
             }
             if sequence.left_tokens == 0 {
                 gone_tokens += sequence.context_tokens;
                 let (slot, emitted_tokens) = (sequence.slot, decoding.emitted_tokens);
-                ended.push(Ended::Decoded { slot, emitted_tokens, mark: decoding.mark });
+                ended.push(EngineEvent::Decoded { slot, emitted_tokens, mark: decoding.mark });
             }
             sequence.left_tokens > 0
         });

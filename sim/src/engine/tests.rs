@@ -49,7 +49,7 @@ pub(super) struct Story {
     pub first_token_us: Option<u64>,
     pub decoded: Option<(u64, u32)>,
     pub gaps_us: Vec<u32>,
-    pub lost: Option<Lost>,
+    pub lost: Option<LostDecode>,
 }
 
 /// Runs an engine as the world does: ends first, then acts, then planning, then late acts.
@@ -61,7 +61,7 @@ pub(super) struct Driver {
     now_us: u64,
     wake: Option<(u64, u32)>,
     leaving_us: VecDeque<u64>,
-    ended: Vec<Ended>,
+    ended: Vec<EngineEvent>,
 }
 
 impl Driver {
@@ -156,7 +156,7 @@ impl Driver {
     fn note(&mut self) {
         for end in std::mem::take(&mut self.ended) {
             match end {
-                Ended::Prefilled { slot, compute_us } => {
+                EngineEvent::Prefilled { slot, compute_us } => {
                     let story = self.stories.entry(slot).or_default();
                     assert_eq!(
                         story.prefilled.replace((self.now_us, compute_us)),
@@ -164,12 +164,12 @@ impl Driver {
                         "{slot} prefilled twice"
                     );
                 }
-                Ended::FirstToken { slot, at_us } => {
+                EngineEvent::FirstToken { slot, at_us } => {
                     assert!(at_us <= self.now_us);
                     let story = self.stories.entry(slot).or_default();
                     assert_eq!(story.first_token_us.replace(at_us), None, "{slot} began twice");
                 }
-                Ended::Decoded { slot, emitted_tokens, mark } => {
+                EngineEvent::Decoded { slot, emitted_tokens, mark } => {
                     let story = self.stories.entry(slot).or_default();
                     assert_eq!(
                         story.decoded.replace((self.now_us, emitted_tokens)),

@@ -22,11 +22,11 @@ const EVERY: u32 = 8;
 #[derive(Clone, Debug)]
 pub struct Popularity {
     /// Empty until the first block: most tests count nothing.
-    sets: Vec<[Followed; WAYS]>,
+    sets: Vec<[HotBlock; WAYS]>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Followed {
+struct HotBlock {
     block: BlockHash,
     /// 0 for a free place.
     asked: u32,
@@ -61,7 +61,7 @@ impl Popularity {
     #[expect(clippy::cast_possible_truncation, reason = "the low bits name the set")]
     pub fn asked(&mut self, block: BlockHash, holders: impl Fn(BlockHash) -> usize) {
         if self.sets.is_empty() {
-            self.sets = vec![[Followed::default(); WAYS]; SETS];
+            self.sets = vec![[HotBlock::default(); WAYS]; SETS];
         }
         let set = &mut self.sets[block.0 as usize % SETS];
         if let Some(followed) = set.iter_mut().find(|f| f.asked > 0 && f.block == block) {
@@ -71,7 +71,7 @@ impl Popularity {
             }
         } else if let Some(least) = set.iter_mut().min_by_key(|f| f.asked) {
             match least.asked {
-                0 => *least = Followed { block, asked: 1, ..Followed::default() },
+                0 => *least = HotBlock { block, asked: 1, ..HotBlock::default() },
                 _ => least.asked -= 1,
             }
         }
@@ -81,7 +81,7 @@ impl Popularity {
     /// the rank; blocks asked for once are nobody's favourite and are left out.
     #[must_use]
     pub fn ranked(&self) -> Vec<HotBlocks> {
-        let mut blocks: Vec<Followed> = self.sets.iter().flatten().filter(|f| f.asked > 1).copied().collect();
+        let mut blocks: Vec<HotBlock> = self.sets.iter().flatten().filter(|f| f.asked > 1).copied().collect();
         blocks.sort_unstable_by_key(|f| std::cmp::Reverse((f.asked, f.block)));
         blocks.truncate(RANKS);
         let mut groups = Vec::new();
@@ -95,7 +95,7 @@ impl Popularity {
     }
 }
 
-impl Followed {
+impl HotBlock {
     fn look(&mut self, holders: usize) {
         let holders = u32::try_from(holders).unwrap_or(u32::MAX);
         self.looks = self.looks.saturating_add(1);
@@ -127,14 +127,14 @@ fn group_end(first: usize) -> usize {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "means for a report")]
-fn group(blocks: &[Followed], first: usize) -> HotBlocks {
+fn group(blocks: &[HotBlock], first: usize) -> HotBlocks {
     let count = blocks.len() as f64;
     let rank = |index: usize| u32::try_from(index + 1).unwrap_or(u32::MAX);
     HotBlocks {
         first_rank: rank(first),
         last_rank: rank(first + blocks.len() - 1),
         asked: blocks.iter().map(|f| f64::from(f.asked)).sum::<f64>() / count,
-        replicas: blocks.iter().map(Followed::replicas).sum::<f64>() / count,
+        replicas: blocks.iter().map(HotBlock::replicas).sum::<f64>() / count,
         replicas_max: blocks.iter().map(|f| f.held_max).max().unwrap_or(0),
     }
 }

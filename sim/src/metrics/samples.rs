@@ -52,7 +52,7 @@ impl Samples {
     /// are nearest rank: exact up to 2^20 samples, then within 0.4 %.
     #[must_use]
     pub fn figures(&self, unit: f64) -> (LatencySummary, Vec<(f32, f32)>) {
-        let ranked = Ranked::new(self);
+        let ranked = RankedSamples::new(self);
         if self.count == 0 {
             return (LatencySummary::default(), Vec::new());
         }
@@ -69,7 +69,7 @@ impl Samples {
         (summary, Self::quantiles(&ranked, unit))
     }
 
-    fn quantiles(ranked: &Ranked, unit: f64) -> Vec<(f32, f32)> {
+    fn quantiles(ranked: &RankedSamples, unit: f64) -> Vec<(f32, f32)> {
         let hundredths = (0..HUNDREDTHS).map(|i| f64::from(i) / f64::from(HUNDREDTHS));
         let shares = hundredths.chain([0.995, 0.999, 1.0]);
         #[expect(clippy::cast_possible_truncation, reason = "points of a drawing")]
@@ -82,12 +82,12 @@ fn bucket(sample: f32) -> usize {
 }
 
 /// The samples in order of size.
-struct Ranked<'a> {
+struct RankedSamples<'a> {
     sorted: Vec<f32>,
     samples: &'a Samples,
 }
 
-impl<'a> Ranked<'a> {
+impl<'a> RankedSamples<'a> {
     fn new(samples: &'a Samples) -> Self {
         let mut sorted = samples.exact.clone();
         sorted.sort_unstable_by(f32::total_cmp);

@@ -1,7 +1,7 @@
 //! One transfer in progress: how much has left, how fast, and what happens to it next.
 
 use crate::network::units::{GRAINS_PER_BYTE, NEVER, UNLIMITED, after, grains, ns, rate};
-use crate::network::{MAX_PATH_LINKS, Paced, PathLinks, Priority, TransferId, TransferRequest};
+use crate::network::{MAX_PATH_LINKS, PathLinks, Priority, ProducerPace, TransferId, TransferRequest};
 
 /// The fastest producer that is told apart from an instant one, grains a nanosecond.
 const MAX_PRODUCTION: u64 = u64::MAX / 2;
@@ -19,7 +19,7 @@ pub(crate) struct Production {
 impl Production {
     /// `made` of `bytes` at `now_ns`, then evenly as `paced` says; `None` when it says that all
     /// are there already.
-    pub(crate) fn plan(now_ns: u64, made: u128, bytes: u64, paced: Paced) -> Option<Self> {
+    pub(crate) fn plan(now_ns: u64, made: u128, bytes: u64, paced: ProducerPace) -> Option<Self> {
         let until_ns = ns(paced.produced_until_us);
         let span = u128::from(until_ns.checked_sub(now_ns).filter(|&span| span > 0)?);
         let early = grains(bytes.saturating_sub(paced.last_bytes)).saturating_sub(made);
@@ -148,7 +148,7 @@ impl Flight {
     }
 
     /// Follows a new schedule from the last settlement on. False if it had none to replace.
-    pub(crate) fn repace(&mut self, paced: Paced) -> bool {
+    pub(crate) fn repace(&mut self, paced: ProducerPace) -> bool {
         if !self.paced || !self.shares() {
             return false;
         }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::network::LinkId;
 
-    fn flight(bytes: u64, paced: Option<Paced>) -> Flight {
+    fn flight(bytes: u64, paced: Option<ProducerPace>) -> Flight {
         let request = TransferRequest {
             transfer: TransferId(1),
             links: PathLinks::one(LinkId(0)),
@@ -192,8 +192,8 @@ mod tests {
         Flight::new(&request, 10)
     }
 
-    fn paced(produced_until_us: u64, last_bytes: u64) -> Option<Paced> {
-        Some(Paced { produced_until_us, last_bytes })
+    fn paced(produced_until_us: u64, last_bytes: u64) -> Option<ProducerPace> {
+        Some(ProducerPace { produced_until_us, last_bytes })
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
     fn a_late_producer_keeps_what_it_has_made() {
         let mut flight = flight(1_000, paced(110, 100));
         flight.settle(ns(60));
-        assert!(flight.repace(Paced { produced_until_us: 160, last_bytes: 100 }));
+        assert!(flight.repace(ProducerPace { produced_until_us: 160, last_bytes: 100 }));
         let production = *flight.production().unwrap();
         assert_eq!(production.made_by(ns(60)), grains(450));
         assert_eq!(production.rate, rate(4_500_000), "450 bytes over 100 µs");
@@ -256,9 +256,9 @@ mod tests {
     #[test]
     fn an_unpaced_flight_is_not_repaced() {
         let mut unpaced = flight(1_000, None);
-        assert!(!unpaced.repace(Paced { produced_until_us: 160, last_bytes: 0 }));
+        assert!(!unpaced.repace(ProducerPace { produced_until_us: 160, last_bytes: 0 }));
         let mut landing = flight(1_000, paced(110, 100));
         landing.phase = Phase::Landing { at_ns: 5 };
-        assert!(!landing.repace(Paced { produced_until_us: 160, last_bytes: 0 }));
+        assert!(!landing.repace(ProducerPace { produced_until_us: 160, last_bytes: 0 }));
     }
 }

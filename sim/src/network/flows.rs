@@ -5,7 +5,7 @@
 //! their rates.
 
 use crate::network::flight::{Flight, Phase};
-use crate::network::share::{CLASSES, Capped, Shares, SharingLaw};
+use crate::network::share::{CLASSES, CappedFlight, Shares, SharingLaw};
 use crate::network::timers::{Timer, Timers};
 use crate::network::units::{NEVER, UNLIMITED, ns, rate};
 use crate::network::{LinkId, LinkSpec, PathLinks, TransferId};
@@ -55,7 +55,7 @@ pub(crate) enum Outcome {
 
 /// A flight that ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct FlightEnd {
     pub(crate) slot: u32,
     pub(crate) id: TransferId,
     pub(crate) outcome: Outcome,
@@ -75,7 +75,7 @@ pub(crate) struct Flows {
     free: Vec<u32>,
     dirty: Vec<u32>,
     touched: Vec<u32>,
-    capped: Vec<Capped>,
+    capped: Vec<CappedFlight>,
 }
 
 impl Flows {
@@ -132,7 +132,7 @@ impl Flows {
     }
 
     /// Replaces the schedule of a paced flight; false if it has none.
-    pub(crate) fn repace(&mut self, slot: u32, at_ns: u64, paced: crate::network::Paced) -> bool {
+    pub(crate) fn repace(&mut self, slot: u32, at_ns: u64, paced: crate::network::ProducerPace) -> bool {
         self.settle(slot, at_ns);
         let flight = &mut self.flights[slot as usize];
         let path = flight.path;
@@ -156,7 +156,7 @@ impl Flows {
     }
 
     /// Lets everything happen that is due by `to_ns`, in order of time and then of name.
-    pub(crate) fn advance(&mut self, to_ns: u64, ended: &mut Vec<Ended>) {
+    pub(crate) fn advance(&mut self, to_ns: u64, ended: &mut Vec<FlightEnd>) {
         while let Some(at_ns) = self.next_ns().filter(|&at_ns| at_ns <= to_ns) {
             while let Some(timer) = self.timers.pop_due(at_ns) {
                 self.fire(timer, ended);
@@ -197,13 +197,13 @@ impl Flows {
     }
 
     /// Divides `link` as its members stand.
-    pub(crate) fn divided(&self, link: &Link, capped: &mut Vec<Capped>) -> Shares {
+    pub(crate) fn divided(&self, link: &Link, capped: &mut Vec<CappedFlight>) -> Shares {
         capped.clear();
         for &slot in &link.members {
             let flight = &self.flights[slot as usize];
             let cap = flight.cap();
             if flight.shares() && cap != UNLIMITED {
-                capped.push(Capped { cap, class: flight.priority.index() });
+                capped.push(CappedFlight { cap, class: flight.priority.index() });
             }
         }
         self.law.divide(link.rate, &link.counts, capped)
@@ -275,7 +275,7 @@ impl Flows {
     }
 
     /// What is due for one flight: landing, the last byte, the deadline, then its producer.
-    fn fire(&mut self, timer: Timer, ended: &mut Vec<Ended>) {
+    fn fire(&mut self, timer: Timer, ended: &mut Vec<FlightEnd>) {
         let Timer { at_ns, slot, .. } = timer;
         self.settle(slot, at_ns);
         let flight = &mut self.flights[slot as usize];
@@ -313,11 +313,11 @@ impl Flows {
         self.touched.push(slot);
     }
 
-    fn end(&mut self, slot: u32, at_ns: u64, outcome: Outcome, ended: &mut Vec<Ended>) {
+    fn end(&mut self, slot: u32, at_ns: u64, outcome: Outcome, ended: &mut Vec<FlightEnd>) {
         let delivered = self.remove(slot, at_ns);
         let flight = &self.flights[slot as usize];
         let (id, bytes, started_us) = (flight.id, flight.bytes, flight.started_us);
-        ended.push(Ended { slot, id, outcome, bytes, delivered, started_us, at_ns });
+        ended.push(FlightEnd { slot, id, outcome, bytes, delivered, started_us, at_ns });
     }
 
     /// Gives the flight's shares back; it stays on its links until it lands.

@@ -7,7 +7,7 @@ use crate::network::{LinkId, PathLinks, Priority, TransferId};
 /// All but the last `last_bytes` appear at an even rate from the start of the flight until
 /// `produced_until_us`; the last (one layer) appear at that moment. No byte leaves before it appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Paced {
+pub struct ProducerPace {
     /// When the last layer is computed.
     pub produced_until_us: u64,
     /// Bytes that can leave only after that; more than the flight's bytes counts as all of them.
@@ -26,7 +26,7 @@ pub struct TransferRequest {
     /// Its share against others.
     pub priority: Priority,
     /// Its producer, when the bytes are not all there yet.
-    pub paced: Option<Paced>,
+    pub paced: Option<ProducerPace>,
     /// When to give up. A flight that lands at that very microsecond has landed.
     pub deadline_us: Option<u64>,
     /// The most that it may take, for example what one queue pair carries.
@@ -49,7 +49,7 @@ pub enum Input {
         /// Which; a flight that was never paced is left as it is.
         transfer: TransferId,
         /// The new schedule.
-        paced: Paced,
+        paced: ProducerPace,
     },
     /// A link was lost: its flights fail, and new ones are refused.
     LinkDown {

@@ -3,11 +3,12 @@
 use hashbrown::HashMap;
 
 use crate::network::flight::Flight;
-use crate::network::flows::{Ended, Flows, Link, Outcome};
+use crate::network::flows::{FlightEnd, Flows, Link, Outcome};
 use crate::network::share::SharingLaw;
 use crate::network::units::{ns, rate, us_ceil, whole_bytes};
 use crate::network::{
-    Effect, Failure, Input, LinkId, LinkSpec, NetworkConfig, NetworkStats, Paced, TransferId, TransferRequest,
+    Effect, Failure, Input, LinkId, LinkSpec, NetworkConfig, NetworkStats, ProducerPace, TransferId,
+    TransferRequest,
 };
 
 /// Moves bytes over shared links, in time that is handed in. See the module for the model.
@@ -19,7 +20,7 @@ pub struct Network {
     pub(crate) slots: HashMap<TransferId, u32>,
     pub(crate) stats: NetworkStats,
     pub(crate) now_us: u64,
-    ended: Vec<Ended>,
+    ended: Vec<FlightEnd>,
 }
 
 impl Network {
@@ -125,7 +126,7 @@ impl Network {
         true
     }
 
-    fn repace(&mut self, transfer: TransferId, paced: Paced) -> bool {
+    fn repace(&mut self, transfer: TransferId, paced: ProducerPace) -> bool {
         let Some(slot) = self.slots.get(&transfer).copied() else { return false };
         self.flows.repace(slot, ns(self.now_us), paced)
     }

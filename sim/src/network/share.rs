@@ -14,7 +14,7 @@ pub(crate) type Shares = [u64; CLASSES];
 
 /// A flight that cannot use more than `cap`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Capped {
+pub(crate) struct CappedFlight {
     pub(crate) cap: u64,
     pub(crate) class: usize,
 }
@@ -49,7 +49,7 @@ impl SharingLaw {
     /// Divides `rate` among `counts` flights of each class, of which `capped` can use only so
     /// much. The sum of what the flights then take is at most `rate`, and is `rate` (less rounding)
     /// unless all of them are content. The order of `capped` does not matter.
-    pub(crate) fn divide(&self, rate: u64, counts: &[u32; CLASSES], capped: &mut [Capped]) -> Shares {
+    pub(crate) fn divide(&self, rate: u64, counts: &[u32; CLASSES], capped: &mut [CappedFlight]) -> Shares {
         let weights = self.effective(counts);
         let mut rest = rate;
         let mut weight: u64 = weights.iter().zip(counts).map(|(&w, &n)| w * u64::from(n)).sum();
@@ -99,17 +99,17 @@ mod tests {
 
     #[test]
     fn what_a_capped_flight_leaves_goes_to_the_others() {
-        let mut capped = [Capped { cap: 100, class: 0 }];
+        let mut capped = [CappedFlight { cap: 100, class: 0 }];
         assert_eq!(law(0).divide(1_000, &[3, 0, 0, 0], &mut capped)[0], 450);
-        let mut all = [Capped { cap: 100, class: 0 }, Capped { cap: 300, class: 0 }];
+        let mut all = [CappedFlight { cap: 100, class: 0 }, CappedFlight { cap: 300, class: 0 }];
         assert_eq!(law(0).divide(1_000, &[2, 0, 0, 0], &mut all)[0], UNLIMITED);
-        let mut tight = [Capped { cap: 100, class: 0 }, Capped { cap: 900, class: 0 }];
+        let mut tight = [CappedFlight { cap: 100, class: 0 }, CappedFlight { cap: 900, class: 0 }];
         assert_eq!(law(0).divide(600, &[2, 0, 0, 0], &mut tight)[0], 500);
     }
 
     #[test]
     fn a_stalled_link_gives_nothing() {
-        let mut capped = [Capped { cap: 0, class: 1 }, Capped { cap: 5, class: 1 }];
+        let mut capped = [CappedFlight { cap: 0, class: 1 }, CappedFlight { cap: 5, class: 1 }];
         assert_eq!(law(50).divide(0, &[0, 2, 0, 0], &mut capped)[1], 0);
     }
 
@@ -124,7 +124,7 @@ mod tests {
             let mut capped = Vec::new();
             for &(class, cap) in &flights {
                 counts[class] += 1;
-                capped.extend(cap.map(|cap| Capped { cap, class }));
+                capped.extend(cap.map(|cap| CappedFlight { cap, class }));
             }
             let law = law(floor);
             let shares = law.divide(rate, &counts, &mut capped.clone());

@@ -10,12 +10,12 @@ use crate::network::{
 };
 
 /// An effect and the time of the step that gave it.
-pub(crate) type Told = (u64, Effect);
+pub(crate) type TimedEffect = (u64, Effect);
 
 /// Carries time for an engine, as a driver does, and checks it after every step.
 pub(crate) struct Driver {
     pub(crate) engine: Network,
-    pub(crate) told: Vec<Told>,
+    pub(crate) told: Vec<TimedEffect>,
 }
 
 impl Driver {

@@ -238,7 +238,7 @@ mod tests {
     use baton_types::Rng;
 
     fn trace(chains: &[&[u64]]) -> Trace {
-        let mut trace = baton_traces::synth::like(baton_traces::synth::Like::Synthetic, 1);
+        let mut trace = baton_traces::synth::like(baton_traces::synth::PublishedTrace::Synthetic, 1);
         trace.records.truncate(chains.len());
         trace.block_tokens = 16;
         for (record, chain) in trace.records.iter_mut().zip(chains) {

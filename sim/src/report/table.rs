@@ -7,7 +7,7 @@ use super::text::{count, escape, fixed, percent, share};
 
 /// Which end of a column is the good one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Better {
+enum BetterDirection {
     High,
     Low,
     /// Neither: the figure describes the run.
@@ -19,7 +19,7 @@ struct Column {
     head: &'static str,
     /// What the head means.
     hint: &'static str,
-    better: Better,
+    better: BetterDirection,
     value: fn(&RunResult) -> Option<f64>,
     show: fn(f64) -> String,
 }
@@ -27,7 +27,7 @@ struct Column {
 const fn column(
     head: &'static str,
     hint: &'static str,
-    better: Better,
+    better: BetterDirection,
     value: fn(&RunResult) -> Option<f64>,
     show: fn(f64) -> String,
 ) -> Column {
@@ -52,67 +52,85 @@ const fn number(n: u64) -> Option<f64> {
 }
 
 const COLUMNS: [Column; 19] = [
-    column("in SLO", "requests in SLO over requests offered", Better::High, |r| Some(r.goodput), percent),
-    column("requests", "requests offered", Better::Neutral, |r| number(r.requests), whole),
-    column("completed", "requests that got all their tokens", Better::High, |r| number(r.completed), whole),
-    column("refused", "requests refused for good", Better::Low, |r| number(r.rejected), whole),
+    column(
+        "in SLO",
+        "requests in SLO over requests offered",
+        BetterDirection::High,
+        |r| Some(r.goodput),
+        percent,
+    ),
+    column("requests", "requests offered", BetterDirection::Neutral, |r| number(r.requests), whole),
+    column(
+        "completed",
+        "requests that got all their tokens",
+        BetterDirection::High,
+        |r| number(r.completed),
+        whole,
+    ),
+    column("refused", "requests refused for good", BetterDirection::Low, |r| number(r.rejected), whole),
     column(
         "failed",
         "requests admitted that could not be served, or not within the time of a stage",
-        Better::Low,
+        BetterDirection::Low,
         |r| number(r.failed),
         whole,
     ),
     column(
         "tokens in SLO",
         "prompt tokens of requests in SLO over those offered",
-        Better::High,
+        BetterDirection::High,
         |r| share(r.input_tokens_in_slo, r.input_tokens),
         percent,
     ),
-    column("TTFT p50, s", "median time to first token", Better::Low, |r| r.ttft_s.p50, hundredths),
-    column("TTFT p90, s", "90th percentile", Better::Low, |r| r.ttft_s.p90, hundredths),
-    column("TTFT p99, s", "99th percentile", Better::Low, |r| r.ttft_s.p99, hundredths),
+    column("TTFT p50, s", "median time to first token", BetterDirection::Low, |r| r.ttft_s.p50, hundredths),
+    column("TTFT p90, s", "90th percentile", BetterDirection::Low, |r| r.ttft_s.p90, hundredths),
+    column("TTFT p99, s", "99th percentile", BetterDirection::Low, |r| r.ttft_s.p99, hundredths),
     column(
         "TBT p50, ms",
         "median of each request's longest tenth of gaps",
-        Better::Low,
+        BetterDirection::Low,
         |r| r.tbt_ms.p50,
         tenths,
     ),
-    column("TBT p99, ms", "99th percentile", Better::Low, |r| r.tbt_ms.p99, tenths),
-    column("gap mean, ms", "mean of all token gaps", Better::Low, |r| Some(r.itl_ms_mean), tenths),
-    column("hit ratio", "prompt blocks reused", Better::High, |r| Some(r.block_hit_ratio), percent),
+    column("TBT p99, ms", "99th percentile", BetterDirection::Low, |r| r.tbt_ms.p99, tenths),
+    column("gap mean, ms", "mean of all token gaps", BetterDirection::Low, |r| Some(r.itl_ms_mean), tenths),
+    column("hit ratio", "prompt blocks reused", BetterDirection::High, |r| Some(r.block_hit_ratio), percent),
     column(
         "prefill busy, s",
         "engine time spent on prefills",
-        Better::Neutral,
+        BetterDirection::Neutral,
         |r| Some(r.prefill_busy_s),
         whole,
     ),
     column(
         "wasted prefill, tokens",
         "prompt tokens computed for requests refused afterwards",
-        Better::Low,
+        BetterDirection::Low,
         |r| number(r.wasted_prefill_tokens),
         whole,
     ),
-    column("oscillation", "see Oscillation", Better::Low, |r| Some(r.oscillation_index), hundredths),
+    column("oscillation", "see Oscillation", BetterDirection::Low, |r| Some(r.oscillation_index), hundredths),
     column(
         "copies made",
         "copies of hot blocks made ahead of demand",
-        Better::Neutral,
+        BetterDirection::Neutral,
         |r| number(r.replications),
         whole,
     ),
     column(
         "prediction error",
         "of the conductor's prefill times, mean",
-        Better::Low,
+        BetterDirection::Low,
         |r| Some(r.prefill_prediction_error),
         percent,
     ),
-    column("CPU, s", "processor time of the simulation", Better::Neutral, |r| Some(r.cpu_s), hundredths),
+    column(
+        "CPU, s",
+        "processor time of the simulation",
+        BetterDirection::Neutral,
+        |r| Some(r.cpu_s),
+        hundredths,
+    ),
 ];
 
 /// All runs side by side.
@@ -163,9 +181,9 @@ fn best_of(column: &Column, runs: &[RunResult]) -> Option<f64> {
         return None;
     }
     match column.better {
-        Better::High => values.into_iter().max_by(f64::total_cmp),
-        Better::Low => values.into_iter().min_by(f64::total_cmp),
-        Better::Neutral => None,
+        BetterDirection::High => values.into_iter().max_by(f64::total_cmp),
+        BetterDirection::Low => values.into_iter().min_by(f64::total_cmp),
+        BetterDirection::Neutral => None,
     }
 }
 

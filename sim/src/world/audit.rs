@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 
 use super::World;
 use super::node::Node;
-use super::requests::Live;
+use super::requests::LiveRequest;
 
 /// Fails with a sentence unless a condition holds.
 macro_rules! ensure {
@@ -55,7 +55,7 @@ impl World {
         Ok(())
     }
 
-    fn check_request(&self, slot: u32, live: &Live) -> Result<(), String> {
+    fn check_request(&self, slot: u32, live: &LiveRequest) -> Result<(), String> {
         let (prefill, decode) = (&self.nodes[live.prefill as usize], &self.nodes[live.decode as usize]);
         let local = live.prefill == live.decode;
         ensure!(live.handoff.is_none_or(|n| self.flights.contains_key(&n)), "its hand-off is nowhere");

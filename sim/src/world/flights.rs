@@ -1,7 +1,7 @@
 //! Bytes on links: fetches, hand-offs, copies between tiers, replicas.
 
 use crate::network::{
-    Effect, Input as NetworkInput, LinkId, Paced, PathLinks, Priority, TransferId, TransferRequest,
+    Effect, Input as NetworkInput, LinkId, PathLinks, Priority, ProducerPace, TransferId, TransferRequest,
 };
 use baton_legs::{Input as LegInput, Leg};
 use baton_scheduler::Input;
@@ -38,7 +38,7 @@ impl World {
         purpose: Purpose,
         links: &[LinkId],
         bytes: u64,
-        rest: (Priority, Option<Paced>, Option<u64>),
+        rest: (Priority, Option<ProducerPace>, Option<u64>),
     ) -> u64 {
         self.next_flight += 1;
         let number = self.next_flight;
@@ -107,7 +107,7 @@ impl World {
             let left_us =
                 spec.profile.chunked_prefill_us(new, live.cached_tokens, spec.pass_tokens.into()) as u64;
             let last_bytes = bytes / u64::from(spec.profile.layers.max(1));
-            Paced { produced_until_us: self.now_us + left_us, last_bytes }
+            ProducerPace { produced_until_us: self.now_us + left_us, last_bytes }
         });
         let (links, cap) = (self.path(from, to), self.cap(from));
         self.metrics.handed_off(bytes);
@@ -120,7 +120,7 @@ impl World {
     pub(crate) fn handoff_produced(&mut self, slot: u32) {
         match self.live[slot as usize].handoff {
             Some(number) => {
-                let paced = Paced { produced_until_us: self.now_us, last_bytes: 0 };
+                let paced = ProducerPace { produced_until_us: self.now_us, last_bytes: 0 };
                 self.step_network(NetworkInput::Repace { transfer: TransferId(number), paced });
             }
             None => self.begin_handoff(slot),
@@ -163,8 +163,9 @@ impl World {
             return None;
         }
         let last = chain.last()?;
-        let holds =
-            |l: &&super::Live| l.used && l.keys.get(chain.len() - 1).is_some_and(|k| k.short() == *last);
+        let holds = |l: &&super::LiveRequest| {
+            l.used && l.keys.get(chain.len() - 1).is_some_and(|k| k.short() == *last)
+        };
         let live = self.live.iter().find(holds).map(|l| l.keys[..chain.len()].to_vec());
         let store = &self.nodes[from as usize].store;
         live.or_else(|| Some(chain.iter().map_while(|hash| store.named(*hash)).collect()))

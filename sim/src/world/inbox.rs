@@ -9,7 +9,7 @@ use baton_types::{Epoch, InstanceId, RequestId};
 
 use super::World;
 use super::node::Node;
-use super::requests::Live;
+use super::requests::LiveRequest;
 use crate::oracle::Oracle;
 use crate::setup::Setup;
 
@@ -53,11 +53,11 @@ pub struct Step {
 }
 
 /// What pairs ask of the world.
-struct Modelled<'a> {
+struct ModelledCore<'a> {
     now_us: u64,
     conductor: &'a mut Conductor,
     oracle: &'a mut Oracle,
-    live: &'a [Live],
+    live: &'a [LiveRequest],
     nodes: &'a [Node],
     setup: &'a Setup,
     /// The request that has just come.
@@ -66,8 +66,8 @@ struct Modelled<'a> {
     peers: Option<&'a mut Vec<Input>>,
 }
 
-impl Modelled<'_> {
-    fn live(&self, request: RequestId) -> Option<&Live> {
+impl ModelledCore<'_> {
+    fn live(&self, request: RequestId) -> Option<&LiveRequest> {
         #[expect(clippy::cast_possible_truncation, reason = "the low half is the slot")]
         let slot = request.0 as u32;
         self.live.get(slot as usize).filter(|live| live.used && live.id == request)
@@ -89,7 +89,7 @@ const fn is_shared(input: &Input) -> bool {
     )
 }
 
-impl Core for Modelled<'_> {
+impl Core for ModelledCore<'_> {
     fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>) {
         if let Some(peers) = self.peers.as_mut().filter(|_| is_shared(&input)) {
             peers.push(input.clone());
@@ -190,7 +190,7 @@ impl World {
         let mut to_peers = Vec::new();
         let own = !matches!(news, News::Fact(_));
         let heard = self.schedule.is_some().then(|| news.clone());
-        let mut core = Modelled {
+        let mut core = ModelledCore {
             now_us,
             conductor: &mut self.conductors[at],
             oracle: &mut self.oracle,
@@ -252,9 +252,9 @@ mod tests {
     use crate::setup::Setup;
     use crate::workload::{Arrival, Workload};
 
-    struct One(Option<Arrival>);
+    struct SingleArrival(Option<Arrival>);
 
-    impl Workload for One {
+    impl Workload for SingleArrival {
         fn next(&mut self) -> Option<Arrival> {
             self.0.take()
         }
@@ -279,7 +279,7 @@ mod tests {
             tenant: 0,
             cancel_after_us: None,
         };
-        let mut world = World::new(setup, Box::new(One(Some(arrival)))).unwrap();
+        let mut world = World::new(setup, Box::new(SingleArrival(Some(arrival)))).unwrap();
         let computes = |world: &World| matches!(world.prefill_leg(0), Some(Leg::Computing(_)));
         while world.live.is_empty() || !computes(&world) {
             assert!(world.advance().unwrap());

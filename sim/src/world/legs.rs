@@ -1,7 +1,7 @@
 //! Carrying out what a node's legs ask for, with models in place of cache, engine and network.
 
 use baton_legs::pairs::{Fact, Failure};
-use baton_legs::{Complete, Effect, Held, Input as LegInput, Leg, Why};
+use baton_legs::{Complete, Effect, Input as LegInput, Leg, LegFailure, LegHoldings};
 use baton_store::Input as StoreInput;
 
 use super::World;
@@ -120,7 +120,7 @@ impl World {
     }
 
     /// A leg is over: its engine and its store let it go.
-    fn close(&mut self, slot: u32, at: u32, held: Held) {
+    fn close(&mut self, slot: u32, at: u32, held: LegHoldings) {
         if held.engine && self.nodes[at as usize].engine.holds(slot) != (false, false) {
             self.engine(at, |engine, moment, ended| engine.remove(moment, slot, ended));
         }
@@ -129,12 +129,12 @@ impl World {
         }
     }
 
-    fn leg_failed(&mut self, slot: u32, at: u32, why: Why) {
+    fn leg_failed(&mut self, slot: u32, at: u32, why: LegFailure) {
         let request = self.live[slot as usize].id;
-        self.oracle.witness(!matches!(why, Why::NotReady | Why::NothingToSend), || {
+        self.oracle.witness(!matches!(why, LegFailure::NotReady | LegFailure::NothingToSend), || {
             format!("{request} was ordered to go on where its KV was not: {why:?}")
         });
-        let failure = if why == Why::GaveWay { Failure::Preempted } else { Failure::Other };
+        let failure = if why == LegFailure::GaveWay { Failure::Preempted } else { Failure::Other };
         self.report(slot, at, Fact::Failed(failure));
     }
 

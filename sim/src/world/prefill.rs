@@ -218,7 +218,7 @@ impl World {
         owner: RequestId,
         keys: &[baton_types::BlockKey],
         room_blocks: u32,
-    ) -> Option<Opened> {
+    ) -> Option<StoreGrant> {
         let mut effects = std::mem::take(&mut self.store_effects);
         self.nodes[at as usize].store.step(
             self.now_us,
@@ -230,7 +230,8 @@ impl World {
         for effect in effects.drain(..) {
             match effect {
                 StoreEffect::Opened { hbm, dram, ssd, pending, .. } => {
-                    opened = Some(Opened { hits: hbm + dram + ssd + pending, hbm, pending, onboard: (0, 0) });
+                    opened =
+                        Some(StoreGrant { hits: hbm + dram + ssd + pending, hbm, pending, onboard: (0, 0) });
                 }
                 StoreEffect::Onboard { dram_blocks, ssd_blocks, .. } => {
                     onboarding = (dram_blocks, ssd_blocks)
@@ -239,7 +240,7 @@ impl World {
             }
         }
         self.store_effects = effects;
-        opened.map(|o| Opened { onboard: onboarding, ..o })
+        opened.map(|o| StoreGrant { onboard: onboarding, ..o })
     }
 
     /// Pins a readable prefix as a source; returns its length in blocks, and how many of them are on flash alone.
@@ -270,7 +271,7 @@ impl World {
 
 /// What a store granted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Opened {
+pub(crate) struct StoreGrant {
     /// Leading blocks that need no computing here: in any tier, or being filled by another.
     pub hits: u32,
     /// Of those, in HBM already.

@@ -21,7 +21,7 @@ const fn generation(id: RequestId) -> u32 {
 
 /// A request that has not ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveRequest {
     pub id: RequestId,
     pub used: bool,
     pub router: u32,
@@ -70,7 +70,7 @@ pub(crate) struct Live {
     pub wasted_tokens: u64,
 }
 
-impl Live {
+impl LiveRequest {
     /// What its conductor is asked for.
     pub(crate) fn request(&self) -> Request {
         Request {
@@ -258,8 +258,8 @@ impl World {
     }
 }
 
-fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
-    Live {
+fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
+    LiveRequest {
         id,
         used: !keys.is_empty(),
         router: 0,

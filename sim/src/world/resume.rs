@@ -5,7 +5,7 @@ use baton_types::{BlockKey, ChainHasher, RequestId};
 
 use super::World;
 use super::inbox::News;
-use crate::engine::Lost;
+use crate::engine::LostDecode;
 
 /// Seed of the names of blocks that hold generated tokens: no other request has them.
 const OWN_SEED: u64 = 0x0B5E_55ED;
@@ -13,7 +13,7 @@ const OWN_SEED: u64 = 0x0B5E_55ED;
 impl World {
     /// Takes in how far a decode came. Its pair hears it before it hears of the loss, so that
     /// the next placement counts what was emitted.
-    pub(crate) fn interrupted(&mut self, lost: Lost) {
+    pub(crate) fn interrupted(&mut self, lost: LostDecode) {
         let block_tokens = u64::from(self.setup.scheduler.block_tokens);
         let live = &mut self.live[lost.slot as usize];
         live.streamed_tokens += lost.emitted_tokens;

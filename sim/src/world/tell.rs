@@ -12,7 +12,7 @@ use crate::events::Event;
 
 /// What a conductor will hear later, by source; each queue is in order of time.
 #[derive(Debug, Default)]
-pub(crate) struct Late {
+pub(crate) struct DelayQueue {
     caches: VecDeque<(u64, CacheEvent)>,
     peers: VecDeque<(u64, Input)>,
 }

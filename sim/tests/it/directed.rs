@@ -8,7 +8,7 @@ use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
 use baton_sim::{Handoff, RunResult, Setup, World, profiles};
 
-use super::written::Written;
+use super::written::RecordedArrivals;
 
 /// A prompt of `blocks` whole blocks that begins with the first `shared` of the common ones.
 fn arrival(at_us: u64, blocks: u64, shared: u64, output_tokens: u32) -> Arrival {
@@ -35,7 +35,7 @@ fn setup(prefills: u32, decodes: u32, policy: PolicyName) -> Setup {
 
 /// Runs under the oracle's eyes; outcomes in order of arrival.
 fn play(setup: &Setup, arrivals: &[Arrival], faults: &[(u64, Fault)]) -> (Vec<Outcome>, RunResult) {
-    let workload = Written(arrivals.iter().cloned().collect());
+    let workload = RecordedArrivals(arrivals.iter().cloned().collect());
     let mut world = World::new(setup.clone(), Box::new(workload)).unwrap();
     faults.iter().for_each(|(at_us, fault)| world.inject(*at_us, *fault));
     world.run().unwrap();

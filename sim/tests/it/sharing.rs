@@ -8,7 +8,7 @@ use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
 use baton_sim::{RunResult, Setup, World, profiles};
 
-use super::written::Written;
+use super::written::RecordedArrivals;
 
 /// Tokens in a block.
 const BLOCK: u64 = 512;
@@ -52,7 +52,7 @@ fn setup(prefills: u32, decodes: u32) -> Setup {
 }
 
 fn play(setup: &Setup, arrivals: &[Arrival]) -> (Vec<Outcome>, RunResult) {
-    let workload = Written(arrivals.iter().cloned().collect());
+    let workload = RecordedArrivals(arrivals.iter().cloned().collect());
     let mut world = World::new(setup.clone(), Box::new(workload)).unwrap();
     world.run().unwrap();
     let run = world.into_metrics();

@@ -6,9 +6,9 @@ use baton_sim::Workload;
 use baton_sim::workload::Arrival;
 
 /// Arrivals written down.
-pub(super) struct Written(pub(super) VecDeque<Arrival>);
+pub(super) struct RecordedArrivals(pub(super) VecDeque<Arrival>);
 
-impl Workload for Written {
+impl Workload for RecordedArrivals {
     fn next(&mut self) -> Option<Arrival> {
         self.0.pop_front()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_events::Subscriber;
 use baton_remote::{
-    Compared, EngineRole, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Stage,
+    ComparisonExtent, EngineRole, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Stage,
 };
 use baton_types::Role;
 use clap::Parser as _;
@@ -37,7 +37,7 @@ pub struct Target {
 }
 
 /// A server that answered, and what it said.
-pub struct Found {
+pub struct FoundServer {
     pub name: String,
     pub role: Role,
     pub settings: RemoteSettings,
@@ -91,7 +91,7 @@ impl Target {
     }
 
     /// Tries it; what it is, if it said that.
-    pub async fn examine(self, config: &Config, report: &mut Report) -> Option<Found> {
+    pub async fn examine(self, config: &Config, report: &mut Report) -> Option<FoundServer> {
         let health = self.check("health");
         let engine = match RemoteEngine::new(self.node.engine.clone()) {
             Ok(engine) => engine,
@@ -113,7 +113,7 @@ impl Target {
         self.bootstrap(report).await;
         self.events(report).await;
         let RemoteNode { name, role, engine: settings, vocab_tokens, .. } = self.node;
-        Some(Found { name, role, settings, vocab_tokens, probe })
+        Some(FoundServer { name, role, settings, vocab_tokens, probe })
     }
 
     async fn probe(&self, engine: &RemoteEngine, report: &mut Report) -> Option<Arc<Probe>> {
@@ -230,17 +230,17 @@ impl Target {
         let check = self.check("tokenizer");
         let Some(sample) = &self.node.sample else { return };
         match engine.compare(sample).await {
-            Ok(Compared::All) => {
+            Ok(ComparisonExtent::All) => {
                 report.good_at(&check, "a text and a chat have the same tokens there and here")
             }
-            Ok(Compared::Text) => {
+            Ok(ComparisonExtent::Text) => {
                 report.good_at(&check, "a text has the same tokens there and here; chats were not compared");
             }
-            Ok(Compared::Count) => {
+            Ok(ComparisonExtent::Count) => {
                 let found = "a text has as many tokens there as here; it does not tell which";
                 report.doubtful(&check, found, "compare an answer with the engine's own");
             }
-            Ok(Compared::Nothing) => {
+            Ok(ComparisonExtent::Nothing) => {
                 let found = "it does not tell its tokens";
                 report.doubtful(&check, found, "see that --model is the folder that it was started with");
             }

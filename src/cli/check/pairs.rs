@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use baton_remote::HandoffWay;
 use baton_types::Role;
 
-use super::engine::Found;
+use super::engine::FoundServer;
 use super::report::Report;
 
 /// A property that must be equal: its name, and its value for an engine.
-type Property = (&'static str, fn(&Found) -> Option<String>);
+type Property = (&'static str, fn(&FoundServer) -> Option<String>);
 
 const EQUAL: [Property; 6] = [
     ("model", |found| Some(found.probe.model.clone())),
@@ -21,7 +21,7 @@ const EQUAL: [Property; 6] = [
 ];
 
 /// Compares those that said what they are, of so many that were asked for.
-pub fn examine(found: &[Found], asked: usize, report: &mut Report) {
+pub fn examine(found: &[FoundServer], asked: usize, report: &mut Report) {
     if asked == 0 {
         return;
     }
@@ -38,7 +38,7 @@ pub fn examine(found: &[Found], asked: usize, report: &mut Report) {
     }
 }
 
-fn roles(found: &[Found], report: &mut Report) {
+fn roles(found: &[FoundServer], report: &mut Report) {
     let of = |role| found.iter().filter(|one| one.role == role).count();
     let (prefill, decode, both) = (of(Role::Prefill), of(Role::Decode), of(Role::Both));
     let count = format!("{prefill} prefill, {decode} decode, {both} both");
@@ -52,7 +52,7 @@ fn roles(found: &[Found], report: &mut Report) {
     }
 }
 
-fn equal((name, property): Property, found: &[Found], report: &mut Report) {
+fn equal((name, property): Property, found: &[FoundServer], report: &mut Report) {
     let mut told: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for one in found {
         if let Some(value) = property(one) {

@@ -26,7 +26,7 @@ const SETTINGS: u8 = 4;
 
 /// The listener at an address.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum AddressState {
     /// Nobody.
     Free,
     /// Somebody.
@@ -71,13 +71,13 @@ pub async fn ports(config: &Config, report: &mut Report) {
 /// The address to connect to, if somebody listens there; else it has been reported.
 async fn tried(check: &str, address: &str, report: &mut Report) -> Option<String> {
     match taken(address).await {
-        Taken::Listens => return Some(reachable(address)),
-        Taken::Free => report.good_at(check, "free"),
-        Taken::Away(why) => {
+        AddressState::Listens => return Some(reachable(address)),
+        AddressState::Free => report.good_at(check, "free"),
+        AddressState::Away(why) => {
             let remedy = "start `baton serve` on the machine of that address, or open the way to it";
             report.wrong(check, why, remedy);
         }
-        Taken::Denied(why) => {
+        AddressState::Denied(why) => {
             report.wrong(check, why, "give a port that may be listened on, above 1023");
         }
     }
@@ -85,17 +85,17 @@ async fn tried(check: &str, address: &str, report: &mut Report) -> Option<String
 }
 
 /// The kind of listener at an address.
-async fn taken(address: &str) -> Taken {
+async fn taken(address: &str) -> AddressState {
     let failed = match TcpListener::bind(address).await {
-        Ok(_) => return Taken::Free,
+        Ok(_) => return AddressState::Free,
         Err(error) => error,
     };
     if failed.kind() == ErrorKind::PermissionDenied {
-        return Taken::Denied(failed.to_string());
+        return AddressState::Denied(failed.to_string());
     }
     match connect(&reachable(address)).await {
-        Ok(_) => Taken::Listens,
-        Err(why) => Taken::Away(format!("{failed}; {why}")),
+        Ok(_) => AddressState::Listens,
+        Err(why) => AddressState::Away(format!("{failed}; {why}")),
     }
 }
 

@@ -22,11 +22,11 @@ struct Check {
 const GOOD: &str = "[scheduler]\nblock_tokens = 32\nfetch = false\n\
     [service]\nlisten = \"127.0.0.1:0\"\ncontrol = \"127.0.0.1:CONTROL\"\n";
 
-struct Tried {
+struct CheckTrial {
     report: Report,
 }
 
-impl Tried {
+impl CheckTrial {
     /// The one line of a check that begins so.
     #[track_caller]
     fn line(&self, check: &str) -> &Line {
@@ -53,7 +53,7 @@ async fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-async fn check(config: &str, engines: &[String]) -> Tried {
+async fn check(config: &str, engines: &[String]) -> CheckTrial {
     let place = tempfile::tempdir().expect("a temporary folder");
     let path = place.path().join("baton.toml");
     let config = config.replace("CONTROL", &free_port().await.to_string());
@@ -61,7 +61,7 @@ async fn check(config: &str, engines: &[String]) -> Tried {
     let mut words = vec!["-c".to_owned(), path.display().to_string(), "--model=bytes".to_owned()];
     words.extend(engines.iter().flat_map(|engine| ["--engine".to_owned(), engine.clone()]));
     let args = Check::try_parse_from(words).unwrap_or_else(|e| panic!("{e}")).args;
-    Tried { report: examine(&args).await }
+    CheckTrial { report: examine(&args).await }
 }
 
 async fn vllm(role: FakeRole, connector: FakeConnector, fabric: &Fabric) -> FakeVllm {

@@ -15,7 +15,7 @@ const AHEAD: usize = 64;
 
 /// One request of the run.
 #[derive(Debug)]
-pub struct Planned {
+pub struct PlannedRequest {
     /// Its number in the run.
     pub row: u64,
     /// When and what.
@@ -47,7 +47,7 @@ pub struct BodyPlan {
 impl BodyPlan {
     /// Builds requests on a thread of its own, in order, at most a few dozen ahead of the receiver. The thread ends
     /// when the receiver is dropped.
-    pub fn start(self) -> Result<Receiver<Planned>, String> {
+    pub fn start(self) -> Result<Receiver<PlannedRequest>, String> {
         let (send, receive) = sync_channel(AHEAD);
         std::thread::Builder::new()
             .name("bodies".into())
@@ -56,13 +56,13 @@ impl BodyPlan {
         Ok(receive)
     }
 
-    fn build(mut self, send: &SyncSender<Planned>) {
+    fn build(mut self, send: &SyncSender<PlannedRequest>) {
         for row in 0u64.. {
             let Some(arrival) = self.workload.next() else { return };
             let at = usize::try_from(row).unwrap_or(usize::MAX) % self.rows_a_round.max(1);
             let record = &self.trace.records[at];
             let extra = record.extra.as_deref();
-            let planned = Planned {
+            let planned = PlannedRequest {
                 row,
                 class: extra.and_then(|e| e.class.as_deref()).map(Arc::from),
                 tenant: extra.and_then(|e| e.tenant.as_deref()).map(Arc::from),
@@ -111,7 +111,7 @@ mod tests {
         let workload = TraceWorkload::new(Arc::clone(&trace), 1.0).repeated(2);
         let vocabulary = Vocabulary::new(256).unwrap();
         let plan = BodyPlan { trace, workload, rows_a_round: 1, vocabulary, model: "m\"x".into() };
-        let all: Vec<Planned> = plan.start().unwrap().iter().collect();
+        let all: Vec<PlannedRequest> = plan.start().unwrap().iter().collect();
         assert_eq!(all.len(), 2);
         assert_eq!(
             (all[1].row, all[1].class.as_deref(), all[1].session.as_deref()),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// One figure, predicted and measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Compared {
+pub struct ComparedFigure {
     /// Its name, with the unit last.
     pub figure: String,
     /// By the simulator.
@@ -18,7 +18,7 @@ pub struct Compared {
 }
 
 /// TTFT and TBT side by side: mean, median, 90th and 99th percentile; then what was served.
-pub fn compare(predicted: &RunResult, measured: &RunResult) -> Vec<Compared> {
+pub fn compare(predicted: &RunResult, measured: &RunResult) -> Vec<ComparedFigure> {
     let mut rows = latency("ttft", "s", &predicted.ttft_s, &measured.ttft_s);
     rows.extend(latency("tbt", "ms", &predicted.tbt_ms, &measured.tbt_ms));
     let both =
@@ -33,7 +33,12 @@ pub fn compare(predicted: &RunResult, measured: &RunResult) -> Vec<Compared> {
     rows
 }
 
-fn latency(name: &str, unit: &str, predicted: &LatencySummary, measured: &LatencySummary) -> Vec<Compared> {
+fn latency(
+    name: &str,
+    unit: &str,
+    predicted: &LatencySummary,
+    measured: &LatencySummary,
+) -> Vec<ComparedFigure> {
     let row_of = |which: &str, get: fn(&LatencySummary) -> Option<f64>| {
         row(format!("{name}_{which}_{unit}"), get(predicted), get(measured))
     };
@@ -45,12 +50,12 @@ fn latency(name: &str, unit: &str, predicted: &LatencySummary, measured: &Latenc
     ]
 }
 
-fn row(figure: String, predicted: Option<f64>, measured: Option<f64>) -> Compared {
+fn row(figure: String, predicted: Option<f64>, measured: Option<f64>) -> ComparedFigure {
     let relative_error = match (predicted, measured) {
         (Some(p), Some(m)) if m != 0.0 => Some((p - m) / m),
         _ => None,
     };
-    Compared { figure, predicted, measured, relative_error }
+    ComparedFigure { figure, predicted, measured, relative_error }
 }
 
 #[cfg(test)]

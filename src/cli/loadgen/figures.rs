@@ -8,7 +8,7 @@ use baton_sim::RunResult;
 use baton_sim::metrics::{Objective, Outcome, Samples, Series, Status};
 use baton_types::SloClass;
 
-use super::live::Sent;
+use super::live::SentRequest;
 
 /// The names of a run's settings.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ struct Sums {
 }
 
 /// The figures of a run whose requests ended as `sent` says, judged by `classes` (at least one).
-pub fn result(sent: &[Sent], classes: &[SloClass], name: RunName<'_>) -> RunResult {
+pub fn result(sent: &[SentRequest], classes: &[SloClass], name: RunName<'_>) -> RunResult {
     let mut sums = Sums::default();
     let span_us = sent.iter().map(|s| s.outcome.end_us).max().unwrap_or(0);
     let mut series = Series::new(span_us, 0);
@@ -69,7 +69,7 @@ fn met(outcome: &Outcome, class: &SloClass) -> (bool, bool) {
 }
 
 impl Sums {
-    fn take(&mut self, one: &Sent, class: &SloClass) {
+    fn take(&mut self, one: &SentRequest, class: &SloClass) {
         let o = &one.outcome;
         self.input_tokens += o.prompt_tokens;
         self.by_status[o.status as usize] += 1;
@@ -188,7 +188,7 @@ fn count(counts: &mut Vec<(&'static str, u64)>, name: &'static str) {
 }
 
 /// Enters a request into the bins of the moments at which it arrived, was last offered and refused.
-fn mark(series: &mut Series, one: &Sent, class: &SloClass) {
+fn mark(series: &mut Series, one: &SentRequest, class: &SloClass) {
     let o = &one.outcome;
     let bin_us = series.bin_us.max(1);
     let bins = &mut series.bins;
@@ -231,7 +231,7 @@ mod tests {
         .unwrap();
         let mut setup = crate::cli::cluster::setup(&config, 1).unwrap();
         setup.keep_outcomes = true;
-        let trace = Arc::new(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1));
+        let trace = Arc::new(baton_traces::synth::like(baton_traces::synth::PublishedTrace::Conversation, 1));
         let classes = setup.scheduler.classes.clone();
         setup.scheduler.block_tokens = trace.block_tokens;
         let mut world = World::new(setup, Box::new(TraceWorkload::new(trace, 1.0).limited(600))).unwrap();
@@ -241,14 +241,14 @@ mod tests {
         (metrics.result(("x", "y"), 1.0, 1), std::mem::take(&mut metrics.outcomes), classes)
     }
 
-    fn sent(outcome: Outcome) -> Sent {
+    fn sent(outcome: Outcome) -> SentRequest {
         let refusal = super::super::live::SeenRefusal {
             at_us: outcome.end_us,
             reason: "ttft".into(),
             retry_after_us: Some(outcome.retry_after_us),
             returned: false,
         };
-        Sent {
+        SentRequest {
             refusals: if outcome.status == Status::Rejected { vec![refusal] } else { vec![] },
             outcome,
             lag_us: 0,
@@ -264,7 +264,7 @@ mod tests {
     fn the_definitions_are_the_simulators() {
         let (theirs, outcomes, classes) = simulated();
         assert!(theirs.rejected > 0 && theirs.in_slo > 0, "a run with all kinds of ends");
-        let sent: Vec<Sent> = outcomes.into_iter().map(sent).collect();
+        let sent: Vec<SentRequest> = outcomes.into_iter().map(sent).collect();
         let ours = named(&sent, &classes);
         let key = |r: &RunResult| {
             let counts =
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(sums(&ours), sums(&theirs));
     }
 
-    fn named(sent: &[Sent], classes: &[SloClass]) -> RunResult {
+    fn named(sent: &[SentRequest], classes: &[SloClass]) -> RunResult {
         result(sent, classes, RunName { policy: "x", admission: "y", speed: 1.0, seed: 1 })
     }
 

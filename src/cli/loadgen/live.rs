@@ -11,7 +11,7 @@ use http::{Method, Request, Response};
 use http_body_util::Full;
 
 use super::answer::{Answer, ErrorBody};
-use super::bodies::Planned;
+use super::bodies::PlannedRequest;
 use super::clock::RunClock;
 use super::sse::EventReader;
 use super::target::{MAX_BODY_BYTES, Target};
@@ -47,7 +47,7 @@ pub struct SeenRefusal {
 
 /// One request of a live run, ended.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct SentRequest {
     /// Its outcome, in the simulator's terms. TTFT counts from the moment at which the request was due, so a late send
     /// counts as waiting time of the client.
     pub outcome: Outcome,
@@ -76,7 +76,7 @@ enum Attempt {
 
 impl Sender {
     /// Sends a request that is due now, retries after refusals at the times they gave, and reads the answer to its end.
-    pub async fn send(self: Arc<Self>, planned: Planned) -> Sent {
+    pub async fn send(self: Arc<Self>, planned: PlannedRequest) -> SentRequest {
         let mut sent = self.offered(&planned);
         let time_limit = planned.arrival.cancel_after_us.map(Duration::from_micros);
         let served = self.attempts(planned, &mut sent);
@@ -95,7 +95,7 @@ impl Sender {
     }
 
     /// The record of a request that is cut off by the end of the run.
-    pub fn cut_off(&self, planned: &Planned) -> Sent {
+    pub fn cut_off(&self, planned: &PlannedRequest) -> SentRequest {
         let mut sent = self.offered(planned);
         sent.outcome.status = Status::Cancelled;
         sent.outcome.attempts = 1;
@@ -103,8 +103,8 @@ impl Sender {
     }
 
     /// A request that is offered now.
-    fn offered(&self, planned: &Planned) -> Sent {
-        Sent {
+    fn offered(&self, planned: &PlannedRequest) -> SentRequest {
+        SentRequest {
             outcome: self.story(planned),
             lag_us: self.clock.now_us().saturating_sub(planned.arrival.at_us),
             statuses: Vec::new(),
@@ -117,7 +117,7 @@ impl Sender {
     }
 
     /// The story of a request at its beginning.
-    fn story(&self, planned: &Planned) -> Outcome {
+    fn story(&self, planned: &PlannedRequest) -> Outcome {
         let arrival = &planned.arrival;
         let blocks = arrival.prompt_tokens.div_ceil(u64::from(self.block_tokens.max(1)));
         Outcome {
@@ -141,7 +141,7 @@ impl Sender {
         }
     }
 
-    async fn attempts(&self, mut planned: Planned, sent: &mut Sent) {
+    async fn attempts(&self, mut planned: PlannedRequest, sent: &mut SentRequest) {
         loop {
             sent.outcome.attempts += 1;
             // Bodies can be large and answers long: the last attempt keeps none.
@@ -171,7 +171,7 @@ impl Sender {
         }
     }
 
-    fn answered(&self, planned: &Planned, sent: &mut Sent, mut answer: Answer) {
+    fn answered(&self, planned: &PlannedRequest, sent: &mut SentRequest, mut answer: Answer) {
         answer.close();
         let Some(first_us) = answer.first_us() else {
             return failed(sent, "no_token".into());
@@ -211,7 +211,7 @@ impl Sender {
         Attempt::Failed(format!("{status}: {}", error.name()))
     }
 
-    fn request(&self, planned: &Planned, body: Bytes) -> Request<Full<Bytes>> {
+    fn request(&self, planned: &PlannedRequest, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = self.target.request(Method::POST, "/v1/completions", body);
         let id = format!("replay-{}", planned.row);
         let named = [
@@ -259,7 +259,7 @@ impl Sender {
     }
 }
 
-fn failed(sent: &mut Sent, why: String) {
+fn failed(sent: &mut SentRequest, why: String) {
     sent.outcome.status = Status::Failed;
     sent.error = Some(why);
 }

@@ -10,8 +10,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::bodies::Planned;
-use super::live::{Sender, Sent};
+use super::bodies::PlannedRequest;
+use super::live::{Sender, SentRequest};
 
 /// Longest uninterrupted sleep of the pacer, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(20);
@@ -31,9 +31,9 @@ pub struct Pace {
 }
 
 /// The result of a paced run.
-pub struct Paced {
+pub struct PacedResult {
     /// Requests in order of their ends.
-    pub sent: Vec<Sent>,
+    pub sent: Vec<SentRequest>,
     /// Requests that had to wait because too many were in flight.
     pub waited_for_cap: u64,
     /// Most requests in flight at a time.
@@ -44,7 +44,7 @@ pub struct Paced {
 
 #[derive(Default)]
 struct Shared {
-    sent: Mutex<Vec<Sent>>,
+    sent: Mutex<Vec<SentRequest>>,
     in_flight: AtomicU64,
     most_in_flight: AtomicU64,
 }
@@ -52,7 +52,7 @@ struct Shared {
 impl Pace {
     /// Sends every planned request at its time, on `runtime`, and returns when all have ended or the
     /// run was stopped. Blocks: call it on a thread outside the runtime.
-    pub fn run(self, planned: &Receiver<Planned>, runtime: &Handle) -> Paced {
+    pub fn run(self, planned: &Receiver<PlannedRequest>, runtime: &Handle) -> PacedResult {
         let cap = self.concurrency_cap.max(1);
         let (permits, shared) = (Arc::new(Semaphore::new(cap as usize)), Arc::new(Shared::default()));
         let each = Arc::new(self.each);
@@ -81,7 +81,7 @@ impl Pace {
         }
         // All permits are back exactly when no request is in flight.
         runtime.block_on(async { permits.acquire_many(cap).await.map(drop) }).ok();
-        Paced {
+        PacedResult {
             sent: std::mem::take(&mut shared.sent.lock()),
             waited_for_cap,
             most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
@@ -91,12 +91,12 @@ impl Pace {
 }
 
 impl Shared {
-    async fn serve(&self, sender: Arc<Sender>, request: Planned, stop: &CancellationToken) {
+    async fn serve(&self, sender: Arc<Sender>, request: PlannedRequest, stop: &CancellationToken) {
         let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_in_flight.fetch_max(now, Ordering::Relaxed);
         let cut = sender.cut_off(&request);
         let clock = sender.clock;
-        let sent = stop.run_until_cancelled(sender.send(request)).await.unwrap_or_else(|| Sent {
+        let sent = stop.run_until_cancelled(sender.send(request)).await.unwrap_or_else(|| SentRequest {
             outcome: baton_sim::metrics::Outcome { end_us: clock.now_us(), ..cut.outcome },
             ..cut
         });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use baton_sim::metrics::{LatencySummary, Samples, Status};
 use serde::Serialize;
 
-use super::pace::Paced;
+use super::pace::PacedResult;
 
 /// Lag at the 99th percentile beyond which the load was not what the trace asks for, ms.
 const LATE_MS: f64 = 5.0;
@@ -79,7 +79,7 @@ pub struct UsageSums {
 
 impl LiveSummary {
     /// Sums a run up; `identity` is the URL, the model and the vocabulary.
-    pub fn new(paced: &Paced, identity: (String, String, u32)) -> Self {
+    pub fn new(paced: &PacedResult, identity: (String, String, u32)) -> Self {
         let mut lag_us = Samples::default();
         paced.sent.iter().for_each(|s| lag_us.push(s.lag_us));
         let lag_ms = lag_us.figures(1e3).0;
@@ -104,7 +104,7 @@ impl LiveSummary {
         summary
     }
 
-    fn take(&mut self, one: &super::live::Sent) {
+    fn take(&mut self, one: &super::live::SentRequest) {
         for status in &one.statuses {
             *self.statuses.entry(*status).or_default() += 1;
         }
@@ -207,7 +207,7 @@ impl LiveSummary {
 }
 
 impl Promises {
-    fn take(&mut self, one: &super::live::Sent) {
+    fn take(&mut self, one: &super::live::SentRequest) {
         for (at, refusal) in one.refusals.iter().enumerate() {
             self.refusals += 1;
             self.told += u64::from(refusal.retry_after_us.is_some());
@@ -222,7 +222,7 @@ impl Promises {
 }
 
 impl UsageSums {
-    fn take(&mut self, one: &super::live::Sent) {
+    fn take(&mut self, one: &super::live::SentRequest) {
         let Some(usage) = &one.usage else {
             self.missing += 1;
             return;

@@ -21,7 +21,7 @@ const MAX_TOKENS: u32 = 1 << 20;
 /// The fields of a request that it needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Wanted {
+struct RequestFields {
     stream: bool,
     max_tokens: Option<u32>,
 }
@@ -43,7 +43,7 @@ async fn answer(request: Request<Incoming>) -> Response<AnyBody> {
     let Ok(body) = whole(request.into_body(), MAX_REQUEST_BYTES).await else {
         return error(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long or broke off");
     };
-    let Ok(wanted) = serde_json::from_slice::<Wanted>(&body) else {
+    let Ok(wanted) = serde_json::from_slice::<RequestFields>(&body) else {
         return error(StatusCode::BAD_REQUEST, "the body is not a JSON object");
     };
     let tokens = wanted.max_tokens.unwrap_or(1).clamp(1, MAX_TOKENS);

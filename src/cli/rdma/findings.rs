@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_transports::mover::topology::{Machine, Nic, PortSeen};
+use baton_transports::mover::topology::{Machine, Nic, RdmaPort};
 use baton_transports::mover::topology_gids::GidKind;
 
 /// An interface with this MTU or more carries the largest RDMA packets (4,096 bytes and their headers).
@@ -131,7 +131,7 @@ fn locked_memory(places: &Places) -> Option<Finding> {
     Some(Finding::new(Level::Problem, "limits", text, Some(remedy)))
 }
 
-fn state(nic: &Nic, port: &PortSeen) -> Finding {
+fn state(nic: &Nic, port: &RdmaPort) -> Finding {
     let subject = format!("{} port {}", nic.name, port.number);
     match port.state.as_str() {
         "ACTIVE" => Finding::new(Level::Fine, &subject, format!("active, {}", port.rate), None),
@@ -147,7 +147,7 @@ fn state(nic: &Nic, port: &PortSeen) -> Finding {
     }
 }
 
-fn address(nic: &Nic, port: &PortSeen) -> Finding {
+fn address(nic: &Nic, port: &RdmaPort) -> Finding {
     let subject = format!("{} port {}", nic.name, port.number);
     let Some(best) = port.gids.first() else {
         let remedy = "give its interface an IPv4 address";

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use baton_transports::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
 use baton_transports::mover::{
-    Completion, CompletionQueue, Exposure, Fault, Inbound, Notice, PathId, PeerId, Transport as _,
+    Completion, CompletionQueue, Exposure, Fault, Notice, NoticeReceiver, PathId, PeerId, Transport as _,
 };
 
 use crate::cli::out;
@@ -21,9 +21,9 @@ const ANSWERS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A doctor keeps no notices.
-struct Deaf;
+struct NullReceiver;
 
-impl Inbound for Deaf {
+impl NoticeReceiver for NullReceiver {
     fn notice(&self, _from: &PeerId, _notice: Notice) {}
 }
 
@@ -33,7 +33,7 @@ fn start(address: &str, devices: &[String]) -> Result<Arc<RdmaTransport>, String
     let address = listener.local_addr().map_err(failed)?.to_string();
     let id = PeerId { address, epoch: EPOCH };
     let config = RdmaConfig { devices: devices.to_vec(), ..RdmaConfig::default() };
-    let node = RdmaNode { id, exposure: Exposure::new(), inbound: Arc::new(Deaf) };
+    let node = RdmaNode { id, exposure: Exposure::new(), inbound: Arc::new(NullReceiver) };
     RdmaTransport::start(config, listener, node).map_err(|fault| format!("rdma doctor: {fault:?}"))
 }
 

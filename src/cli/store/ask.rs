@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use baton_objects::client::{Cluster, ClusterConfig, Newer, Put, PutWords, Trouble};
+use baton_objects::client::{Cluster, ClusterConfig, ConflictRule, PutOutcome, PutWords, Trouble};
 
 use crate::cli::out;
 
@@ -206,9 +206,9 @@ pub(super) fn put(args: &PutArgs) -> Result<ExitCode, String> {
     let words = PutWords { ttl_ms: args.ttl.map(|seconds| seconds.saturating_mul(1_000)), keep: args.keep };
     let put = args.at.cluster()?.put(args.key.as_bytes(), &value, &words);
     match put.map_err(|e| format!("store: put: {e}"))? {
-        Put::Present => Err(format!("store: put: {} is there already", args.key)),
-        Put::Stored(_, None) => Ok(ExitCode::SUCCESS),
-        Put::Stored(count, Some(why)) => {
+        PutOutcome::Present => Err(format!("store: put: {} is there already", args.key)),
+        PutOutcome::Stored(_, None) => Ok(ExitCode::SUCCESS),
+        PutOutcome::Stored(count, Some(why)) => {
             note!("baton: store: put: on {count} instead of {} stores: {why}", args.at.replicas);
             Ok(ExitCode::SUCCESS)
         }
@@ -274,8 +274,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
     let mut cluster = args.at.cluster()?;
     let mut drain = cluster.drain(&args.server).map_err(|e| format!("store: drain: {e}"))?;
     drain = drain.newer(args.newer.map(|whose| match whose {
-        ValueSource::Drained => Newer::Drained,
-        ValueSource::Other => Newer::Other,
+        ValueSource::Drained => ConflictRule::Drained,
+        ValueSource::Other => ConflictRule::Other,
     }));
     let shown = std::io::stderr().is_terminal();
     while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {

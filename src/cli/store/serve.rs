@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton_http::{Bounds, PAGE_TYPE, reply};
 use baton_objects::resp::{Login, RespConfig, Server, Tls};
 use baton_objects::{
-    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, Parts, SsdConfig, StoreConfig,
+    AdmissionRule, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, Parts, SsdConfig, StoreConfig,
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -114,10 +114,11 @@ impl ServeArgs {
         let sized = self.ssd.clone().zip(self.ssd_size);
         let ssd = sized.map(|(dir, bytes)| SsdConfig {
             block_bytes: self.ssd_block.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-            admit: if self.ssd_admit == Touch::First { Admit::First } else { Admit::Second },
+            admit: if self.ssd_admit == Touch::First { AdmissionRule::First } else { AdmissionRule::Second },
             ..SsdConfig::new(dir, bytes)
         });
-        let tell: baton_objects::Tell = std::sync::Arc::new(|words: &str| note!("baton: store: {words}"));
+        let tell: baton_objects::OperatorLog =
+            std::sync::Arc::new(|words: &str| note!("baton: store: {words}"));
         let cold = self.cold.clone().map(|url| ColdConfig {
             endpoint: self.cold_endpoint.clone(),
             capacity_bytes: self.cold_size,

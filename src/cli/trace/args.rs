@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use baton_traces::scale::Scale;
-use baton_traces::synth::{Kind, Like, Workload};
+use baton_traces::synth::{Kind, PublishedTrace, Workload};
 use baton_traces::write::Output;
 use baton_traces::{Columns, Context, Dialect, ReadOptions, TimeUnit};
 
@@ -163,7 +163,7 @@ pub(super) struct SynthArgs {
     /// Look like a published trace: conversation or synthetic
     #[arg(long, conflicts_with_all = ["kind", "requests", "rate", "input_mean", "output_mean", "turns_mean",
         "shared_tokens", "groups", "think_mean_s", "closed_loop", "block_tokens"])]
-    pub(super) like: Option<Like>,
+    pub(super) like: Option<PublishedTrace>,
     /// Kind of workload: chat, agents or documents
     #[arg(long, required_unless_present = "like")]
     pub(super) kind: Option<Kind>,

@@ -13,7 +13,7 @@ const LINE_BYTES: u64 = 1 << 30;
 
 /// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Replayed {
+pub struct ReplayReport {
     /// Steps whose effects were the same as recorded.
     pub steps: u64,
     /// Steps that the file says were dropped; what follows them cannot be replayed.
@@ -74,10 +74,10 @@ impl Summary {
 ///
 /// # Errors
 /// Names the line that is damaged, of another version, or whose effects are not those recorded.
-pub fn replay(mut file: impl BufRead) -> Result<Replayed, String> {
-    let (mut chain, mut found) = (Chain::default(), Replayed::default());
+pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, String> {
+    let (mut chain, mut found) = (Chain::default(), ReplayReport::default());
     let header = match next_line(&mut file, &mut chain, 1)? {
-        Next::Line(Line::Header(header)) => header,
+        NextLine::Line(Line::Header(header)) => header,
         _ => return Err("line 1: no journal header; give a file that begins with one".into()),
     };
     let mut conductor = begin(*header)?;
@@ -85,7 +85,7 @@ pub fn replay(mut file: impl BufRead) -> Result<Replayed, String> {
     let mut first_us = None;
     for number in 2u64.. {
         match next_line(&mut file, &mut chain, number)? {
-            Next::Line(Line::Step { now_us, input, effects }) => {
+            NextLine::Line(Line::Step { now_us, input, effects }) => {
                 let first_us = *first_us.get_or_insert(now_us);
                 found.span_us = now_us.saturating_sub(first_us);
                 found.summary.requests += u64::from(matches!(input, Input::RequestArrived(_)));
@@ -93,22 +93,22 @@ pub fn replay(mut file: impl BufRead) -> Result<Replayed, String> {
                 ordered.iter().for_each(|effect| found.summary.count(effect));
                 found.steps += 1;
             }
-            Next::Line(Line::Lost(steps)) => {
+            NextLine::Line(Line::Lost(steps)) => {
                 found.lost_steps = steps;
                 break;
             }
-            Next::Line(Line::End(end)) => {
+            NextLine::Line(Line::End(end)) => {
                 found.end = Some(end);
                 break;
             }
-            Next::Line(Line::Header(_)) => {
+            NextLine::Line(Line::Header(_)) => {
                 return Err(format!("line {number}: a second header; the file was put together from two"));
             }
-            Next::Torn => {
+            NextLine::Torn => {
                 found.torn = true;
                 break;
             }
-            Next::Over => break,
+            NextLine::Over => break,
         }
     }
     conductor.check().map_err(|e| format!("after the last step: {e}; report this"))?;
@@ -157,25 +157,25 @@ fn again(
     ))
 }
 
-enum Next {
+enum NextLine {
     Line(Line<Input>),
     /// Half a line, then the end.
     Torn,
     Over,
 }
 
-fn next_line(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<Next, String> {
+fn next_line(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<NextLine, String> {
     let mut bytes = Vec::new();
     file.take(LINE_BYTES).read_until(b'\n', &mut bytes).map_err(|e| format!("line {number}: {e}"))?;
     if bytes.is_empty() {
-        return Ok(Next::Over);
+        return Ok(NextLine::Over);
     }
     if bytes.pop() != Some(b'\n') {
-        return Ok(Next::Torn);
+        return Ok(NextLine::Torn);
     }
     let damaged = || format!("line {number}: damaged, its checksum does not fit; steps before it are sound");
     let line = std::str::from_utf8(&bytes).ok().and_then(|line| chain.open(line)).ok_or_else(damaged)?;
     let line = serde_json::from_str(&line)
         .map_err(|e| format!("line {number}: {e}; take the version that wrote it"))?;
-    Ok(Next::Line(line))
+    Ok(NextLine::Line(line))
 }

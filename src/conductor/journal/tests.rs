@@ -9,7 +9,7 @@ use baton_types::{
     PrefillCost, RequestId, Rng, Role, SloClass, TenantId, Tier, ValidRange,
 };
 
-use super::{End, JournalSettings, JournalStatus, JournalWriter, Replayed, replay};
+use super::{End, JournalSettings, JournalStatus, JournalWriter, ReplayReport, replay};
 
 /// A driver with a mind of its own: obeys at random, reports failures, and changes things.
 struct Driver {
@@ -190,7 +190,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn again(path: &Path) -> Result<Replayed, String> {
+fn again(path: &Path) -> Result<ReplayReport, String> {
     replay(std::io::BufReader::new(std::fs::File::open(path).expect("a file")))
 }
 
@@ -217,7 +217,7 @@ fn a_file_is_followed_by_others_that_each_stand_alone() {
     let status = record(settings.clone(), 3, 3000);
     let all = files(place.path());
     assert!(status.files > 4 && all.len() == 3, "{status:?} {all:?}");
-    let found: Vec<Replayed> = all.iter().map(|f| again(f).expect("the same effects")).collect();
+    let found: Vec<ReplayReport> = all.iter().map(|f| again(f).expect("the same effects")).collect();
     assert!(found.iter().all(|f| f.steps > 20), "{found:?}");
     assert_eq!(
         found.iter().map(|f| f.end).collect::<Vec<_>>(),
@@ -263,7 +263,7 @@ fn a_conductor_too_large_for_a_header_ends_the_journal_honestly() {
     });
     let status = journal.close();
     assert_eq!(status.steps + status.lost_steps, 11_003);
-    let found: Vec<Replayed> =
+    let found: Vec<ReplayReport> =
         files(place.path()).iter().map(|f| again(f).expect("the same effects")).collect();
     assert!(found.len() >= 2 && found[0].steps > 100, "{found:?}");
     assert_eq!(found[0].end, Some(End::Truncated));

@@ -16,7 +16,7 @@ use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Questi
 use crate::metrics::Metrics;
 use crate::spans::Spans;
 
-struct Live {
+struct LiveConductor {
     inbox: Inbox,
     door: Door,
     control: String,
@@ -24,7 +24,7 @@ struct Live {
     driver: tokio::task::JoinHandle<()>,
 }
 
-impl Live {
+impl LiveConductor {
     async fn start() -> Self {
         let (config, metrics) = (bench::config(), Metrics::new().unwrap());
         let with = DriverConfig { config, metrics, spans: Spans::off() };
@@ -125,7 +125,7 @@ async fn serve(prefill: &mut Node, decode: &mut Node, tokens: [u32; 2]) {
 
 #[tokio::test]
 async fn a_pair_attaches_passes_the_canary_serves_and_leaves() {
-    let live = Live::start().await;
+    let live = LiveConductor::start().await;
     let (mut prefill, mut decode) = (live.join("p0", "prefill").await, live.join("d0", "decode").await);
     assert_eq!((prefill.life.instance, decode.life.instance), (0, 1));
     assert_eq!(prefill.life.heartbeat_us, 100_000);
@@ -157,7 +157,7 @@ async fn a_pair_attaches_passes_the_canary_serves_and_leaves() {
 
 #[tokio::test]
 async fn who_does_not_say_hello_first_is_turned_away() {
-    let live = Live::start().await;
+    let live = LiveConductor::start().await;
     let silent = live.call(None).await.err().unwrap();
     assert_eq!(silent.code(), tonic::Code::DeadlineExceeded);
     assert!(silent.message().contains("did not say Hello"), "{silent}");
@@ -174,7 +174,7 @@ async fn who_does_not_say_hello_first_is_turned_away() {
 
 #[tokio::test]
 async fn a_second_hello_ends_the_life() {
-    let live = Live::start().await;
+    let live = LiveConductor::start().await;
     let mut node = live.join("p0", "prefill").await;
     node.say(v1::from_node::Message::Hello(bench::hello("p0", "prefill"))).await;
     live.until("a second Hello", &[]).await;
@@ -183,7 +183,7 @@ async fn a_second_hello_ends_the_life() {
 
 #[tokio::test]
 async fn a_name_that_attaches_again_ends_its_former_life() {
-    let live = Live::start().await;
+    let live = LiveConductor::start().await;
     let mut first = live.join("p0", "prefill").await;
     let second = live.join("p0", "prefill").await;
     assert_eq!((first.life.epoch, second.life.epoch), (1, 2));
@@ -196,7 +196,7 @@ async fn a_name_that_attaches_again_ends_its_former_life() {
 
 #[tokio::test]
 async fn a_silent_node_is_lost_and_its_stream_ended_while_a_beating_one_stays() {
-    let live = Live::start().await;
+    let live = LiveConductor::start().await;
     let mut silent = live.join("p0", "prefill").await;
     let beating = live.join("p1", "prefill").await;
     for _ in 0..25 {
@@ -210,7 +210,7 @@ async fn a_silent_node_is_lost_and_its_stream_ended_while_a_beating_one_stays() 
 
 #[tokio::test]
 async fn a_conductor_ends_when_nobody_can_reach_it_any_more() {
-    let live = Live::start().await;
+    let live = LiveConductor::start().await;
     let node = live.join("p0", "prefill").await;
     drop(node);
     live.until("the node that left", &[]).await;

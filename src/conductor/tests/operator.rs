@@ -225,8 +225,8 @@ async fn a_canary_that_fails_is_sent_again_and_then_passes() {
 #[tokio::test]
 async fn a_hello_that_does_not_fit_is_refused_with_the_reason() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
-    type Spoil = fn(&mut baton_wire::v1::Hello);
-    let cases: [(Spoil, &str); 10] = [
+    type HelloMutator = fn(&mut baton_wire::v1::Hello);
+    let cases: [(HelloMutator, &str); 10] = [
         (|h| h.protocol_version = 9, "speaks control protocol 9"),
         (|h| h.fingerprint.as_mut().unwrap().block_tokens = 8, "blocks of 8 tokens"),
         (|h| h.fingerprint.as_mut().unwrap().revision = "other".into(), "its revision is 'other', not '"),

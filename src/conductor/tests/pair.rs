@@ -103,8 +103,8 @@ async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
 
 #[tokio::test]
 async fn an_end_without_a_report_of_its_prefill_still_lets_both_legs_go() {
-    type Then = fn(&str) -> Fact;
-    let thens: [Then; 2] = [|_| super::bench::failure(false), |_| Fact::Handoff(false)];
+    type FactFunction = fn(&str) -> Fact;
+    let thens: [FactFunction; 2] = [|_| super::bench::failure(false), |_| Fact::Handoff(false)];
     for then in thens {
         let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
         bench.submit("r", 1).await;

@@ -44,14 +44,14 @@ fn hello_of(spec: &InstanceSpec) -> v1::Hello {
 }
 
 /// A live driver and the lines of its nodes.
-struct Played {
+struct ScheduleRun {
     bench: Bench,
     config: Config,
     /// Events that clients have yet to read.
     clients: Vec<mpsc::Receiver<baton_router::Event>>,
 }
 
-impl Played {
+impl ScheduleRun {
     fn new(config: Config) -> Self {
         let mut bench = Bench::new(config.clone());
         bench.driver.canary.call_off();
@@ -142,12 +142,12 @@ impl Played {
 }
 
 /// Orders as they leave: instance, kind, request, attempt.
-type Sent = BTreeMap<u32, Vec<(&'static str, u64, u32)>>;
+type OrderLog = BTreeMap<u32, Vec<(&'static str, u64, u32)>>;
 
-impl Played {
+impl ScheduleRun {
     /// The orders that must leave, by node.
-    fn meant(&self, effects: &[Effect]) -> Sent {
-        let mut meant = Sent::new();
+    fn meant(&self, effects: &[Effect]) -> OrderLog {
+        let mut meant = OrderLog::new();
         let mut add = |at: InstanceId, kind, request: RequestId, attempt| {
             // A dead node gets no orders.
             if self.bench.driver.fleet.get(at).is_some() {
@@ -176,9 +176,9 @@ impl Played {
     }
 
     /// The orders that have left.
-    fn sent(&mut self) -> Sent {
+    fn sent(&mut self) -> OrderLog {
         self.bench.driver.send_orders();
-        let mut sent = Sent::new();
+        let mut sent = OrderLog::new();
         for line in self.bench.lines.values_mut() {
             while let Ok(message) = line.orders.try_recv() {
                 let Some(v1::to_node::Message::Orders(orders)) = message.message else { continue };
@@ -273,7 +273,7 @@ fn scenario(seed: u64, admission: AdmissionMode, tune: impl FnOnce(&mut Setup)) 
 
 /// Plays a schedule, and compares what came of each step.
 async fn play(config: Config, steps: &[Step]) -> Result<Vec<Effect>, String> {
-    let mut played = Played::new(config);
+    let mut played = ScheduleRun::new(config);
     let mut all = Vec::new();
     for (at, step) in steps.iter().enumerate() {
         played.hear(step);

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engine::{
-    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, TimedEngine,
+    TimedSpec,
 };
 use baton_types::Sampling;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 /// Shows nothing to anyone.
-struct Nowhere;
+struct NullSink;
 
-impl KvSink for Nowhere {
+impl KvSink for NullSink {
     fn layer_computed(&mut self, _: SequenceId, _: u32, _: Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
@@ -57,7 +58,7 @@ fn prefill(c: &mut Criterion) {
             let mut events: Vec<Event> = Vec::new();
             b.iter(|| {
                 engine.start(sequence(1, tokens, 0)).expect("it fits");
-                engine.step(&mut events, &mut Nowhere);
+                engine.step(&mut events, &mut NullSink);
                 engine.stop(SequenceId(1));
                 black_box(events.drain(..).count())
             });
@@ -73,7 +74,7 @@ fn restart(engine: &mut dyn Engine, batch: u32, events: &mut Vec<Event>) {
         engine.start(sequence(n.into(), 256, 128 * n)).expect("it fits");
     }
     for _ in 0..batch {
-        engine.step(events, &mut Nowhere);
+        engine.step(events, &mut NullSink);
     }
     events.clear();
 }
@@ -94,7 +95,7 @@ fn decode(c: &mut Criterion) {
                         restart(&mut engine, batch, &mut events);
                     }
                     let from = Instant::now();
-                    engine.step(&mut events, &mut Nowhere);
+                    engine.step(&mut events, &mut NullSink);
                     time += from.elapsed();
                     events.clear();
                 }
@@ -141,7 +142,7 @@ fn ceilings(c: &mut Criterion) {
 /// Measures the overhead of an engine without work: one token each for 256 sequences.
 fn idle(c: &mut Criterion) {
     let pool = PoolSpec { blocks: 256 * 128, max_running: 256, ..PoolSpec::default() };
-    let mut engine = Timed::new(TimedSpec::zero_work(), pool).expect("a sound spec");
+    let mut engine = TimedEngine::new(TimedSpec::zero_work(), pool).expect("a sound spec");
     let mut events: Vec<Event> = Vec::new();
     let mut group = c.benchmark_group("timed");
     group.throughput(Throughput::Elements(256));
@@ -156,7 +157,7 @@ fn idle(c: &mut Criterion) {
                 }
                 left -= 1;
                 let from = Instant::now();
-                engine.step(&mut events, &mut Nowhere);
+                engine.step(&mut events, &mut NullSink);
                 time += from.elapsed();
                 events.clear();
             }

@@ -21,7 +21,7 @@ pub(crate) struct Heads {
 
 /// A sequence's KV of one layer, up to a position.
 #[derive(Clone, Copy)]
-pub(crate) struct Past<'a> {
+pub(crate) struct KvView<'a> {
     /// The pool.
     pub(crate) pool: &'a Pool,
     /// The layer.
@@ -32,7 +32,7 @@ pub(crate) struct Past<'a> {
     pub(crate) len: usize,
 }
 
-impl Past<'_> {
+impl KvView<'_> {
     /// The runs of rows that hold one head of `dim` numbers, block by block: each starts with that head and its
     /// rows are `kv_dim` apart. `values` instead of keys on demand.
     fn runs(&self, (head_at, dim): (usize, usize), values: bool) -> impl Iterator<Item = (&[f32], usize)> {
@@ -47,7 +47,7 @@ impl Past<'_> {
 }
 
 /// Computes the attention of `queries` (all heads of one row) over the past, into `out` of the same shape.
-pub(crate) fn attend(queries: &[f32], heads: Heads, past: Past<'_>, out: &mut [f32]) {
+pub(crate) fn attend(queries: &[f32], heads: Heads, past: KvView<'_>, out: &mut [f32]) {
     let group = heads.queries / heads.kv;
     let stride = past.pool.layout.kv_dim;
     #[expect(clippy::cast_precision_loss, reason = "heads are far below 2^24 numbers")]

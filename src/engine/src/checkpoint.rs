@@ -12,7 +12,7 @@ use crate::weights::{Source, Weights};
 
 /// The content of a model's folder.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedModel {
     /// The folder's own name.
     pub(crate) name: String,
     /// The model.
@@ -25,7 +25,7 @@ pub(crate) struct Loaded {
 ///
 /// # Errors
 /// Names the file, and in it the field or tensor, that is missing, broken or unsupported.
-pub(crate) fn load(folder: &Path) -> Result<Loaded, BuildError> {
+pub(crate) fn load(folder: &Path) -> Result<LoadedModel, BuildError> {
     let json = read_json(&folder.join("config.json"))?;
     let config = ModelConfig::read(&json)?;
     let mut end_tokens = end_tokens(&json);
@@ -40,7 +40,7 @@ pub(crate) fn load(folder: &Path) -> Result<Loaded, BuildError> {
     let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
     let name =
         absolute.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-    Ok(Loaded { name, weights, end_tokens })
+    Ok(LoadedModel { name, weights, end_tokens })
 }
 
 fn failed(path: &Path, what: &dyn std::fmt::Display) -> BuildError {

@@ -1,7 +1,7 @@
 //! One pass through the transformer: rows of tokens in, their last hidden states out, their KV into
 //! the pool on the way.
 
-use crate::attention::{Past, attend};
+use crate::attention::{KvView, attend};
 use crate::crew::Crew;
 use crate::exponential::silu;
 use crate::kernel::normalize;
@@ -106,7 +106,7 @@ impl Forward {
             let queries = &qkv[row * (q + 2 * kv)..][..q];
             let Row { position, blocks, .. } = rows[row];
             let layer = u32::try_from(n).expect("layers are counted in 32 bits");
-            attend(queries, config.heads(), Past { pool, layer, blocks, len: position as usize + 1 }, out);
+            attend(queries, config.heads(), KvView { pool, layer, blocks, len: position as usize + 1 }, out);
         });
         self.weights.layers[n].output.multiply(&self.crew, &self.mixed, &mut self.product);
         add(&mut self.hidden, &self.product);

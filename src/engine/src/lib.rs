@@ -6,7 +6,7 @@
 //!
 //! - [`Builtin`] is a transformer of the Llama architecture. Its numbers are the same to the bit
 //!   however its work is cut up: `kernel.rs` has the rules.
-//! - [`Timed`] takes as long as a cost profile says and moves KV bytes, but computes nothing.
+//! - [`TimedEngine`] takes as long as a cost profile says and moves KV bytes, but computes nothing.
 
 mod attention;
 mod builtin;
@@ -29,4 +29,4 @@ pub use builtin::Builtin;
 pub use pool::{BuildError, KvMemory, KvPool, PoolSpec};
 pub use port::{Engine, Event, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError};
 pub use seeded::{END_TOKEN, SeededSpec};
-pub use timed::{Timed, TimedSpec};
+pub use timed::{TimedEngine, TimedSpec};

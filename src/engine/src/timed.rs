@@ -95,7 +95,7 @@ struct Digests {
 /// eight bytes over and over that follow from the layer and from all tokens up to the last one
 /// computed in the block, so that moved KV can be verified.
 #[derive(Debug)]
-pub struct Timed {
+pub struct TimedEngine {
     shape: KvShape,
     spec: TimedSpec,
     kv: KvPool,
@@ -103,7 +103,7 @@ pub struct Timed {
     pace: Pace,
 }
 
-impl Timed {
+impl TimedEngine {
     /// An engine over a pool of zeros.
     ///
     /// # Errors
@@ -238,7 +238,7 @@ impl Timed {
     }
 }
 
-impl Engine for Timed {
+impl Engine for TimedEngine {
     fn shape(&self) -> &KvShape {
         &self.shape
     }

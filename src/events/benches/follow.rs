@@ -3,8 +3,8 @@
 //! Time is the CPU time of this thread, where the kernel reports it: the machine may be busy with other work.
 
 use baton_events::{
-    Batch, Change, EngineHash, Event, Form, Limits, Medium, Mirror, MirrorConfig, Removed, Speaker, Stored,
-    decode, encode,
+    Batch, Change, EngineHash, Event, Form, Limits, Medium, Mirror, MirrorConfig, RemovedBlocks, Speaker,
+    StoredBlocks, decode, encode,
 };
 use baton_types::{ChainHasher, Rng};
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
@@ -28,12 +28,12 @@ fn batches(block_tokens: u32, digests: bool) -> Vec<Vec<u8>> {
     let mut rng = Rng::new(8);
     let mut stored = move || {
         let tokens = (0..BLOCKS * u64::from(block_tokens)).map(|_| rng.below(128_000) as u32).collect();
-        Event::from(Change::Stored(Stored {
+        Event::from(Change::Stored(StoredBlocks {
             hashes: (0..BLOCKS).map(|_| name()).collect(),
             tokens,
             block_tokens,
             medium: Some(Medium::Gpu),
-            ..Stored::default()
+            ..StoredBlocks::default()
         }))
     };
     let batch = |sequence| Batch {
@@ -117,8 +117,10 @@ fn remove(mirror: &mut Mirror, batch: &Batch) {
     for event in &batch.events {
         if let Change::Stored(stored) = &event.change {
             let (hashes, medium) = (stored.hashes.clone(), stored.medium.clone());
-            mirror
-                .apply_event(&Change::Removed(Removed { hashes, medium, group: None }).into(), &mut changes);
+            mirror.apply_event(
+                &Change::Removed(RemovedBlocks { hashes, medium, group: None }).into(),
+                &mut changes,
+            );
         }
     }
 }

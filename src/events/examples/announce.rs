@@ -2,7 +2,7 @@
 //! `cargo run -p baton-events --example announce -- tcp://127.0.0.1:5557 tcp://127.0.0.1:5558 100`
 
 use baton_events::hash::Rolling;
-use baton_events::{Change, EngineHash, Medium, Publisher, PublisherConfig, Removed, Stored};
+use baton_events::{Change, EngineHash, Medium, Publisher, PublisherConfig, RemovedBlocks, StoredBlocks};
 use std::time::Duration;
 
 const BLOCK_TOKENS: u32 = 4;
@@ -21,10 +21,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let tokens = vec![number, number + 100_000, 7, 300];
         let hash = EngineHash::Word(chain.push(&tokens));
         let (medium, block_tokens) = (Some(Medium::Gpu), BLOCK_TOKENS);
-        let stored = Stored { hashes: vec![hash], parent, tokens, block_tokens, medium, ..Stored::default() };
+        let stored = StoredBlocks {
+            hashes: vec![hash],
+            parent,
+            tokens,
+            block_tokens,
+            medium,
+            ..StoredBlocks::default()
+        };
         let mut changes = vec![Change::Stored(stored)];
         if number % 10 == 9 {
-            changes.push(Change::Removed(Removed { hashes: vec![hash], ..Removed::default() }));
+            changes.push(Change::Removed(RemovedBlocks { hashes: vec![hash], ..RemovedBlocks::default() }));
         } else {
             parent = Some(hash);
         }

@@ -8,7 +8,8 @@ use crate::zmtp::{Role, WireLimits, take_all};
 use crate::{Form, Limits, Mirror, MirrorConfig, Speaker, decode, encode};
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 const WORDS: &[&[u8]] = &[
     b"\xabBlockStored",

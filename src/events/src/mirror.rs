@@ -16,10 +16,10 @@ mod tests;
 
 use baton_types::{BlockHash, BlockKey, CacheChange, ChainHasher, Tier};
 
-use crate::model::{Batch, Change, Event, ExtraKey, Medium, Removed, Source, Stored};
+use crate::model::{Batch, Change, Event, ExtraKey, Medium, RemovedBlocks, Source, StoredBlocks};
 use chain::Run;
 use entry::Entries;
-use parked::Parked;
+use parked::ParkedEvents;
 
 /// The inputs of a chain's root, besides the tokens.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +102,7 @@ pub struct Mirror {
     config: MirrorConfig,
     roots: Roots,
     entries: Entries,
-    parked: Parked,
+    parked: ParkedEvents,
     stats: MirrorStats,
 }
 
@@ -119,7 +119,7 @@ impl Mirror {
     /// An empty mirror whose chains start where `roots` says.
     #[must_use]
     pub fn new(config: MirrorConfig, roots: Roots) -> Self {
-        let parked = Parked::new(config.max_parked_blocks);
+        let parked = ParkedEvents::new(config.max_parked_blocks);
         Self { config, roots, entries: Entries::default(), parked, stats: MirrorStats::default() }
     }
 
@@ -181,7 +181,7 @@ impl Mirror {
         self.parked.check()
     }
 
-    fn stored(&mut self, stored: &Stored, source: Option<&Source>, changes: &mut Vec<CacheChange>) {
+    fn stored(&mut self, stored: &StoredBlocks, source: Option<&Source>, changes: &mut Vec<CacheChange>) {
         let blocks = stored.hashes.len() as u64;
         if !self.counts(stored.group, stored.attention.as_deref()) {
             self.stats.other_group += blocks;
@@ -217,14 +217,14 @@ impl Mirror {
     }
 
     /// Where a chain without parent starts.
-    fn root(&self, stored: &Stored, source: Option<&Source>) -> Start {
+    fn root(&self, stored: &StoredBlocks, source: Option<&Source>) -> Start {
         let extra = chain::besides_lora(stored, 0);
         let root = (self.roots)(&Lineage { lora: stored.lora.as_deref(), extra: &extra, source });
         Start { key: root.unwrap_or_default(), named: root.is_some(), parent: None }
     }
 
     /// Places blocks below a known start, and then whatever was parked below them.
-    fn place(&mut self, stored: &Stored, tier: Tier, start: Start, changes: &mut Vec<CacheChange>) {
+    fn place(&mut self, stored: &StoredBlocks, tier: Tier, start: Start, changes: &mut Vec<CacheChange>) {
         let mut ready = Vec::new();
         self.place_one(stored, (tier, start), &mut ready, changes);
         while let Some((child, at)) = ready.pop() {
@@ -235,9 +235,9 @@ impl Mirror {
 
     fn place_one(
         &mut self,
-        stored: &Stored,
+        stored: &StoredBlocks,
         (tier, mut start): (Tier, Start),
-        ready: &mut Vec<(Stored, (Tier, Start))>,
+        ready: &mut Vec<(StoredBlocks, (Tier, Start))>,
         changes: &mut Vec<CacheChange>,
     ) {
         let mut hasher = ChainHasher::resume(self.config.chain_seed, start.key);
@@ -269,7 +269,7 @@ impl Mirror {
     }
 
     /// A copy in another tier, announced by name alone: it counts where the name is known.
-    fn stored_without_tokens(&mut self, stored: &Stored, tier: Tier, changes: &mut Vec<CacheChange>) {
+    fn stored_without_tokens(&mut self, stored: &StoredBlocks, tier: Tier, changes: &mut Vec<CacheChange>) {
         let mut run = Run::new(tier);
         for hash in &stored.hashes {
             match self.entries.hold_known(hash.name(), tier) {
@@ -283,7 +283,7 @@ impl Mirror {
         run.end(changes);
     }
 
-    fn removed(&mut self, removed: &Removed, changes: &mut Vec<CacheChange>) {
+    fn removed(&mut self, removed: &RemovedBlocks, changes: &mut Vec<CacheChange>) {
         let blocks = removed.hashes.len() as u64;
         if !self.counts(removed.group, None) {
             self.stats.other_group += blocks;

@@ -137,7 +137,7 @@ pub struct BlockExtra {
 
 /// Blocks became readable.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Stored {
+pub struct StoredBlocks {
     /// The blocks, each the parent of the next.
     pub hashes: Vec<EngineHash>,
     /// The block before the first; `None` at the root of a chain, or where it was not given.
@@ -162,7 +162,7 @@ pub struct Stored {
 
 /// Blocks left a medium.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Removed {
+pub struct RemovedBlocks {
     /// The blocks, in any order.
     pub hashes: Vec<EngineHash>,
     /// The medium that they left; `None` where it was not given.
@@ -175,9 +175,9 @@ pub struct Removed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Blocks became readable.
-    Stored(Stored),
+    Stored(StoredBlocks),
     /// Blocks left a medium.
-    Removed(Removed),
+    Removed(RemovedBlocks),
     /// Every block is gone: from one medium if it is named, else from all.
     Cleared(Option<Medium>),
     /// An event of a kind that is not known here.

@@ -6,5 +6,5 @@
 mod read;
 mod write;
 
-pub(crate) use read::{Next, Reader};
+pub(crate) use read::{Reader, ValueKind};
 pub(crate) use write::Writer;

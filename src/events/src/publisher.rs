@@ -105,7 +105,7 @@ pub struct PublisherStats {
 
 /// One published batch.
 #[derive(Clone, Debug)]
-struct Published {
+struct PublishedBatch {
     sequence: u64,
     payload: Bytes,
 }
@@ -124,7 +124,7 @@ struct Counts {
 struct Shared {
     config: PublisherConfig,
     history: Mutex<History>,
-    live: broadcast::Sender<Published>,
+    live: broadcast::Sender<PublishedBatch>,
     counts: Counts,
 }
 
@@ -189,7 +189,7 @@ impl Publisher {
         let payload = self.shared.encode(sequence, events);
         history.push(payload.clone());
         // Nobody may be listening. Under the lock, so that batches leave in order.
-        let _ = self.shared.live.send(Published { sequence, payload });
+        let _ = self.shared.live.send(PublishedBatch { sequence, payload });
         sequence
     }
 

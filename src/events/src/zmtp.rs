@@ -10,7 +10,7 @@ mod handshake;
 
 #[cfg(test)]
 pub(crate) use connection::take_all;
-pub(crate) use connection::{Connection, Outgoing, Received};
+pub(crate) use connection::{Connection, ConnectionWriter, PeerInput};
 pub(crate) use handshake::{Endpoint, Role, subscription};
 
 /// The limits of a peer's messages.

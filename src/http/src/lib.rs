@@ -20,7 +20,7 @@ pub use hyper::body::Incoming;
 pub use listen::accept_each;
 pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
 pub use server::{Bounds, receive, reply, serve};
-pub use stall::StallLimited;
+pub use stall::StallGuard;
 pub use trust::{Trust, TrustError};
 pub use url::{Url, UrlError};
 

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::listen::accept_each;
-use crate::stall::StallLimited;
+use crate::stall::StallGuard;
 use crate::{by, whole};
 
 /// Headers of a request at most.
@@ -69,7 +69,7 @@ pub async fn serve<F, R, B>(
             let answer = answer(request);
             async move { Ok::<_, Infallible>(answer.await) }
         });
-        let stream = StallLimited::new(stream, bounds.stall_timeout, || ());
+        let stream = StallGuard::new(stream, bounds.stall_timeout, || ());
         let connection = graceful.watcher().watch(builder.serve_connection(TokioIo::new(stream), service));
         let ended = ended.clone();
         async move {

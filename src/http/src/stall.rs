@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 /// Passes reads and writes on. A write that gets nothing across for the whole limit fails.
-pub struct StallLimited<T, F> {
+pub struct StallGuard<T, F> {
     inner: T,
     limit: Duration,
     alarm: Pin<Box<Sleep>>,
@@ -18,7 +18,7 @@ pub struct StallLimited<T, F> {
     on_cut: F,
 }
 
-impl<T, F: FnMut()> StallLimited<T, F> {
+impl<T, F: FnMut()> StallGuard<T, F> {
     /// Wraps `inner`; `on_cut` is called for each write that fails.
     pub fn new(inner: T, limit: Duration, on_cut: F) -> Self {
         Self { inner, limit, alarm: Box::pin(tokio::time::sleep(limit)), stalled: false, on_cut }
@@ -41,7 +41,7 @@ impl<T, F: FnMut()> StallLimited<T, F> {
     }
 }
 
-impl<T: AsyncRead + Unpin, F: Unpin> AsyncRead for StallLimited<T, F> {
+impl<T: AsyncRead + Unpin, F: Unpin> AsyncRead for StallGuard<T, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -51,7 +51,7 @@ impl<T: AsyncRead + Unpin, F: Unpin> AsyncRead for StallLimited<T, F> {
     }
 }
 
-impl<T: AsyncWrite + Unpin, F: FnMut() + Unpin> AsyncWrite for StallLimited<T, F> {
+impl<T: AsyncWrite + Unpin, F: FnMut() + Unpin> AsyncWrite for StallGuard<T, F> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.inner).poll_write(cx, bytes);
         self.judge(cx, wrote)
@@ -90,13 +90,13 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-    fn limited(inner: DuplexStream) -> (StallLimited<DuplexStream, impl FnMut() + Unpin>, Arc<AtomicU64>) {
+    fn limited(inner: DuplexStream) -> (StallGuard<DuplexStream, impl FnMut() + Unpin>, Arc<AtomicU64>) {
         let cuts = Arc::<AtomicU64>::default();
         let counted = Arc::clone(&cuts);
         let on_cut = move || {
             counted.fetch_add(1, Ordering::Relaxed);
         };
-        (StallLimited::new(inner, Duration::from_millis(200), on_cut), cuts)
+        (StallGuard::new(inner, Duration::from_millis(200), on_cut), cuts)
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_events::{Batch, Change, EngineHash, Event, Medium, Stored};
+use baton_events::{Batch, Change, EngineHash, Event, Medium, StoredBlocks};
 use baton_indexer::snapshot::{Reader, footer, header, section};
 use baton_indexer::{Index, IndexLimits, Lookup, Registration};
 
@@ -25,14 +25,14 @@ fn main() {
         for chain in 0..blocks / STREAMS / CHAIN {
             let first = (stream << 40) + chain * CHAIN;
             let tokens = (0..CHAIN * SIZE).map(|at| (first * 31 + at) as u32);
-            let stored = Stored {
+            let stored = StoredBlocks {
                 hashes: (0..CHAIN)
                     .map(|at| EngineHash::Word((first + at).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
                     .collect(),
                 tokens: tokens.collect(),
                 block_tokens: SIZE as u32,
                 medium: Some(Medium::Gpu),
-                ..Stored::default()
+                ..StoredBlocks::default()
             };
             let events = vec![Event::from(Change::Stored(stored))];
             index.apply(id, &Batch { sequence: chain, time_us: chain, dp_rank: None, events });

@@ -10,7 +10,7 @@ use crate::error::IndexerError;
 
 /// The content of a `conductor_config.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fixed {
+pub struct FixedConfig {
     /// The port to serve on, where the file names one.
     pub port: Option<u16>,
     /// The publishers.
@@ -31,10 +31,11 @@ struct File {
 ///
 /// # Errors
 /// Names the entry and the field that is missing or wrong.
-pub fn read_config(json: &[u8]) -> Result<Fixed, IndexerError> {
+pub fn read_config(json: &[u8]) -> Result<FixedConfig, IndexerError> {
     let file: File =
         serde_json::from_slice(json).map_err(|e| IndexerError::invalid(format!("configuration: {e}")))?;
-    let mut fixed = Fixed { port: file.http_server_port, registrations: Vec::new(), unknown: Vec::new() };
+    let mut fixed =
+        FixedConfig { port: file.http_server_port, registrations: Vec::new(), unknown: Vec::new() };
     for (name, raw) in file.kvevent_instance {
         let (registration, unknown) = Registration::parse_named(raw.get().as_bytes(), Some(&name))
             .map_err(|e| IndexerError::invalid(format!("configuration: kvevent_instance.{name}: {e}")))?;

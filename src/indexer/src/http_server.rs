@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::contract::{Lookup, Registration};
 use crate::error::{IndexerError, Kind};
-use crate::service::{Indexer, Registered};
+use crate::service::{Indexer, RegistrationOutcome};
 use crate::snapshot;
 
 /// Bounds of the server.
@@ -126,8 +126,8 @@ fn post(indexer: &Arc<Indexer>, path: &str, body: &[u8]) -> Result<(Value, Vec<S
             let (registration, unknown) = Registration::parse(body)?;
             let instance = registration.instance.clone();
             let status = match indexer.register(registration)? {
-                Registered::New => "registered successfully",
-                Registered::Already => "already registered",
+                RegistrationOutcome::New => "registered successfully",
+                RegistrationOutcome::Already => "already registered",
             };
             Ok((json!({ "status": status, "instance_id": instance }), unknown))
         }
@@ -186,7 +186,7 @@ fn resume_after(query: Option<&str>) -> Result<Option<String>, IndexerError> {
 }
 
 /// The part of a snapshot that is still to be sent.
-enum Left {
+enum SnapshotRest {
     Header,
     Streams(Option<String>, u64),
     Nothing,
@@ -196,17 +196,17 @@ enum Left {
 fn snapshot_answer(indexer: &Arc<Indexer>, after: Option<String>) -> Answer {
     indexer.metrics.snapshot_given();
     let indexer = Arc::clone(indexer);
-    let begin = (indexer, Left::Header, after);
+    let begin = (indexer, SnapshotRest::Header, after);
     let frames = futures_util::stream::unfold(begin, |(indexer, left, after)| async move {
         let (bytes, left) = match left {
-            Left::Header => (indexer.header(), Left::Streams(after.clone(), 0)),
-            Left::Nothing => return None,
-            Left::Streams(after, count) => {
+            SnapshotRest::Header => (indexer.header(), SnapshotRest::Streams(after.clone(), 0)),
+            SnapshotRest::Nothing => return None,
+            SnapshotRest::Streams(after, count) => {
                 let asked = Arc::clone(&indexer);
                 let next = tokio::task::spawn_blocking(move || asked.section_after(after.as_deref())).await;
                 match next {
-                    Ok(Some((key, section))) => (section, Left::Streams(Some(key), count + 1)),
-                    Ok(None) => (snapshot::footer(count), Left::Nothing),
+                    Ok(Some((key, section))) => (section, SnapshotRest::Streams(Some(key), count + 1)),
+                    Ok(None) => (snapshot::footer(count), SnapshotRest::Nothing),
                     // Breaking off is how the peer learns that it is not whole.
                     Err(_) => return None,
                 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::{Lookup, Registration};
 use crate::error::{IndexerError, Kind};
-pub use prefix::Matched;
+pub use prefix::PrefixMatch;
 use prefix::{Cursor, MEDIA};
 use stream::Stream;
 pub(crate) use stream::{Entry, Place};
@@ -213,7 +213,7 @@ impl Index {
     /// The holders of a prompt, and how much of it each has: every rank of every instance of the tenant that serves the model in blocks
     /// of this size, those that hold nothing included, sorted. Only whole blocks are looked at.
     #[must_use]
-    pub fn match_tokens(&self, lookup: &Lookup, tokens: &[u32]) -> BTreeMap<&str, Matched> {
+    pub fn match_tokens(&self, lookup: &Lookup, tokens: &[u32]) -> BTreeMap<&str, PrefixMatch> {
         let mut cursors = self.cursors(lookup);
         if let Some(table) = self.tables.find(&lookup.context) {
             let mut chain = Rolling::new(self.limits.seed);
@@ -238,7 +238,7 @@ impl Index {
 
     /// Matches by names of blocks: the engines' own, or the standard ones.
     #[must_use]
-    pub fn match_hashes(&self, lookup: &Lookup, hashes: &[u64]) -> BTreeMap<&str, Matched> {
+    pub fn match_hashes(&self, lookup: &Lookup, hashes: &[u64]) -> BTreeMap<&str, PrefixMatch> {
         let table = self.tables.find(&lookup.context);
         let context = self.tables.id(&lookup.context);
         let mut cursors = self.cursors(lookup);
@@ -295,8 +295,8 @@ impl Index {
 }
 
 /// Cursors by instance: the furthest of its ranks in each medium, and each rank's own.
-fn summary<'a>(cursors: &[(&'a Stream, Cursor)], block_tokens: u32) -> BTreeMap<&'a str, Matched> {
-    let mut all: BTreeMap<&str, Matched> = BTreeMap::new();
+fn summary<'a>(cursors: &[(&'a Stream, Cursor)], block_tokens: u32) -> BTreeMap<&'a str, PrefixMatch> {
+    let mut all: BTreeMap<&str, PrefixMatch> = BTreeMap::new();
     for (stream, cursor) in cursors {
         let tokens = |blocks: u32| u64::from(blocks) * u64::from(block_tokens);
         let matched = all.entry(&stream.registration.instance).or_default();

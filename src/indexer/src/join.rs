@@ -29,7 +29,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(30);
 pub async fn join(indexer: &Arc<Indexer>, url: &str) -> Result<(u64, u64), IndexerError> {
     let base = base_of(url)?;
     let client = Client::new(Options::new(TIME_LIMIT));
-    let mut joined = Joined::default();
+    let mut joined = JoinProgress::default();
     let mut failures = 0;
     loop {
         let before = joined.streams;
@@ -49,7 +49,7 @@ pub async fn join(indexer: &Arc<Indexer>, url: &str) -> Result<(u64, u64), Index
 }
 
 #[derive(Default)]
-struct Joined {
+struct JoinProgress {
     streams: u64,
     blocks: u64,
     /// Key of the last stream that came whole.
@@ -80,7 +80,7 @@ async fn part<T>(what: &str, work: impl Future<Output = Result<T, Error>>) -> Re
 async fn fetch(
     indexer: &Arc<Indexer>,
     (client, base): (&Client, &str),
-    joined: &mut Joined,
+    joined: &mut JoinProgress,
 ) -> Result<(), IndexerError> {
     let after = joined.last.as_ref().map(|key| format!("?after={}", hex(key.as_bytes()))).unwrap_or_default();
     let request = Request::get(format!("{base}/snapshot{after}")).body(Full::default());

@@ -19,10 +19,10 @@ mod metrics;
 mod service;
 pub mod snapshot;
 
-pub use config::{Fixed, read_config};
+pub use config::{FixedConfig, read_config};
 pub use contract::{Lookup, Publisher, Registration};
 pub use error::{IndexerError, Kind};
 pub use http_server::{ServerSettings, serve};
-pub use index::{Context, Counts, Index, IndexLimits, Matched, Position, StreamId};
+pub use index::{Context, Counts, Index, IndexLimits, Position, PrefixMatch, StreamId};
 pub use join::join;
-pub use service::{Indexer, IndexerSettings, Registered};
+pub use service::{Indexer, IndexerSettings, RegistrationOutcome};

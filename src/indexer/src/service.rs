@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use crate::contract::{Lookup, Registration, parse_leaving};
 use crate::error::{IndexerError, Kind};
 use crate::follow::{Follow, Step};
-use crate::index::{Index, IndexLimits, Matched, StreamId};
+use crate::index::{Index, IndexLimits, PrefixMatch, StreamId};
 use crate::metrics::Metrics;
 use crate::snapshot::{self, Reader, Section};
 
@@ -36,7 +36,7 @@ pub struct IndexerSettings {
 
 /// How a registration went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registered {
+pub enum RegistrationOutcome {
     /// It is followed from now on.
     New,
     /// It was followed already, with the same data.
@@ -45,7 +45,7 @@ pub enum Registered {
 
 /// A follower as others see it.
 #[derive(Debug, Default)]
-struct Seen {
+struct FollowerState {
     /// Cleared before the stream leaves the index: a task that still has a batch must not apply it.
     alive: AtomicBool,
     warm: AtomicBool,
@@ -53,14 +53,14 @@ struct Seen {
 }
 
 #[derive(Debug)]
-struct Followed {
+struct FollowedStream {
     id: StreamId,
     registration: Registration,
-    seen: Arc<Seen>,
+    seen: Arc<FollowerState>,
     task: JoinHandle<()>,
 }
 
-impl Drop for Followed {
+impl Drop for FollowedStream {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -90,7 +90,7 @@ pub struct Indexer {
     settings: IndexerSettings,
     index: RwLock<Index>,
     /// By `instance|tenant|rank`.
-    followed: Mutex<BTreeMap<String, Followed>>,
+    followed: Mutex<BTreeMap<String, FollowedStream>>,
     pub(crate) metrics: Metrics,
 }
 
@@ -107,12 +107,15 @@ impl Indexer {
     /// # Errors
     /// `Conflict` where the subscription's name is taken by other data, `Invalid` for an endpoint that is none,
     /// `Full` at the bound of publishers.
-    pub fn register(self: &Arc<Self>, registration: Registration) -> Result<Registered, IndexerError> {
+    pub fn register(
+        self: &Arc<Self>,
+        registration: Registration,
+    ) -> Result<RegistrationOutcome, IndexerError> {
         let mut followed = self.followed.lock();
         let key = registration.key();
         if let Some(there) = followed.get(&key) {
             if there.registration == registration {
-                return Ok(Registered::Already);
+                return Ok(RegistrationOutcome::Already);
             }
             let field = difference(&there.registration, &registration);
             let message = format!("{key} is registered with another {field}; unregister it first");
@@ -121,7 +124,7 @@ impl Indexer {
         let subscriber = self.subscribe(&registration)?;
         let id = self.index.write().add(registration.clone())?;
         followed.insert(key, self.follow(id, registration, subscriber));
-        Ok(Registered::New)
+        Ok(RegistrationOutcome::New)
     }
 
     /// Stops following a publisher and forgets its blocks; whether it was there.
@@ -162,16 +165,16 @@ impl Indexer {
         id: StreamId,
         registration: Registration,
         subscriber: Subscriber,
-    ) -> Followed {
+    ) -> FollowedStream {
         let follow = Follow::new(self.index.read().position(id));
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(FollowerState::default());
         seen.alive.store(true, Ordering::SeqCst);
         seen.warm.store(follow.is_warm(), Ordering::SeqCst);
         let task = tokio::spawn(run(Arc::downgrade(self), (id, Arc::clone(&seen)), subscriber, follow));
-        Followed { id, registration, seen, task }
+        FollowedStream { id, registration, seen, task }
     }
 
-    fn carry_out(&self, id: StreamId, seen: &Seen, steps: Vec<Step>) {
+    fn carry_out(&self, id: StreamId, seen: &FollowerState, steps: Vec<Step>) {
         for step in steps {
             // One lock a batch: queries pass between them.
             let mut index = self.index.write();
@@ -363,7 +366,7 @@ fn difference(a: &Registration, b: &Registration) -> String {
     named.cloned().unwrap_or_else(|| "data".into())
 }
 
-fn matched_json(lookup: &Lookup, matched: BTreeMap<&str, Matched>) -> Value {
+fn matched_json(lookup: &Lookup, matched: BTreeMap<&str, PrefixMatch>) -> Value {
     let instances = matched.into_iter().map(|(instance, matched)| {
         let [device, host, disk] = matched.media;
         let ranks: BTreeMap<String, u64> =
@@ -380,7 +383,7 @@ fn matched_json(lookup: &Lookup, matched: BTreeMap<&str, Matched>) -> Value {
 /// Follows one publisher until the indexer has gone, or the stream has left it.
 async fn run(
     indexer: Weak<Indexer>,
-    (id, seen): (StreamId, Arc<Seen>),
+    (id, seen): (StreamId, Arc<FollowerState>),
     mut subscriber: Subscriber,
     mut follow: Follow,
 ) {

@@ -9,7 +9,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::error::Result;
 use crate::member::Member;
 use crate::source::Source;
-use crate::view::{Change, Listed, MEMBERS_MAX, Revision, Snapshot, Stale, changes};
+use crate::view::{Change, ListedMember, MEMBERS_MAX, Revision, Snapshot, SourceFailure, changes};
 
 /// The known members of the cluster. Reading it never waits. The source is followed until this is dropped.
 ///
@@ -100,7 +100,7 @@ pub(crate) struct Board {
 impl Board {
     /// An empty board, and what readers look at.
     pub(crate) fn new() -> (Self, watch::Receiver<Arc<Snapshot>>) {
-        let unread = Stale { since_us: crate::clock::now_us(), why: "not read yet".to_owned() };
+        let unread = SourceFailure { since_us: crate::clock::now_us(), why: "not read yet".to_owned() };
         let (sender, latest) =
             watch::channel(Arc::new(Snapshot { stale: Some(unread), ..Snapshot::default() }));
         (Self { sender }, latest)
@@ -110,7 +110,7 @@ impl Board {
     /// that are as before keep the revision that they had.
     pub(crate) fn replace(
         &self,
-        members: impl IntoIterator<Item = Listed>,
+        members: impl IntoIterator<Item = ListedMember>,
         revision: Revision,
         left_out: usize,
     ) {
@@ -162,7 +162,7 @@ impl Board {
             if news {
                 let since_us =
                     latest.stale.as_ref().map_or_else(crate::clock::now_us, |stale| stale.since_us);
-                Arc::make_mut(latest).stale = Some(Stale { since_us, why: why.to_owned() });
+                Arc::make_mut(latest).stale = Some(SourceFailure { since_us, why: why.to_owned() });
                 tracing::warn!(why, "the directory's source cannot be read; keeping what is known");
             }
             news
@@ -171,9 +171,9 @@ impl Board {
 }
 
 /// A member as listed at `revision`, if it is one.
-pub(crate) fn listed(member: Member, revision: &Revision) -> Result<Listed> {
+pub(crate) fn listed(member: Member, revision: &Revision) -> Result<ListedMember> {
     member.validate()?;
-    Ok(Listed { member: Arc::new(member), revision: revision.clone() })
+    Ok(ListedMember { member: Arc::new(member), revision: revision.clone() })
 }
 
 #[cfg(test)]
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
     use crate::member::MemberRole;
 
-    fn of(names: &[&str], revision: &str) -> Vec<Listed> {
+    fn of(names: &[&str], revision: &str) -> Vec<ListedMember> {
         let revision: Revision = revision.into();
         let member = |name: &&str| Member::new(*name, MemberRole::Decode, vec!["a:1".into()]);
         names.iter().map(|name| listed(member(name), &revision).expect("valid")).collect()

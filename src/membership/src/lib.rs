@@ -26,7 +26,7 @@ pub use election::{Candidacy, Fence, Leader, Leaders, Leadership, Permit, Standi
 pub use error::{Kind, MembershipError, Result, Stage};
 pub use etcd::{Etcd, EtcdConfig};
 pub use member::{Member, MemberRole};
-pub use policy::{Following, POLICY_BYTES_MAX, Policies, Policy};
-pub use registration::{Registered, Registration};
-pub use source::{DnsSource, EtcdSource, FileSource, KubernetesSource, ListSource, Resolve, Source};
-pub use view::{Change, Listed, MEMBERS_MAX, Revision, Snapshot, Stale, changes};
+pub use policy::{POLICY_BYTES_MAX, Policies, Policy, PolicyFollower};
+pub use registration::{Registration, RegistrationState};
+pub use source::{DnsSource, EtcdSource, FileSource, KubernetesSource, ListSource, NameLookup, Source};
+pub use view::{Change, ListedMember, MEMBERS_MAX, Revision, Snapshot, SourceFailure, changes};

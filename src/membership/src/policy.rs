@@ -118,23 +118,23 @@ impl Policies {
     /// Begins to follow the policy in force; must be called in a tokio runtime. While etcd cannot be read the last
     /// one stays.
     #[must_use]
-    pub fn follow(&self) -> Following {
+    pub fn follow(&self) -> PolicyFollower {
         let (policies, latest) = watch::channel(None);
         let stop = CancellationToken::new();
         let reader = Reader { policies };
         tokio::spawn(follow(self.etcd.clone(), Keys::One(self.key.clone()), 1, reader, stop.clone()));
-        Following { latest, _stop: stop.drop_guard() }
+        PolicyFollower { latest, _stop: stop.drop_guard() }
     }
 }
 
 /// The policy in force, followed until this is dropped.
 #[derive(Debug)]
-pub struct Following {
+pub struct PolicyFollower {
     latest: watch::Receiver<Option<Policy>>,
     _stop: DropGuard,
 }
 
-impl Following {
+impl PolicyFollower {
     /// The latest policy.
     #[must_use]
     pub fn latest(&self) -> watch::Receiver<Option<Policy>> {

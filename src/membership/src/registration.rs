@@ -23,7 +23,7 @@ const TTL_US_MIN: u64 = 1_000_000;
 
 /// How one's registration stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Registered {
+pub enum RegistrationState {
     /// Not, for this reason; it is being tried again.
     No {
         /// The latest failure.
@@ -47,7 +47,7 @@ pub enum Registered {
 /// without a word: the lease then ends by itself.
 #[derive(Debug)]
 pub struct Registration {
-    standing: watch::Receiver<Registered>,
+    standing: watch::Receiver<RegistrationState>,
     member: Arc<Mutex<Member>>,
     changed: Arc<Notify>,
     stop: CancellationToken,
@@ -69,7 +69,7 @@ impl Registration {
             return Err(MembershipError::invalid(text));
         }
         let key = format!("{}{}", members_prefix(cluster), member.name);
-        let (standings, standing) = watch::channel(Registered::No { why: "not yet".to_owned() });
+        let (standings, standing) = watch::channel(RegistrationState::No { why: "not yet".to_owned() });
         let (member, changed) = (Arc::new(Mutex::new(member)), Arc::new(Notify::new()));
         let (stop, dropped) = (CancellationToken::new(), CancellationToken::new());
         let keeper = Keeper {
@@ -94,7 +94,7 @@ impl Registration {
 
     /// How it stands; never waits.
     #[must_use]
-    pub fn standing(&self) -> watch::Receiver<Registered> {
+    pub fn standing(&self) -> watch::Receiver<RegistrationState> {
         self.standing.clone()
     }
 
@@ -132,14 +132,14 @@ struct Keeper {
     ttl_us: u64,
     member: Arc<Mutex<Member>>,
     changed: Arc<Notify>,
-    standings: watch::Sender<Registered>,
+    standings: watch::Sender<RegistrationState>,
     /// Of this life; final once it was written.
     epoch: u64,
     written: bool,
 }
 
 /// Why one lease's keeping ended.
-enum Ended {
+enum LeaseEnd {
     /// To be tried again.
     Failed(MembershipError),
     /// Another has the name.
@@ -148,7 +148,7 @@ enum Ended {
     Stopped,
 }
 
-impl From<MembershipError> for Ended {
+impl From<MembershipError> for LeaseEnd {
     fn from(error: MembershipError) -> Self {
         Self::Failed(error)
     }
@@ -161,26 +161,26 @@ impl Keeper {
             let mut lease = 0;
             let ended = self.one_lease(&mut lease, &stop, &mut backoff).await;
             let last = match &ended {
-                Ended::Failed(error) => {
+                LeaseEnd::Failed(error) => {
                     tracing::warn!(key = self.key, why = %error, "not registered; trying again");
-                    Registered::No { why: error.to_string() }
+                    RegistrationState::No { why: error.to_string() }
                 }
-                Ended::Superseded(epoch) => {
+                LeaseEnd::Superseded(epoch) => {
                     tracing::error!(
                         key = self.key,
                         epoch,
                         "another process has this name; give each its own"
                     );
-                    Registered::Superseded { epoch: *epoch }
+                    RegistrationState::Superseded { epoch: *epoch }
                 }
-                Ended::Stopped => Registered::Left,
+                LeaseEnd::Stopped => RegistrationState::Left,
             };
             if lease != 0 {
                 // If it cannot be revoked, the lease expires by itself.
                 let _ = tokio::time::timeout(LEAVE_WITHIN, self.etcd.revoke(lease)).await;
             }
             self.standings.send_replace(last);
-            if !matches!(ended, Ended::Failed(_)) {
+            if !matches!(ended, LeaseEnd::Failed(_)) {
                 return;
             }
             tokio::select! {
@@ -191,10 +191,15 @@ impl Keeper {
     }
 
     /// Takes a lease, writes the entry and renews both until something ends it.
-    async fn one_lease(&mut self, lease: &mut u64, stop: &CancellationToken, backoff: &mut Backoff) -> Ended {
+    async fn one_lease(
+        &mut self,
+        lease: &mut u64,
+        stop: &CancellationToken,
+        backoff: &mut Backoff,
+    ) -> LeaseEnd {
         let granted = tokio::select! {
             granted = self.etcd.grant(self.ttl_us) => granted,
-            () = stop.cancelled() => return Ended::Stopped,
+            () = stop.cancelled() => return LeaseEnd::Stopped,
         };
         let granted = match granted {
             Ok(granted) => granted,
@@ -208,12 +213,12 @@ impl Keeper {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.changed.notified() => {}
-                () = stop.cancelled() => return Ended::Stopped,
+                () = stop.cancelled() => return LeaseEnd::Stopped,
             }
             let begun = tokio::time::Instant::now();
             let renewed = tokio::select! {
                 renewed = self.renew(*lease) => renewed,
-                () = stop.cancelled() => return Ended::Stopped,
+                () = stop.cancelled() => return LeaseEnd::Stopped,
             };
             match renewed {
                 Ok(ttl) => {
@@ -221,11 +226,11 @@ impl Keeper {
                     good_until = begun + ttl;
                     pause = every;
                 }
-                Err(Ended::Failed(error)) if error.kind.passes() && begun < good_until => {
+                Err(LeaseEnd::Failed(error)) if error.kind.passes() && begun < good_until => {
                     self.standings.send_if_modified(|standing| {
-                        let no = Registered::No { why: error.to_string() };
+                        let no = RegistrationState::No { why: error.to_string() };
                         // One missed renewal is no news: the entry stands as long as the lease does.
-                        let news = !matches!(standing, Registered::Yes { .. }) && *standing != no;
+                        let news = !matches!(standing, RegistrationState::Yes { .. }) && *standing != no;
                         if news {
                             *standing = no;
                         }
@@ -239,7 +244,7 @@ impl Keeper {
     }
 
     /// Renews the lease and sees to it that the entry stands under it as it should.
-    async fn renew(&mut self, lease: u64) -> std::result::Result<Duration, Ended> {
+    async fn renew(&mut self, lease: u64) -> std::result::Result<Duration, LeaseEnd> {
         let renewed = self.etcd.renew(lease).await?;
         let (current, revision) = self.etcd.get(&self.key).await?;
         let mut seen = current;
@@ -249,7 +254,7 @@ impl Keeper {
             let Some(value) = self.needed(lease, seen.as_ref(), revision)? else {
                 let epoch = self.epoch;
                 let _ = self.standings.send_if_modified(|standing| {
-                    let yes = Registered::Yes { epoch };
+                    let yes = RegistrationState::Yes { epoch };
                     std::mem::replace(standing, yes.clone()) != yes
                 });
                 return Ok(Duration::from_micros(renewed.ttl_us));
@@ -289,14 +294,14 @@ impl Keeper {
         lease: u64,
         seen: Option<&Entry>,
         revision: u64,
-    ) -> std::result::Result<Option<Vec<u8>>, Ended> {
+    ) -> std::result::Result<Option<Vec<u8>>, LeaseEnd> {
         if !self.written {
             self.epoch = revision;
         }
         if let Some(entry) = seen.filter(|entry| entry.lease != lease) {
             let theirs = Member::from_json(&entry.value).map_or(0, |member| member.epoch);
             if theirs > self.epoch {
-                return Err(Ended::Superseded(theirs));
+                return Err(LeaseEnd::Superseded(theirs));
             }
         }
         let value = Member { epoch: self.epoch, ..self.member.lock().clone() }.to_json();

@@ -15,7 +15,7 @@ pub type Revision = Arc<str>;
 
 /// A member as a source lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedMember {
     /// The member.
     pub member: Arc<Member>,
     /// When the source last changed it.
@@ -24,7 +24,7 @@ pub struct Listed {
 
 /// The source cannot be read: what is known may be out of date.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stale {
+pub struct SourceFailure {
     /// Since when, by [`crate::clock::now_us`].
     pub since_us: u64,
     /// The source's error, with the remedy.
@@ -35,13 +35,13 @@ pub struct Stale {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Members by name.
-    pub members: BTreeMap<String, Listed>,
+    pub members: BTreeMap<String, ListedMember>,
     /// Of the source; empty before it was read once.
     pub revision: Revision,
     /// Grows with every snapshot of one directory; 0 before the source was read once.
     pub sequence: u64,
     /// Set while the source cannot be read.
-    pub stale: Option<Stale>,
+    pub stale: Option<SourceFailure>,
     /// Members that the source names and that are not listed here, since they are wrong or too many.
     pub left_out: usize,
 }
@@ -52,23 +52,23 @@ pub enum Change {
     /// The first that a subscriber gets: everything.
     Snapshot(Arc<Snapshot>),
     /// Was not there before.
-    Joined(Listed),
+    Joined(ListedMember),
     /// Is there in another form: other addresses, another life, other labels.
     Changed {
         /// As last reported.
-        before: Listed,
+        before: ListedMember,
         /// As it is.
-        now: Listed,
+        now: ListedMember,
     },
     /// It is no longer there.
     Left {
         /// As last reported.
-        was: Listed,
+        was: ListedMember,
         /// The source's revision without it.
         revision: Revision,
     },
     /// The source cannot be read. The last reported state stays valid until more is known.
-    Stale(Stale),
+    Stale(SourceFailure),
     /// The source can be read again, and the reported state matches it.
     Fresh,
 }
@@ -137,10 +137,10 @@ mod tests {
                 member.epoch = epoch;
                 (
                     member.name.clone(),
-                    Listed { member: Arc::new(member), revision: revision.to_string().into() },
+                    ListedMember { member: Arc::new(member), revision: revision.to_string().into() },
                 )
             });
-            let stale = (stale > 0).then(|| Stale { since_us: stale, why: "gone".into() });
+            let stale = (stale > 0).then(|| SourceFailure { since_us: stale, why: "gone".into() });
             Snapshot { members: listed.collect(), revision: "r".into(), sequence, stale, left_out: 0 }
         })
     }

@@ -59,11 +59,11 @@ pub enum PutError {
 /// Values under keys.
 pub struct Directory {
     settings: DirectorySettings,
-    held: Mutex<Held>,
+    held: Mutex<DirectoryContent>,
 }
 
 #[derive(Default)]
-struct Held {
+struct DirectoryContent {
     values: BTreeMap<String, Bytes>,
     bytes: usize,
 }

@@ -27,7 +27,7 @@ mod segment;
 pub use data::{DataClient, DataSettings, DataTimes, serve_data};
 pub use directory::{Directory, DirectorySettings, PutError, lookup, serve_directory};
 pub use error::{Kind, MooncakeError, Result};
-pub use master::{Code, Located, Master, MountedSegment, Place, Placing, Replica, Standing, Uuid};
+pub use master::{Code, Located, Master, MountedSegment, Place, PlacementOptions, Replica, Standing, Uuid};
 pub use node::{NodeSettings, StorageNode};
 pub use objects::{KEY_BYTES_MAX, OBJECT_BYTES_MAX, Objects, ObjectsSettings};
 pub use reach::{OpenSegment, Way};

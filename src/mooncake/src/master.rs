@@ -4,7 +4,7 @@ mod bodies;
 mod model;
 mod refusal;
 
-pub use model::{Located, MountedSegment, Place, Placing, Replica, Standing, Uuid};
+pub use model::{Located, MountedSegment, Place, PlacementOptions, Replica, Standing, Uuid};
 pub use refusal::Code;
 
 use crate::error::Result;
@@ -145,7 +145,7 @@ impl Master {
     ///
     /// # Errors
     /// As every call; when there is such an object, or no room.
-    pub async fn put_start(&self, key: &str, bytes: u64, placing: &Placing) -> Result<Vec<Replica>> {
+    pub async fn put_start(&self, key: &str, bytes: u64, placing: &PlacementOptions) -> Result<Vec<Replica>> {
         let body = bodies::put_start(self.client, key, bytes, placing);
         let read = |from: &mut Reader<'_>| from.list(Replica::LEAST_BYTES, Replica::read);
         self.ask("PutStart", &body, &REPLICAS, read).await

@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 use crate::checksum::checksum;
 use crate::data::DataTimes;
 use crate::error::{Kind, MooncakeError, Result};
-use crate::master::{Located, Master, Place, Placing, Replica};
+use crate::master::{Located, Master, Place, PlacementOptions, Replica};
 use crate::reach::{OpenSegment, Way};
 use crate::rpc::CallTimes;
 
@@ -70,7 +70,7 @@ impl Objects {
     ///
     /// # Errors
     /// When there is such an object, no room, or a segment does not take its bytes.
-    pub async fn put(&self, key: &str, bytes: &[u8], placing: &Placing) -> Result<()> {
+    pub async fn put(&self, key: &str, bytes: &[u8], placing: &PlacementOptions) -> Result<()> {
         check_key(key)?;
         if bytes.is_empty() || bytes.len() as u64 > self.settings.object_bytes {
             let message =

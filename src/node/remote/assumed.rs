@@ -11,7 +11,7 @@ const SPARE_USES: usize = 1_024;
 
 /// See the module. It may be wrong either way, which costs time and nothing else (I6).
 #[derive(Debug)]
-pub(super) struct Assumed {
+pub(super) struct AssumedCache {
     capacity_blocks: usize,
     /// When each block was last used.
     used: HashMap<BlockHash, u64>,
@@ -20,7 +20,7 @@ pub(super) struct Assumed {
     now: u64,
 }
 
-impl Assumed {
+impl AssumedCache {
     pub(super) fn new(capacity_blocks: u64) -> Self {
         let capacity_blocks = usize::try_from(capacity_blocks).unwrap_or(usize::MAX);
         Self { capacity_blocks, used: HashMap::new(), by_time: VecDeque::new(), now: 0 }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_is_known_is_not_told_again() {
-        let mut assumed = Assumed::new(10);
+        let mut assumed = AssumedCache::new(10);
         assert_eq!(assumed.computed(&chain(1, 3)).len(), 1);
         assert!(assumed.computed(&chain(1, 3)).is_empty());
         let more = assumed.computed(&chain(1, 5));
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_chain_goes_from_its_end_and_the_longest_unused_first() {
-        let mut assumed = Assumed::new(4);
+        let mut assumed = AssumedCache::new(4);
         let mut held = BTreeSet::new();
         apply(&mut held, &assumed.computed(&chain(1, 3)));
         apply(&mut held, &assumed.computed(&chain(2, 2)));
@@ -157,16 +157,16 @@ mod tests {
 
     #[test]
     fn a_chain_longer_than_the_room_is_held_as_far_as_there_is_room() {
-        let mut assumed = Assumed::new(3);
+        let mut assumed = AssumedCache::new(3);
         let mut held = BTreeSet::new();
         apply(&mut held, &assumed.computed(&chain(1, 9)));
         assert_eq!(held, chain(1, 3).iter().map(|key| key.short().0).collect());
-        assert!(Assumed::new(0).computed(&chain(1, 2)).is_empty());
+        assert!(AssumedCache::new(0).computed(&chain(1, 2)).is_empty());
     }
 
     #[test]
     fn an_engine_that_found_less_has_evicted_what_is_older_too() {
-        let (mut assumed, mut held) = (Assumed::new(100), BTreeSet::new());
+        let (mut assumed, mut held) = (AssumedCache::new(100), BTreeSet::new());
         for family in 1..=3 {
             apply(&mut held, &assumed.computed(&chain(family, 4)));
         }
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn an_index_that_follows_the_news_never_holds_more_than_there_is_room_for() {
         let mut rng = baton_types::Rng::new(7);
-        let mut assumed = Assumed::new(50);
+        let mut assumed = AssumedCache::new(50);
         let mut held = BTreeSet::new();
         for _ in 0..2_000 {
             let (family, blocks) = (u128::from(rng.below(12)), u128::from(rng.below(12)));

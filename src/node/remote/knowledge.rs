@@ -7,7 +7,7 @@ use baton_types::{BlockKey, CacheChange};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::assumed::Assumed;
+use super::assumed::AssumedCache;
 use super::drift::Drift;
 use super::news::{self, Attachment, EventSource};
 use super::work::Work;
@@ -22,14 +22,14 @@ pub(super) enum Knowledge {
         drift: Mutex<Drift>,
     },
     /// It holds what it computed last, as far as there is room.
-    Assumed { cache: Mutex<Assumed>, capacity_blocks: u64 },
+    Assumed { cache: Mutex<AssumedCache>, capacity_blocks: u64 },
 }
 
 impl Knowledge {
     /// Nothing yet. An engine that announces is followed on the present runtime.
     pub(super) fn new(block_tokens: u32, capacity_blocks: u64, events: Option<EventSource>) -> Self {
         let Some(source) = events else {
-            return Self::Assumed { cache: Mutex::new(Assumed::new(capacity_blocks)), capacity_blocks };
+            return Self::Assumed { cache: Mutex::new(AssumedCache::new(capacity_blocks)), capacity_blocks };
         };
         let (attachments, seen) = watch::channel(None);
         // It ends with the last clone of the legs, which hold the only sender.
@@ -42,7 +42,7 @@ impl Knowledge {
     pub(super) fn attached(&self, attachment: Attachment) {
         match self {
             Self::Announced { attachments, .. } => _ = attachments.send_replace(Some(attachment)),
-            Self::Assumed { cache, capacity_blocks } => *cache.lock() = Assumed::new(*capacity_blocks),
+            Self::Assumed { cache, capacity_blocks } => *cache.lock() = AssumedCache::new(*capacity_blocks),
         }
     }
 

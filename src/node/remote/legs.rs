@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_remote::{
-    Generation, Handoff, HandoffWay, Kind, Next, Piece, Prefilled, RemoteEngine, RemoteError, Request, Side,
-    Stage, Token,
+    Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult, RemoteEngine, RemoteError,
+    Request, Side, Stage, Token,
 };
 use baton_types::{Finish, Sampling};
 use baton_wire::v1;
@@ -51,7 +51,7 @@ async fn prefilled(
     };
     let done = done?;
     let compute_us = us_since(began);
-    let Prefilled { tokens, prompt_logprobs, counts, next, left } = done;
+    let PrefillResult { tokens, prompt_logprobs, counts, next, left } = done;
     sender.found(work, &held, counts.cached_tokens).await;
     sender.computed(&work.chain).await;
     let mut facts = Vec::new();
@@ -63,12 +63,12 @@ async fn prefilled(
     let until = began + lease;
     let mut lent = Bytes::new();
     match next {
-        Next::Decode(handoff) => {
+        NextStep::Decode(handoff) => {
             lent = handoff.into_bytes().into();
             facts.push(offer(lent.clone()));
         }
-        Next::Offered => {}
-        Next::Answer(finish) => {
+        NextStep::Offered => {}
+        NextStep::Answer(finish) => {
             facts.extend(token_facts(&tokens, work.given));
             facts.push(ended(finish, counts.cached_tokens));
         }

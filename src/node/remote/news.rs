@@ -77,14 +77,15 @@ pub(super) async fn follow(
             MirrorConfig { chain_seed: attachment.chain_seed, block_tokens, ..MirrorConfig::default() };
         let mirror = Mirror::new(config, Box::new(root_in));
         let dp_rank = source.dp_rank;
-        let followed = Followed { subscriber, mirror, dp_rank, told: Some(attachment), drifted: &drifted };
+        let followed =
+            FollowedEngine { subscriber, mirror, dp_rank, told: Some(attachment), drifted: &drifted };
         if followed.run(&mut attachments).await.is_err() {
             return;
         }
     }
 }
 
-struct Followed<'a> {
+struct FollowedEngine<'a> {
     subscriber: Subscriber,
     mirror: Mirror,
     dp_rank: Option<u32>,
@@ -94,17 +95,20 @@ struct Followed<'a> {
 }
 
 /// The node will not attach again.
-struct Over;
+struct DetachedError;
 
-impl Followed<'_> {
+impl FollowedEngine<'_> {
     /// Runs until the keys of blocks are made otherwise, or all has to be learnt anew.
-    async fn run(mut self, attachments: &mut watch::Receiver<Option<Attachment>>) -> Result<(), Over> {
+    async fn run(
+        mut self,
+        attachments: &mut watch::Receiver<Option<Attachment>>,
+    ) -> Result<(), DetachedError> {
         let chain_seed = self.told.as_ref().map(|told| told.chain_seed);
         loop {
             let mut changes = Vec::new();
             tokio::select! {
                 changed = attachments.changed() => {
-                    changed.map_err(|_| Over)?;
+                    changed.map_err(|_| DetachedError)?;
                     self.told = attachments.borrow_and_update().clone();
                     match &self.told {
                         Some(told) if Some(told.chain_seed) != chain_seed => return Ok(()),
@@ -115,7 +119,7 @@ impl Followed<'_> {
                 }
                 // The next follower begins with what the engine still repeats, and reports the rest as void.
                 () = self.drifted.notified() => return Ok(()),
-                feed = self.subscriber.next() => match feed.ok_or(Over)? {
+                feed = self.subscriber.next() => match feed.ok_or(DetachedError)? {
                     Feed::Cleared { epoch, why } => {
                         if epoch > 1 {
                             tracing::warn!(epoch, ?why, "what was known of the engine's cache is void");

@@ -13,10 +13,10 @@ const RECENT_MOST: usize = 32;
 
 /// The latest prompts of the nodes of one process. Clones share them.
 #[derive(Clone, Default)]
-pub struct Prompts(Arc<Mutex<VecDeque<Recent>>>);
+pub struct Prompts(Arc<Mutex<VecDeque<RecentPrompt>>>);
 
 /// While these runs are kept, no other tokens lie where theirs do.
-struct Recent {
+struct RecentPrompt {
     runs: Vec<TokenRun>,
     prompt: WeakPrompt,
 }
@@ -38,7 +38,7 @@ impl Prompts {
         if recent.len() == RECENT_MOST {
             recent.pop_front();
         }
-        recent.push_back(Recent { runs, prompt: prompt.downgrade() });
+        recent.push_back(RecentPrompt { runs, prompt: prompt.downgrade() });
         Some(prompt)
     }
 }

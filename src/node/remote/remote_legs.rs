@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_legs::{Effect, Input, Leg, Why};
+use baton_legs::{Effect, Input, Leg, LegFailure};
 use baton_remote::{Load, RemoteEngine};
 use baton_types::{BlockKey, CacheChange, FetchPlan, InstanceId, RequestId};
 use baton_wire::v1;
@@ -21,7 +21,7 @@ use super::life::{Job, Life};
 use super::news::{Attachment, EventSource};
 use super::prompts::Prompts;
 use super::work::Work;
-use crate::node::attach::{Gone, NodeRuntime};
+use crate::node::attach::{NodeRuntime, WorkerGoneError};
 use crate::node::worker::in_words;
 
 /// How long an engine may take to say that it is there, after a connection to it broke.
@@ -145,7 +145,7 @@ impl RemoteLegs {
             Some(Order::Discard(loan)) => self.discard(request, &loan),
             Some(Order::Release(_)) => self.step(&mut self.inner.life.lock(), Input::Release { request }),
             // An offer is made only once: the engine may have released the blocks.
-            Some(Order::Handoff(_)) => self.fail(request, attempt, in_words(Why::NothingToSend, 0)),
+            Some(Order::Handoff(_)) => self.fail(request, attempt, in_words(LegFailure::NothingToSend, 0)),
             Some(Order::Replicate(_)) => {
                 self.say(&self.inner.life.lock(), (0, 0), v1::fact::Fact::Replicated(true));
             }
@@ -404,7 +404,11 @@ impl FactSender {
 }
 
 impl NodeRuntime for RemoteLegs {
-    fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
+    fn attached(
+        &self,
+        welcome: &v1::Welcome,
+        facts: mpsc::Sender<v1::FromNode>,
+    ) -> Result<(), WorkerGoneError> {
         let mut life = self.inner.life.lock();
         life.clear();
         self.inner.knowledge.attached(Attachment { chain_seed: welcome.chain_seed, facts: facts.clone() });
@@ -414,7 +418,7 @@ impl NodeRuntime for RemoteLegs {
         Ok(())
     }
 
-    fn detached(&self) -> Result<(), Gone> {
+    fn detached(&self) -> Result<(), WorkerGoneError> {
         let mut life = self.inner.life.lock();
         life.clear();
         life.facts = None;
@@ -422,7 +426,7 @@ impl NodeRuntime for RemoteLegs {
         Ok(())
     }
 
-    fn ordered(&self, orders: v1::Orders) -> Result<(), Gone> {
+    fn ordered(&self, orders: v1::Orders) -> Result<(), WorkerGoneError> {
         orders.orders.into_iter().for_each(|order| self.order(order));
         Ok(())
     }

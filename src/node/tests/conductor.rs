@@ -31,13 +31,13 @@ pub(super) const VOCABULARY: u32 = 512;
 const SEED: u64 = 5;
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-type Outgoing = mpsc::Sender<Result<v1::ToNode, Status>>;
+type OrderSender = mpsc::Sender<Result<v1::ToNode, Status>>;
 
 /// A node's line, from its first message on.
 pub(super) struct Line {
     pub hello: v1::Hello,
     facts: Streaming<v1::FromNode>,
-    orders: Outgoing,
+    orders: OrderSender,
     heard: VecDeque<v1::Fact>,
     /// The latest report.
     pub load: v1::NodeLoad,

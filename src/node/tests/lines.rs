@@ -9,25 +9,25 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::guard::ClusterGuard;
-use crate::node::attach::{Gone, GrpcSession, NodeRuntime};
+use crate::node::attach::{GrpcSession, NodeRuntime, WorkerGoneError};
 use crate::node::leader_locator::LeaderLocator;
 use crate::node::pulse::Pulse;
 
 /// Nothing is ever wanted of it. Its thread has turned so often, where it has one.
-struct Idle {
+struct IdleRuntime {
     turns: Option<u64>,
 }
 
-impl NodeRuntime for Idle {
-    fn attached(&self, _: &v1::Welcome, _: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
+impl NodeRuntime for IdleRuntime {
+    fn attached(&self, _: &v1::Welcome, _: mpsc::Sender<v1::FromNode>) -> Result<(), WorkerGoneError> {
         Ok(())
     }
 
-    fn detached(&self) -> Result<(), Gone> {
+    fn detached(&self) -> Result<(), WorkerGoneError> {
         Ok(())
     }
 
-    fn ordered(&self, _: v1::Orders) -> Result<(), Gone> {
+    fn ordered(&self, _: v1::Orders) -> Result<(), WorkerGoneError> {
         Ok(())
     }
 
@@ -46,7 +46,7 @@ async fn tried(address: String) -> String {
         leader: Arc::new(LeaderLocator::new(address, None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
-        station: Idle { turns: None },
+        station: IdleRuntime { turns: None },
         welcome_within: Duration::from_millis(300),
         pulse: Pulse::default(),
     };
@@ -81,7 +81,7 @@ async fn a_line_that_gets_no_answer_still_stops() {
         leader: Arc::new(LeaderLocator::new(format!("http://{}", silent.local_addr().unwrap()), None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
-        station: Idle { turns: None },
+        station: IdleRuntime { turns: None },
         welcome_within: Duration::from_secs(60),
         pulse: Pulse::default(),
     };
@@ -97,7 +97,7 @@ async fn a_node_whose_thread_stands_still_does_not_go_on_beating() {
         leader: Arc::new(LeaderLocator::new("http://127.0.0.1:1".into(), None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
-        station: Idle { turns: Some(7) },
+        station: IdleRuntime { turns: Some(7) },
         welcome_within: Duration::from_secs(1),
         pulse: Pulse::default(),
     };

@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use baton_transports::mover::Direction;
 
-use self::batches::{Batches, Status, Wanted};
+use self::batches::{Batches, Status, TransferOrder};
 use self::strings::text;
 use crate::Failure;
 use crate::engine::{Engine, Note};
@@ -115,7 +115,7 @@ impl CEngine {
             let way = if request.opcode == 0 { Direction::Read } else { Direction::Write };
             let target = self.segment(request.target_id).ok_or_else(missing)?;
             let local = request.source.expose_provenance() as u64;
-            Ok(Wanted { target, way, local, remote: request.target_offset, bytes: request.length })
+            Ok(TransferOrder { target, way, local, remote: request.target_offset, bytes: request.length })
         };
         let wanted = requests.iter().map(wanted).collect::<Result<Vec<_>, Failure>>()?;
         self.batches.submit(&self.engine, batch, &wanted, note)

@@ -9,7 +9,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_remote::{Collected, Dialect, Handoff, HandoffWay, Next, RemoteEngine, RemoteSettings, Request};
+use baton_remote::{
+    CollectedAnswer, Dialect, Handoff, HandoffWay, NextStep, RemoteEngine, RemoteSettings, Request,
+};
 use baton_types::Sampling;
 use bytes::Bytes;
 
@@ -65,7 +67,7 @@ async fn show(engine: &RemoteEngine) -> Outcome<()> {
     Ok(())
 }
 
-async fn pair(prefill: &RemoteEngine, decode: &RemoteEngine, request: Request) -> Outcome<Collected> {
+async fn pair(prefill: &RemoteEngine, decode: &RemoteEngine, request: Request) -> Outcome<CollectedAnswer> {
     let mut leg = prefill.prefill(request.clone()).await?;
     if let Some(handoff) = leg.offer() {
         let decoded = async { decode.decode(request, handoff).await?.all().await };
@@ -76,17 +78,17 @@ async fn pair(prefill: &RemoteEngine, decode: &RemoteEngine, request: Request) -
     let done = leg.run().await?;
     println!("  prefill: {:?}", done.counts);
     match done.next {
-        Next::Decode(handoff) => {
+        NextStep::Decode(handoff) => {
             let handoff = Handoff::from_bytes(&handoff.into_bytes())?;
             Ok(decode.decode(request, handoff).await?.all().await?)
         }
-        Next::Answer(finish) => Ok(Collected {
+        NextStep::Answer(finish) => Ok(CollectedAnswer {
             tokens: done.tokens,
             finish: Some(finish),
             counts: done.counts,
-            ..Collected::default()
+            ..CollectedAnswer::default()
         }),
-        Next::Offered => Err("an offer that was not taken".into()),
+        NextStep::Offered => Err("an offer that was not taken".into()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
-use baton_remote::{Handoff, Next, Piece, RemoteEngine, Request};
+use baton_remote::{Handoff, NextStep, Piece, RemoteEngine, Request};
 use baton_types::Sampling;
 use bytes::Bytes;
 
@@ -81,7 +81,7 @@ async fn main() -> Outcome<()> {
         let asked = request(1_024, 2);
         let started = Instant::now();
         let done = prefill.prefill(asked.clone()).await?.run().await?;
-        let Next::Decode(handoff) = done.next else { return Err("no hand-off".into()) };
+        let NextStep::Decode(handoff) = done.next else { return Err("no hand-off".into()) };
         let handoff = Handoff::from_bytes(&handoff.into_bytes())?;
         decode.decode(asked, handoff).await?.all().await?;
         pairs.push(started.elapsed());

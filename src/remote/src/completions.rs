@@ -97,7 +97,7 @@ pub(crate) struct Reader {
 }
 
 /// An answer in one piece.
-pub(crate) struct Whole {
+pub(crate) struct WholeAnswer {
     pub(crate) progress: Progress,
     pub(crate) kv_transfer_params: Option<Box<RawValue>>,
 }
@@ -109,7 +109,7 @@ impl Reader {
     }
 
     /// Reads an answer in one piece.
-    pub(crate) fn whole(&self, data: &[u8]) -> Result<Whole, RemoteError> {
+    pub(crate) fn whole(&self, data: &[u8]) -> Result<WholeAnswer, RemoteError> {
         let without = self.without_echo(data);
         let data = without.as_deref().unwrap_or(data);
         let chunk: Chunk = serde_json::from_slice(data)
@@ -130,7 +130,7 @@ impl Reader {
             progress.counts = self.counts(&usage)?;
         }
         let kv_transfer_params = chunk.kv_transfer_params.filter(|params| params.get() != "null");
-        Ok(Whole { progress, kv_transfer_params })
+        Ok(WholeAnswer { progress, kv_transfer_params })
     }
 
     /// The answer without the engine's copy of our prompt, which it repeats as we write it. Parsing that copy number by

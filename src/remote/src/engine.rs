@@ -21,7 +21,7 @@ use crate::probe::Probe;
 use crate::request::Request;
 use crate::settings::{Dialect, EngineRole, RemoteSettings};
 use crate::sglang;
-use crate::spent::{NotSpent, Spent};
+use crate::spent::{SpendRefusal, SpentNames};
 use crate::vllm::{self, Leg};
 
 /// A token id in JSON, with what separates it from the next, at most.
@@ -37,7 +37,7 @@ struct Inner {
     settings: RemoteSettings,
     wire: Arc<Wire>,
     probe: Mutex<Option<Arc<Probe>>>,
-    spent: Mutex<Spent>,
+    spent: Mutex<SpentNames>,
 }
 
 impl std::fmt::Debug for RemoteEngine {
@@ -54,7 +54,8 @@ impl RemoteEngine {
     pub fn new(settings: RemoteSettings) -> Result<Self, RemoteError> {
         settings.check()?;
         let wire = Arc::new(Wire::new(&settings)?);
-        let inner = Inner { settings, wire, probe: Mutex::new(None), spent: Mutex::new(Spent::default()) };
+        let inner =
+            Inner { settings, wire, probe: Mutex::new(None), spent: Mutex::new(SpentNames::default()) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -226,9 +227,9 @@ impl RemoteEngine {
         let left = handoff.admit(request, now, settings.lease.margin_us)?;
         match self.inner.spent.lock().spend(handoff.name(), handoff.until_us(), now) {
             Ok(()) => Ok(left),
-            Err(NotSpent::Again) => Err(RemoteError::ours(Stage::Handoff, "the hand-off has been used")
+            Err(SpendRefusal::Again) => Err(RemoteError::ours(Stage::Handoff, "the hand-off has been used")
                 .remedy("prefill again for each decode leg: the blocks are released after the first read")),
-            Err(NotSpent::Full) => Err(RemoteError::new(
+            Err(SpendRefusal::Full) => Err(RemoteError::new(
                 Kind::Retry,
                 Side::Us,
                 Stage::Handoff,

@@ -229,7 +229,7 @@ impl Body {
     }
 
     /// The body to send. Token ids are sent from where they lie, and not copied.
-    pub(crate) fn written(&self) -> Result<Written, RemoteError> {
+    pub(crate) fn written(&self) -> Result<WrittenBody, RemoteError> {
         let mut parts = VecDeque::new();
         let mut out = Vec::new();
         for (at, (name, value)) in self.0.0.iter().enumerate() {
@@ -251,21 +251,21 @@ impl Body {
         }
         out.push(b'}');
         parts.push_back(out.into());
-        Ok(Written(parts))
+        Ok(WrittenBody(parts))
     }
 }
 
 /// A body in the parts that it is sent in.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Written(VecDeque<Bytes>);
+pub(crate) struct WrittenBody(VecDeque<Bytes>);
 
-impl From<Bytes> for Written {
+impl From<Bytes> for WrittenBody {
     fn from(bytes: Bytes) -> Self {
         Self(VecDeque::from([bytes]))
     }
 }
 
-impl http_body::Body for Written {
+impl http_body::Body for WrittenBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -378,7 +378,7 @@ mod tests {
 
     use super::*;
 
-    impl Written {
+    impl WrittenBody {
         /// The bytes that an engine reads.
         pub(crate) fn flat(self) -> Vec<u8> {
             let exact = http_body::Body::size_hint(&self).exact();

@@ -18,7 +18,8 @@ use crate::sse::Events;
 use crate::{completions, load, sglang};
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 const WORDS: &[&[u8]] = &[
     b"data: ",

@@ -306,8 +306,8 @@ impl Generation {
     ///
     /// # Errors
     /// As [`Self::next`].
-    pub async fn all(mut self) -> Result<Collected, RemoteError> {
-        let mut collected = Collected::default();
+    pub async fn all(mut self) -> Result<CollectedAnswer, RemoteError> {
+        let mut collected = CollectedAnswer::default();
         while let Some(piece) = self.next().await {
             match piece? {
                 Piece::PromptLogprobs(logs) => collected.prompt_logprobs = Some(logs),
@@ -324,7 +324,7 @@ impl Generation {
 
 /// A whole answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Collected {
+pub struct CollectedAnswer {
     /// Logprobs of the prompt's tokens but the first, when asked for.
     pub prompt_logprobs: Option<Vec<baton_types::TokenLogprob>>,
     /// The answer's tokens.

@@ -51,7 +51,7 @@ pub(crate) enum Way {
 /// A hand-off on its way, so that what arrives is what was sent, or nothing.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct SealedHandoff {
     /// Hash of the bytes of `handoff`.
     seal: u64,
     handoff: Box<RawValue>,
@@ -77,7 +77,7 @@ impl Handoff {
     pub fn into_bytes(self) -> Vec<u8> {
         let why = "numbers, strings and JSON that was read before can be written";
         let handoff = to_raw_value(&self).expect(why);
-        serde_json::to_vec(&Sealed { seal: seal_of(handoff.get()), handoff }).expect(why)
+        serde_json::to_vec(&SealedHandoff { seal: seal_of(handoff.get()), handoff }).expect(why)
     }
 
     /// As it came from the prefill node.
@@ -90,7 +90,7 @@ impl Handoff {
             return Err(bad(format!("a hand-off of {} bytes is longer than {MAX_BYTES}", bytes.len())));
         }
         let unread = |error| bad(format!("the hand-off cannot be read: {error}"));
-        let sealed: Sealed = serde_json::from_slice(bytes).map_err(unread)?;
+        let sealed: SealedHandoff = serde_json::from_slice(bytes).map_err(unread)?;
         if seal_of(sealed.handoff.get()) != sealed.seal {
             return Err(bad("the hand-off is not as it was sent: its seal is of other bytes"));
         }

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::error::{Kind, RemoteError, Side, Stage};
-use crate::fields::Written;
+use crate::fields::WrittenBody;
 use crate::settings::RemoteSettings;
 
 /// A connection that has been idle for longer is not used again: the engines' servers close theirs after five
@@ -41,7 +41,7 @@ pub(crate) struct Answer {
 
 /// The way to one engine.
 pub(crate) struct Wire {
-    client: Client<Written>,
+    client: Client<WrittenBody>,
     base: String,
     host: String,
     authorization: Option<HeaderValue>,
@@ -88,7 +88,7 @@ impl Wire {
     pub(crate) async fn page(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), RemoteError> {
         let stage = call.stage;
         let until = call.until;
-        let response = self.send(Method::GET, Written::default(), call).await?;
+        let response = self.send(Method::GET, WrittenBody::default(), call).await?;
         let status = response.status();
         Ok((status, collect(response.into_body(), self.page_bytes, until, stage).await?))
     }
@@ -99,7 +99,7 @@ impl Wire {
     }
 
     /// Posts a request; a status other than 2xx is an error.
-    pub(crate) async fn post(&self, body: Written, call: Call<'_>) -> Result<Answer, RemoteError> {
+    pub(crate) async fn post(&self, body: WrittenBody, call: Call<'_>) -> Result<Answer, RemoteError> {
         let stage = call.stage;
         let until = call.until;
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
@@ -133,7 +133,7 @@ impl Wire {
     async fn send(
         &self,
         method: Method,
-        body: Written,
+        body: WrittenBody,
         call: Call<'_>,
     ) -> Result<Response<Incoming>, RemoteError> {
         let stage = call.stage;

@@ -8,10 +8,10 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::answer::Progress;
-use crate::completions::{self, Whole};
+use crate::completions::{self, WholeAnswer};
 use crate::engine::RemoteEngine;
 use crate::error::{Kind, RemoteError, Side, Stage};
-use crate::fields::{Body, Client, Written};
+use crate::fields::{Body, Client, WrittenBody};
 use crate::generation::Abort;
 use crate::handoff::{Handoff, Way, now_us};
 use crate::http::Call;
@@ -24,7 +24,7 @@ use crate::vllm::{self, Leg};
 
 /// The next step for a request whose prompt is computed.
 #[derive(Debug)]
-pub enum Next {
+pub enum NextStep {
     /// Decode it from here.
     Decode(Handoff),
     /// Its hand-off was offered before ([`PrefillLeg::offer`]): the decode leg is under way.
@@ -35,8 +35,8 @@ pub enum Next {
 
 /// A finished prefill leg.
 #[derive(Debug)]
-pub struct Prefilled {
-    /// The token that was drawn. It is part of the answer only with [`Next::Answer`]: a decode leg reports its first
+pub struct PrefillResult {
+    /// The token that was drawn. It is part of the answer only with [`NextStep::Answer`]: a decode leg reports its first
     /// token itself.
     pub tokens: Vec<Token>,
     /// Logprobs of the prompt's tokens but the first, when asked for. The decode leg does not tell them.
@@ -44,8 +44,8 @@ pub struct Prefilled {
     /// The usage. `cached_tokens` is the prefill engine's prefix hit, if it reports one.
     pub counts: Counts,
     /// The next step.
-    pub next: Next,
-    /// With [`Next::Answer`]: KV that the engine lends although nobody needs it. A decode leg that takes it and is thrown away
+    pub next: NextStep,
+    /// With [`NextStep::Answer`]: KV that the engine lends although nobody needs it. A decode leg that takes it and is thrown away
     /// frees it; otherwise it stays for its lease.
     pub left: Option<Handoff>,
 }
@@ -55,7 +55,7 @@ pub struct Prefilled {
 pub struct PrefillLeg {
     engine: RemoteEngine,
     request: Request,
-    body: Written,
+    body: WrittenBody,
     leg: String,
     plan: Plan,
     offer: Option<Handoff>,
@@ -98,7 +98,7 @@ impl PrefillLeg {
     ///
     /// # Errors
     /// When the engine fails, or gives less than a decode engine needs.
-    pub async fn run(self) -> Result<Prefilled, RemoteError> {
+    pub async fn run(self) -> Result<PrefillResult, RemoteError> {
         let stage = Stage::Prefill;
         let wait = Duration::from_micros(self.engine.settings().timeouts.answer_us);
         let until = Instant::now() + wait;
@@ -116,18 +116,18 @@ impl PrefillLeg {
         self.read(&bytes)
     }
 
-    fn read(self, bytes: &[u8]) -> Result<Prefilled, RemoteError> {
+    fn read(self, bytes: &[u8]) -> Result<PrefillResult, RemoteError> {
         let sampling = &self.request.sampling;
         let (logprobs, prompt_logprobs) = (sampling.logprobs, sampling.prompt_logprobs);
         let prompt = self.request.tokens.clone();
         let stage = Stage::Prefill;
         let whole = if matches!(self.plan, Plan::Room) {
             let mut reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
-            Whole { progress: reader.event(bytes)?, kv_transfer_params: None }
+            WholeAnswer { progress: reader.event(bytes)?, kv_transfer_params: None }
         } else {
             completions::Reader { stage, prompt, logprobs, prompt_logprobs }.whole(bytes)?
         };
-        let Whole { progress, kv_transfer_params } = whole;
+        let WholeAnswer { progress, kv_transfer_params } = whole;
         let Progress { tokens, prompt_logprobs, finish, counts } = progress;
         let Some(finish) = finish else {
             return Err(RemoteError::bug(stage, "the prefill's answer does not say how it ended"));
@@ -135,30 +135,31 @@ impl PrefillLeg {
         let answers = finish == Finish::Stop || sampling.max_tokens == 1;
         let mut left = None;
         let next = match self.plan {
-            Plan::Room => Next::Offered,
-            Plan::Answer => Next::Answer(finish),
+            Plan::Room => NextStep::Offered,
+            Plan::Answer => NextStep::Answer(finish),
             Plan::Nixl if answers => {
                 // vLLM's NixlConnector lends the KV even of a prompt whose first token ends the answer. Unusable
                 // parameters of it do not make the answer invalid.
                 left = kv_transfer_params
                     .and_then(|params| nixl_handoff(&self.engine, &self.request, Some(params)).ok());
-                Next::Answer(finish)
+                NextStep::Answer(finish)
             }
-            _ if answers => Next::Answer(finish),
-            Plan::Nixl => Next::Decode(nixl_handoff(&self.engine, &self.request, kv_transfer_params)?),
+            _ if answers => NextStep::Answer(finish),
+            Plan::Nixl => NextStep::Decode(nixl_handoff(&self.engine, &self.request, kv_transfer_params)?),
             Plan::Mooncake { engine_id, bootstrap, transfer_id } => {
                 let lease = self.engine.lease(None);
-                Next::Decode(Handoff::new(
+                NextStep::Decode(Handoff::new(
                     &self.request,
                     Way::Mooncake { engine_id, bootstrap, transfer_id },
                     lease,
                 ))
             }
         };
-        if matches!(next, Next::Answer(_)) && tokens.is_empty() && counts.answer_tokens.unwrap_or(0) == 0 {
+        if matches!(next, NextStep::Answer(_)) && tokens.is_empty() && counts.answer_tokens.unwrap_or(0) == 0
+        {
             return Err(RemoteError::retry(stage, "an answer without a token"));
         }
-        Ok(Prefilled { tokens, prompt_logprobs, counts, next, left })
+        Ok(PrefillResult { tokens, prompt_logprobs, counts, next, left })
     }
 }
 

@@ -104,10 +104,10 @@ fn constrain(params: &mut Body, format: &RawValue) -> Result<(), RemoteError> {
     #[derive(Deserialize)]
     struct Format {
         r#type: String,
-        json_schema: Option<Named>,
+        json_schema: Option<SchemaField>,
     }
     #[derive(Deserialize)]
-    struct Named {
+    struct SchemaField {
         schema: Option<Box<RawValue>>,
     }
     let wrong = |text: String| RemoteError::invalid(Stage::Prepare, format!("response_format: {text}"));

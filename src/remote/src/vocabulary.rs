@@ -32,7 +32,7 @@ pub struct Sample {
 
 /// The part that was compared and is equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compared {
+pub enum ComparisonExtent {
     /// The ids of the text and of the chat.
     All,
     /// The ids of the text.
@@ -49,40 +49,42 @@ impl RemoteEngine {
     ///
     /// # Errors
     /// [`crate::Kind::Invalid`] when they differ; otherwise when the engine does not answer.
-    pub async fn compare(&self, sample: &Sample) -> Result<Compared, RemoteError> {
+    pub async fn compare(&self, sample: &Sample) -> Result<ComparisonExtent, RemoteError> {
         let asked = json!({"model": self.named(), "prompt": sample.text, "add_special_tokens": true});
         let Some(told) = self.told("/tokenize", &asked).await? else {
             return self.compare_by_answer(sample).await;
         };
         let Some(theirs) = ids(&told["tokens"]) else { return self.compare_by_answer(sample).await };
         same("a text", &sample.tokens, &theirs)?;
-        let Some(ours) = &sample.chat_tokens else { return Ok(Compared::Text) };
+        let Some(ours) = &sample.chat_tokens else { return Ok(ComparisonExtent::Text) };
         let messages: Box<RawValue> = serde_json::from_str(&sample.messages)
             .map_err(|error| RemoteError::ours(STAGE, format!("the sample's chat: {error}")))?;
         let asked = json!({"model": self.named(), "messages": messages, "add_generation_prompt": true});
         let told = self.told("/tokenize", &asked).await?.unwrap_or_default();
-        let Some(theirs) = ids(&told["tokens"]) else { return Ok(Compared::Text) };
-        same("a chat", ours, &theirs).map(|()| Compared::All)
+        let Some(theirs) = ids(&told["tokens"]) else { return Ok(ComparisonExtent::Text) };
+        same("a chat", ours, &theirs).map(|()| ComparisonExtent::All)
     }
 
-    async fn compare_by_answer(&self, sample: &Sample) -> Result<Compared, RemoteError> {
+    async fn compare_by_answer(&self, sample: &Sample) -> Result<ComparisonExtent, RemoteError> {
         let paired = self.role().is_some_and(|role| role != EngineRole::Whole);
         if self.settings().dialect == Dialect::Sglang && paired {
             // It serves no request by itself.
-            return Ok(Compared::Nothing);
+            return Ok(ComparisonExtent::Nothing);
         }
         let asked = json!({"model": self.named(), "prompt": sample.text, "max_tokens": 1, "temperature": 0.0,
             "return_token_ids": true, "stream": false});
-        let Some(told) = self.told("/v1/completions", &asked).await? else { return Ok(Compared::Nothing) };
+        let Some(told) = self.told("/v1/completions", &asked).await? else {
+            return Ok(ComparisonExtent::Nothing);
+        };
         if let Some(theirs) = ids(&told["choices"][0]["prompt_token_ids"]) {
-            return same("a text", &sample.tokens, &theirs).map(|()| Compared::Text);
+            return same("a text", &sample.tokens, &theirs).map(|()| ComparisonExtent::Text);
         }
         match told["usage"]["prompt_tokens"].as_u64() {
-            Some(theirs) if theirs == sample.tokens.len() as u64 => Ok(Compared::Count),
+            Some(theirs) if theirs == sample.tokens.len() as u64 => Ok(ComparisonExtent::Count),
             Some(theirs) => {
                 Err(differs(format!("a text has {theirs} tokens there, {} here", sample.tokens.len())))
             }
-            None => Ok(Compared::Nothing),
+            None => Ok(ComparisonExtent::Nothing),
         }
     }
 

@@ -19,13 +19,13 @@ use tokio::sync::mpsc;
 const EVENTS: usize = 20_000;
 
 /// Notes when it is asked, and says all at once that it has to say.
-struct Instantly {
+struct InstantBackend {
     model: Arc<Model>,
     submitted: Mutex<Option<Instant>>,
     prompt_tokens: Mutex<usize>,
 }
 
-impl Backend for Instantly {
+impl Backend for InstantBackend {
     fn submit(&self, submission: Submission) -> Ticket {
         *self.submitted.lock() = Some(Instant::now());
         *self.prompt_tokens.lock() = submission.tokens.len();
@@ -85,7 +85,11 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-async fn to_submission(router: &Router, backend: &Instantly, bodies: impl Iterator<Item = String>) -> f64 {
+async fn to_submission(
+    router: &Router,
+    backend: &InstantBackend,
+    bodies: impl Iterator<Item = String>,
+) -> f64 {
     let mut times = Vec::new();
     for body in bodies {
         let request = request(body);
@@ -114,7 +118,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         block_tokens: 16,
         constrains: false,
     };
-    let backend = Arc::new(Instantly {
+    let backend = Arc::new(InstantBackend {
         model: Arc::new(model),
         submitted: Mutex::default(),
         prompt_tokens: Mutex::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::stats::Closed;
+use crate::stats::CloseReason;
 
 /// See the module. One for each connection.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Activity {
     }
 
     /// Resolves when the connection has been of no use for too long.
-    pub(crate) async fn outlasts(&self, time_limit: TimeLimits) -> Closed {
+    pub(crate) async fn outlasts(&self, time_limit: TimeLimits) -> CloseReason {
         loop {
             let due = {
                 let state = self.state.lock();
@@ -64,8 +64,8 @@ impl Activity {
                 let from = if state.under_way > 0 { now } else { state.quiet_since };
                 match from + limit {
                     due if due > now => due,
-                    _ if state.asked => return Closed::Idle,
-                    _ => return Closed::NoRequest,
+                    _ if state.asked => return CloseReason::Idle,
+                    _ => return CloseReason::NoRequest,
                 }
             };
             tokio::time::sleep_until(due).await;
@@ -88,7 +88,7 @@ mod tests {
     const TIME_LIMIT: TimeLimits =
         TimeLimits { first: Duration::from_millis(20), idle: Duration::from_millis(40) };
 
-    async fn open_for(activity: &Activity) -> (Closed, Duration) {
+    async fn open_for(activity: &Activity) -> (CloseReason, Duration) {
         let begun = Instant::now();
         (activity.outlasts(TIME_LIMIT).await, begun.elapsed())
     }
@@ -97,7 +97,7 @@ mod tests {
     async fn a_connection_is_open_until_its_first_request_is_overdue() {
         let activity = Activity::new();
         let opened = Instant::now();
-        assert_eq!(activity.outlasts(TIME_LIMIT).await, Closed::NoRequest);
+        assert_eq!(activity.outlasts(TIME_LIMIT).await, CloseReason::NoRequest);
         assert!(opened.elapsed() >= TIME_LIMIT.first / 2, "{:?}", opened.elapsed());
     }
 
@@ -110,7 +110,7 @@ mod tests {
         drop(answer);
         let (why, after) = open_for(&activity).await;
         assert!(
-            why == Closed::Idle && after >= TIME_LIMIT.idle - Duration::from_millis(5),
+            why == CloseReason::Idle && after >= TIME_LIMIT.idle - Duration::from_millis(5),
             "{why:?} {after:?}"
         );
     }

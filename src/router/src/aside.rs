@@ -31,12 +31,12 @@ pub(crate) fn is_aside() -> bool {
 /// The threads are its own, and stay: a tokenizer keeps 16 MiB of words for each thread that it has worked on, and takes
 /// milliseconds to begin on another. They end with it.
 #[derive(Debug)]
-pub(crate) struct Aside {
+pub(crate) struct LargeBodyPool {
     turns: Arc<Semaphore>,
     works: Sender<Work>,
 }
 
-impl Aside {
+impl LargeBodyPool {
     pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = (cores / 2).max(1);
@@ -92,7 +92,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_is_done_elsewhere_and_no_more_at_once_than_there_are_turns() {
-        let aside = Arc::new(Aside::new());
+        let aside = Arc::new(LargeBodyPool::new());
         let turns = aside.turns.available_permits();
         let here = std::thread::current().id();
         let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
@@ -126,7 +126,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_breaks_off_is_an_error() {
-        let done: Result<(), ApiError> = Aside::new().run(|| panic!("on purpose")).await;
+        let done: Result<(), ApiError> = LargeBodyPool::new().run(|| panic!("on purpose")).await;
         assert_eq!(done.unwrap_err().status, 500);
     }
 }

@@ -36,12 +36,12 @@ pub(crate) struct Room {
 }
 
 /// A body with its memory share, which is released once no part of the body is in use.
-struct Held {
+struct HeldBody {
     bytes: Bytes,
     _room: Room,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -101,7 +101,7 @@ impl Room {
 
     /// The body, which keeps its room as long as somebody has a part of it.
     pub(crate) fn hold(self, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Held { bytes, _room: self })
+        Bytes::from_owner(HeldBody { bytes, _room: self })
     }
 }
 

@@ -30,7 +30,7 @@ enum Kind {
 /// Why a stream was broken off instead of ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("stream: the client did not read for too long; read faster, or ask for less")]
-pub struct CutOff;
+pub struct CutOffError;
 
 impl Body {
     /// A body that is there already.
@@ -58,9 +58,12 @@ impl Body {
 
 impl http_body::Body for Body {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = CutOffError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOffError>>> {
         let this = self.get_mut();
         match &mut this.kind {
             Kind::Full(bytes) => {

@@ -73,7 +73,7 @@ impl From<ChatError> for ApiError {
 }
 
 /// A prompt with what it reads as, for echoing, and whether it opens the answer's reasoning.
-struct Ready {
+struct ReadyPrompt {
     prompt: Prompt,
     text: String,
     reasoning: Option<bool>,
@@ -195,7 +195,7 @@ impl RequestReader<'_> {
         Lineage { seed, root, block_tokens: self.model.block_tokens.max(1) }
     }
 
-    async fn chat_prompt(&self, fields: &Fields<'_>, lineage: Lineage) -> Result<Ready, ApiError> {
+    async fn chat_prompt(&self, fields: &Fields<'_>, lineage: Lineage) -> Result<ReadyPrompt, ApiError> {
         let text = render_chat(self.tokenization, fields)?;
         let reasoning = self.config.reasoning_parser.reasoning(&text);
         self.check_text(fields, &text)?;
@@ -203,14 +203,14 @@ impl RequestReader<'_> {
         let prompt =
             self.tokenization.prompt(text, add_special_tokens, lineage).await.map_err(not_tokenised)?;
         self.check_tokens(prompt.tokens.iter(), "messages")?;
-        Ok(Ready { prompt, text: String::new(), reasoning })
+        Ok(ReadyPrompt { prompt, text: String::new(), reasoning })
     }
 
     async fn completion_prompts(
         &self,
         fields: &mut Fields<'_>,
         lineage: Lineage,
-    ) -> Result<Vec<Ready>, ApiError> {
+    ) -> Result<Vec<ReadyPrompt>, ApiError> {
         let Some(prompts) = fields.prompt.take() else {
             return Err(ApiError::invalid("prompt", "prompt is missing; send a string or a list"));
         };
@@ -237,12 +237,12 @@ impl RequestReader<'_> {
             let prompt =
                 self.tokenization.prompt(text, add_special_tokens, lineage).await.map_err(not_tokenised)?;
             self.check_tokens(prompt.tokens.iter(), "prompt")?;
-            ready.push(Ready { prompt, text: echoed, reasoning: None });
+            ready.push(ReadyPrompt { prompt, text: echoed, reasoning: None });
         }
         Ok(ready)
     }
 
-    fn token_prompt(&self, tokens: &[u32], echo: bool, lineage: Lineage) -> Result<Ready, ApiError> {
+    fn token_prompt(&self, tokens: &[u32], echo: bool, lineage: Lineage) -> Result<ReadyPrompt, ApiError> {
         if let Some(token) = tokens.iter().find(|&&token| token >= self.model.vocab_tokens) {
             let message =
                 format!("token {token} is not in the vocabulary of {} tokens", self.model.vocab_tokens);
@@ -250,7 +250,7 @@ impl RequestReader<'_> {
         }
         self.check_tokens(tokens.iter().copied(), "prompt")?;
         let text = if echo { self.tokenization.decode(tokens, true) } else { String::new() };
-        Ok(Ready { prompt: from_tokens(tokens, &lineage), text, reasoning: None })
+        Ok(ReadyPrompt { prompt: from_tokens(tokens, &lineage), text, reasoning: None })
     }
 
     fn check_tokens(&self, tokens: impl Iterator<Item = u32>, param: &'static str) -> Result<(), ApiError> {
@@ -290,7 +290,7 @@ impl RequestReader<'_> {
     }
 
     /// The plan for parsing reasoning and calls out of the answers' text.
-    fn output(&self, fields: &Fields<'_>, ready: &[Ready]) -> OutputPlan {
+    fn output(&self, fields: &Fields<'_>, ready: &[ReadyPrompt]) -> OutputPlan {
         if self.endpoint != Endpoint::Chat {
             return OutputPlan::default();
         }
@@ -306,7 +306,13 @@ impl RequestReader<'_> {
         OutputPlan { offer: offer.map(Arc::new), reasoning, hides_reasoning, seen }
     }
 
-    fn plan(&self, fields: &Fields<'_>, sampling: &Sampling, stops: Vec<String>, ready: Vec<Ready>) -> Plan {
+    fn plan(
+        &self,
+        fields: &Fields<'_>,
+        sampling: &Sampling,
+        stops: Vec<String>,
+        ready: Vec<ReadyPrompt>,
+    ) -> Plan {
         let mut ends = sampling.stop_token_ids.clone();
         if !sampling.ignore_eos {
             ends.extend_from_slice(&self.model.end_tokens);

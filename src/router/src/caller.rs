@@ -38,7 +38,7 @@ impl Caller {
         fields: &Fields<'_>,
         config: &RouterConfig,
     ) -> Result<Self, ApiError> {
-        let Admitted { tenant, classes, class } = admit(headers, &config.api_keys)?;
+        let AdmittedCaller { tenant, classes, class } = admit(headers, &config.api_keys)?;
         let tier = fields.service_tier.as_ref().map(|tier| tier.0.as_ref());
         let class = class.map_or_else(|| class_of(tier, classes), |class| Ok(Some(class)))?;
         let session = session(headers, fields, config)
@@ -78,7 +78,7 @@ pub(crate) fn fresh_id(prefix: &str) -> String {
 
 /// The tenant of a call, and its class as far as the headers determine it.
 #[derive(Debug)]
-pub(crate) struct Admitted<'k> {
+pub(crate) struct AdmittedCaller<'k> {
     pub(crate) tenant: Option<Arc<str>>,
     /// The classes that its key may use; all where there are none.
     classes: &'k [Arc<str>],
@@ -88,7 +88,7 @@ pub(crate) struct Admitted<'k> {
 
 /// Admits a call. Where keys are configured, the call needs one of them. A key's own tenant takes precedence over the
 /// header. The class in the header must be one that the key may use.
-pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admitted<'k>, ApiError> {
+pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<AdmittedCaller<'k>, ApiError> {
     let key = if keys.is_empty() { None } else { Some(shown(headers, keys)?) };
     let tenant = match key.and_then(|key| key.tenant.as_deref()) {
         Some(tenant) => Some(tenant.into()),
@@ -99,7 +99,7 @@ pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admit
     if let Some(class) = &class {
         may_use(class, classes)?;
     }
-    Ok(Admitted { tenant, classes, class })
+    Ok(AdmittedCaller { tenant, classes, class })
 }
 
 /// The key that a call shows.

@@ -20,12 +20,13 @@ use crate::tools::{Offer, ToolFormat};
 use crate::{Backend, Event, Model, Readiness, ReasoningParser, Submission, Ticket, Usage};
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 /// Says a few words to everything.
-struct Short;
+struct ShortBackend;
 
-impl Backend for Short {
+impl Backend for ShortBackend {
     fn submit(&self, submission: Submission) -> Ticket {
         let said = b"<think>a</think><tool_call>{\"name\": \"f\"}</tool_call>";
         let most = usize::try_from(submission.sampling.max_tokens).unwrap_or(usize::MAX).min(said.len());
@@ -123,7 +124,7 @@ fn assert_answer(status: u16, body: &[u8]) {
 fn fuzz_front_door() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
-    let router = Router::new(config, Tokenization::bytes(), Arc::new(Short));
+    let router = Router::new(config, Tokenization::bytes(), Arc::new(ShortBackend));
     // 128 answers of 50 tokens each, as events: some 2 MB.
     Fuzz::new("front_door").cases(5_000).words(FIELDS).max_bytes(16 << 10).memory(8 << 20, 400).run(
         |input| {
@@ -215,10 +216,10 @@ const FORMATS: [Option<ToolFormat>; 6] = [
 ];
 
 /// Reasoning, content, and the calls' names and arguments.
-type Said = (Option<String>, Option<String>, Vec<(String, String)>);
+type AnswerParts = (Option<String>, Option<String>, Vec<(String, String)>);
 
 /// The parsed parts of an answer that arrives in pieces of so many bytes, each rounded to whole characters.
-fn spoken(plan: &OutputPlan, text: &str, piece: usize) -> Said {
+fn spoken(plan: &OutputPlan, text: &str, piece: usize) -> AnswerParts {
     let (mut output, mut parts, mut rest) = (OutputParser::new(plan), Vec::<Part>::new(), text);
     while !rest.is_empty() {
         let at = rest.ceil_char_boundary(piece.min(rest.len()));

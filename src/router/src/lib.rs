@@ -61,7 +61,7 @@ mod trace;
 mod write;
 
 pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
-pub use body::{Body, CutOff, Reply};
+pub use body::{Body, CutOffError, Reply};
 pub use caller::{API_TIERS, same_key};
 pub use config::{ApiKey, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
 pub use engine_body::IN_THE_TOKENS;
@@ -70,7 +70,7 @@ pub use places::{AcceptFailures, Place, Places};
 pub use reasoning::ReasoningParser;
 pub use router::Router;
 pub use serve::ServeError;
-pub use stats::{Closed, ErrorCount, RouterStats};
+pub use stats::{CloseReason, ErrorCount, RouterStats};
 pub use tokenize::{Lineage, LoadError, Prompt, Sample, Tokenization};
 pub use tools::{ToolFormat, ToolParser};
 pub use trace::TraceParent;

@@ -25,11 +25,11 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Places {
     total: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<PlaceCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct PlaceCounts {
     total: usize,
     by_peer: HashMap<IpAddr, usize>,
 }

@@ -48,7 +48,7 @@ impl ReasoningParser {
 /// Separates one answer's reasoning from the rest. Whitespace around the tags belongs to them.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
-    at: At,
+    at: ReasoningState,
     /// The prompt has opened it.
     opened: bool,
     marks: Marks,
@@ -56,7 +56,7 @@ pub(crate) struct ReasoningSplitter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum ReasoningState {
     /// Before anything but whitespace.
     Start,
     Reasoning {
@@ -69,13 +69,13 @@ enum At {
 
 impl ReasoningSplitter {
     pub(crate) fn new(opened: bool) -> Self {
-        Self { at: At::Start, opened, marks: Marks::default(), text: String::new() }
+        Self { at: ReasoningState::Start, opened, marks: Marks::default(), text: String::new() }
     }
 
     /// Takes in a piece of text, and appends to `rest` what is no reasoning.
     pub(crate) fn push(&mut self, piece: &str, parts: &mut Parts, rest: &mut String) {
         for (at, c) in piece.char_indices() {
-            if self.at == (At::Content { begun: true }) {
+            if self.at == (ReasoningState::Content { begun: true }) {
                 rest.push_str(&piece[at..]);
                 return;
             }
@@ -85,32 +85,32 @@ impl ReasoningSplitter {
 
     fn one(&mut self, c: char, parts: &mut Parts, rest: &mut String) {
         match self.at {
-            At::Start => {
+            ReasoningState::Start => {
                 self.text.clear();
                 let found = self.marks.push(c, &[OPEN], None, &mut self.text);
                 if found.is_some() {
                     self.marks.take();
-                    self.at = At::Reasoning { begun: false };
+                    self.at = ReasoningState::Reasoning { begun: false };
                 } else if !self.text.is_empty() {
                     self.no_tag(parts, rest);
                 }
             }
-            At::Reasoning { begun } => {
+            ReasoningState::Reasoning { begun } => {
                 if !begun && self.marks.is_empty() && c.is_whitespace() {
                     return;
                 }
-                self.at = At::Reasoning { begun: true };
+                self.at = ReasoningState::Reasoning { begun: true };
                 self.text.clear();
                 let found = self.marks.push(c, &[CLOSE], None, &mut self.text);
                 parts.reasoning(&self.text);
                 if found.is_some() {
                     self.marks.take();
-                    self.at = At::Content { begun: false };
+                    self.at = ReasoningState::Content { begun: false };
                 }
             }
-            At::Content { .. } => {
+            ReasoningState::Content { .. } => {
                 if !c.is_whitespace() {
-                    self.at = At::Content { begun: true };
+                    self.at = ReasoningState::Content { begun: true };
                     rest.push(c);
                 }
             }
@@ -121,25 +121,25 @@ impl ReasoningSplitter {
     fn no_tag(&mut self, parts: &mut Parts, rest: &mut String) {
         let text = std::mem::take(&mut self.text) + &self.marks.take();
         if self.opened {
-            self.at = At::Reasoning { begun: false };
+            self.at = ReasoningState::Reasoning { begun: false };
             for c in text.chars() {
                 self.one(c, parts, rest);
             }
         } else {
-            self.at = At::Content { begun: true };
+            self.at = ReasoningState::Content { begun: true };
             rest.push_str(&text);
         }
     }
 
     /// The answer is over.
     pub(crate) fn finish(&mut self, parts: &mut Parts, rest: &mut String) {
-        if self.at == At::Start {
+        if self.at == ReasoningState::Start {
             self.no_tag(parts, rest);
         }
         let held = self.marks.take();
         match self.at {
-            At::Reasoning { .. } => parts.reasoning(&held),
-            At::Start | At::Content { .. } => rest.push_str(&held),
+            ReasoningState::Reasoning { .. } => parts.reasoning(&held),
+            ReasoningState::Start | ReasoningState::Content { .. } => rest.push_str(&held),
         }
     }
 }

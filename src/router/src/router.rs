@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::aside::{Aside, LARGE_BYTES};
+use crate::aside::{LARGE_BYTES, LargeBodyPool};
 use crate::backend::{Backend, Model};
 use crate::bodies::Bodies;
 use crate::body::{Body, Reply};
@@ -43,7 +43,7 @@ pub struct Router {
     /// When answers that are under way after a shutdown are broken off, if that was said.
     pub(crate) closes_at: OnceLock<Instant>,
     pub(crate) bodies: Arc<Bodies>,
-    aside: Aside,
+    aside: LargeBodyPool,
     started_s: u64,
 }
 
@@ -102,7 +102,7 @@ impl Router {
             backend,
             counters: Arc::default(),
             closes_at: OnceLock::new(),
-            aside: Aside::new(),
+            aside: LargeBodyPool::new(),
             started_s,
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use baton_http::StallLimited;
+use baton_http::StallGuard;
 use http::{HeaderValue, Request, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -27,7 +27,7 @@ use crate::activity::{Activity, TimeLimits};
 use crate::line::{Line, Lookout};
 use crate::places::{AcceptFailures, Place, Places};
 use crate::router::{Router, is_operators};
-use crate::stats::Closed;
+use crate::stats::CloseReason;
 use crate::tls;
 
 /// Headers of a request at most, in number and bytes.
@@ -116,7 +116,7 @@ impl Router {
                 Err(error) => {
                     self.counters.not_accepted();
                     let closed = failures.pause("front door", &listener, &error).await;
-                    (0..closed).for_each(|_| self.counters.closed(Closed::NoPlace));
+                    (0..closed).for_each(|_| self.counters.closed(CloseReason::NoPlace));
                     continue;
                 }
             };
@@ -124,7 +124,7 @@ impl Router {
                 Some(place) => {
                     tasks.spawn(connector.clone().connect(stream, place, graceful.watcher()));
                 }
-                None => self.counters.closed(Closed::NoPlace),
+                None => self.counters.closed(CloseReason::NoPlace),
             }
         }
         drop(listener);
@@ -186,7 +186,7 @@ impl Connector {
             biased;
             () = self.greet(stream, (Arc::clone(&activity), spare), watcher) => {}
             why = activity.outlasts(time_limit) => counters.closed(why),
-            () = drained.cancelled() => counters.closed(Closed::Drained),
+            () = drained.cancelled() => counters.closed(CloseReason::Drained),
         }
         drop(place);
     }
@@ -198,7 +198,7 @@ impl Connector {
         }
         let (line, lookout) = Line::new(stream);
         let counters = Arc::clone(&self.router.counters);
-        let stream = StallLimited::new(line, self.stall_limit, move || counters.closed(Closed::Unread));
+        let stream = StallGuard::new(line, self.stall_limit, move || counters.closed(CloseReason::Unread));
         match self.tls.clone() {
             None => self.serve(stream, with, (lookout, watcher)).await,
             // The time for the first request's head is running.

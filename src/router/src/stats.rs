@@ -14,7 +14,7 @@ const ERROR_KINDS: usize = 96;
 
 /// Why the front door closed a connection by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closed {
+pub enum CloseReason {
     /// No request came in time.
     NoRequest,
     /// Nothing was asked for long after the latest answer.
@@ -27,7 +27,7 @@ pub enum Closed {
     Drained,
 }
 
-impl Closed {
+impl CloseReason {
     /// All of them, in order.
     pub const ALL: [Self; 5] = [Self::NoRequest, Self::Idle, Self::Unread, Self::NoPlace, Self::Drained];
 
@@ -69,8 +69,8 @@ pub struct RouterStats {
     pub fresh_parts: u64,
     /// Connections that are open.
     pub connections: u64,
-    /// Connections that were closed from this side, by [`Closed`].
-    pub closed: [u64; Closed::ALL.len()],
+    /// Connections that were closed from this side, by [`CloseReason`].
+    pub closed: [u64; CloseReason::ALL.len()],
     /// Times that no connection could be accepted.
     pub accept_failures: u64,
     /// Bytes of bodies that are held now.
@@ -99,16 +99,16 @@ pub(crate) struct Counters {
     disconnected: AtomicU64,
     cut_off: AtomicU64,
     connections: AtomicU64,
-    closed: [AtomicU64; Closed::ALL.len()],
+    closed: [AtomicU64; CloseReason::ALL.len()],
     accept_failures: AtomicU64,
     errors: Mutex<BTreeMap<(u16, Arc<str>), u64>>,
 }
 
 /// A connection that is open, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Open(Arc<Counters>);
+pub(crate) struct OpenConnection(Arc<Counters>);
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
@@ -165,12 +165,12 @@ impl Counters {
         one_more(&self.cut_off);
     }
 
-    pub(crate) fn opened(self: &Arc<Self>) -> Open {
+    pub(crate) fn opened(self: &Arc<Self>) -> OpenConnection {
         one_more(&self.connections);
-        Open(Arc::clone(self))
+        OpenConnection(Arc::clone(self))
     }
 
-    pub(crate) fn closed(&self, why: Closed) {
+    pub(crate) fn closed(&self, why: CloseReason) {
         one_more(&self.closed[why as usize]);
     }
 
@@ -206,11 +206,11 @@ mod tests {
     #[test]
     fn closed_connections_are_counted_under_their_name() {
         let counters = Counters::default();
-        for (at, why) in Closed::ALL.into_iter().enumerate() {
+        for (at, why) in CloseReason::ALL.into_iter().enumerate() {
             assert_eq!(why as usize, at, "{}", why.name());
             counters.closed(why);
         }
-        assert_eq!(counters.read((0, 0), 0).closed, [1; Closed::ALL.len()]);
+        assert_eq!(counters.read((0, 0), 0).closed, [1; CloseReason::ALL.len()]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
 
-use crate::body::CutOff;
+use crate::body::CutOffError;
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::stats::Counters;
@@ -72,10 +72,10 @@ impl EventStream {
     }
 
     /// The next bytes; `None` at the end, an error when the client was cut off.
-    pub(crate) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> {
+    pub(crate) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CutOffError>>> {
         match &mut *self.shared.lock() {
             Some(flow) => flow.poll_bytes(cx).map(|bytes| bytes.map(Ok)),
-            None => Poll::Ready(Some(Err(CutOff))),
+            None => Poll::Ready(Some(Err(CutOffError))),
         }
     }
 }

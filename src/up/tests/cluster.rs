@@ -18,7 +18,7 @@ use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Questi
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::node::{EngineChoice, NodeConfig, Place, Prompts, RemoteNode};
-use crate::spans::{Exporting, Spans};
+use crate::spans::{ExportTask, Spans};
 use crate::up::Layout;
 
 /// Stands in every body; it is to be found nowhere else.
@@ -49,7 +49,7 @@ pub(super) struct Cluster {
     pub metrics: Metrics,
     /// Of every request.
     pub body: bytes::Bytes,
-    exporting: Option<Exporting>,
+    exporting: Option<ExportTask>,
     control: SocketAddr,
     stop: CancellationToken,
     nodes: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<Result<(), String>>)>,
@@ -272,9 +272,9 @@ pub(super) async fn listen(mut ticket: Ticket) -> Answer {
     answer
 }
 
-struct Blind;
+struct NullSink;
 
-impl KvSink for Blind {
+impl KvSink for NullSink {
     fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
@@ -294,7 +294,7 @@ pub(super) fn alone(engine: &mut dyn Engine, tokens: &[u32], sampling: &Sampling
     };
     engine.start(sequence).unwrap();
     let (mut events, mut answer) = (Vec::new(), Answer::default());
-    while engine.step(&mut events, &mut Blind) {
+    while engine.step(&mut events, &mut NullSink) {
         for event in events.drain(..) {
             if let EngineEvent::Token { token, logprob, finish, .. } = event {
                 answer.tokens.push(token);

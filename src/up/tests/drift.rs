@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_events::{
-    BlockExtra, Change, EngineHash, ExtraKey, Publisher, PublisherConfig, Stored, SubscriberConfig,
+    BlockExtra, Change, EngineHash, ExtraKey, Publisher, PublisherConfig, StoredBlocks, SubscriberConfig,
 };
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
 use baton_types::{ChainHasher, Role, Sampling};
@@ -22,7 +22,7 @@ fn prompt(at: u32) -> Vec<u32> {
 
 fn announced(at: u32, root: u128) -> Change {
     let salt = ExtraKey::Text(format!("{root:032x}"));
-    Change::Stored(Stored {
+    Change::Stored(StoredBlocks {
         hashes: (0..BLOCKS).map(|block| EngineHash::Word(u64::from(at * BLOCKS + block) + 1)).collect(),
         parent: None,
         base_block: None,

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::{Cluster, listen, small_model};
 use crate::conductor::Lead;
 use crate::config::Config;
-use crate::up::Making;
+use crate::up::NodeFactory;
 use crate::up::servers::Servers;
 
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
@@ -51,7 +51,7 @@ fn write(path: &Path, text: &str) {
 struct Scene {
     cluster: Cluster,
     path: PathBuf,
-    made: Made,
+    made: MadeNodes,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
     _place: TempDir,
@@ -59,9 +59,9 @@ struct Scene {
 
 /// Of what nodes were made, also of those that were only compared: address and zone.
 #[derive(Clone, Default)]
-struct Made(Arc<Mutex<Vec<String>>>);
+struct MadeNodes(Arc<Mutex<Vec<String>>>);
 
-impl Made {
+impl MadeNodes {
     fn note(&self, member: &Member) {
         let zone = member.labels.get("zone").map_or("", String::as_str);
         self.0.lock().push(format!("{} {zone}", member.addresses[0]));
@@ -89,7 +89,7 @@ impl Scene {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("servers.toml");
         list(&path, servers);
-        let made = Made::default();
+        let made = MadeNodes::default();
         let (cluster, stop, task) = driving((&path, made.clone()), drain, tune).await;
         Self { cluster, path, made, stop, task, _place: place }
     }
@@ -113,7 +113,7 @@ impl Scene {
 
 /// A cluster that drives the servers of the list at `path`; of some names something else or nothing is made.
 async fn driving(
-    (path, made): (&Path, Made),
+    (path, made): (&Path, MadeNodes),
     drain: Duration,
     tune: impl FnOnce(&mut Config),
 ) -> (Cluster, CancellationToken, tokio::task::JoinHandle<()>) {
@@ -129,7 +129,7 @@ async fn driving(
     let directory = Directory::start(Source::File(source)).unwrap();
     let example = RemoteSettings::new(baton_remote::Dialect::Vllm, "http://127.0.0.1:1");
     let template = cluster.remote("", Role::Both, example, None);
-    let making: Making = Arc::new(move |member: &Member| {
+    let making: NodeFactory = Arc::new(move |member: &Member| {
         made.note(member);
         if member.name == "wrong" {
             return Err("nothing can be made of it".to_owned());

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ahead::Ahead;
+use ahead::PrefaultThread;
 use memory::Mapping;
 
 pub(crate) use classes::{CLASSES, classes_of};
@@ -31,7 +31,7 @@ pub(crate) struct Arena {
     free: Mutex<Vec<u32>>,
     pages: u32,
     /// The thread that touches pages before their first use, if there is one.
-    ahead: OnceLock<Ahead>,
+    ahead: OnceLock<PrefaultThread>,
     /// Bytes of slots in use.
     used_bytes: AtomicU64,
     /// Threads that wait for room.

@@ -22,7 +22,7 @@ mod rank;
 
 use std::time::Duration;
 
-pub use drain::{Drained, Draining, Newer};
+pub use drain::{ConflictRule, DrainProgress, DrainRun};
 use member::Member;
 
 use crate::resp::client::{Reply, Url};
@@ -103,7 +103,7 @@ pub struct PutWords {
 
 /// The result of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// So many servers have it now. Fewer than were asked for: the words of one that has not.
     Stored(usize, Option<String>),
     /// It was to be left as it is, and is there.
@@ -162,15 +162,15 @@ impl Cluster {
     ///
     /// # Errors
     /// None took it: the words of the last.
-    pub fn put(&mut self, key: &[u8], value: &[u8], words: &PutWords) -> Result<Put, Trouble> {
+    pub fn put(&mut self, key: &[u8], value: &[u8], words: &PutWords) -> Result<PutOutcome, Trouble> {
         let Copies { stored, present, trouble } = self.put_on(key, value, words, None);
         match (stored, present) {
             (0, 0) => Err(trouble.unwrap_or_else(|| Trouble::Gone("put: no other server".into()))),
-            (0, _) => Ok(Put::Present),
+            (0, _) => Ok(PutOutcome::Present),
             _ if stored + present < self.config.replicas => {
-                Ok(Put::Stored(stored, trouble.map(|why| why.to_string())))
+                Ok(PutOutcome::Stored(stored, trouble.map(|why| why.to_string())))
             }
-            _ => Ok(Put::Stored(stored, None)),
+            _ => Ok(PutOutcome::Stored(stored, None)),
         }
     }
 

@@ -48,7 +48,7 @@ impl Default for StoreConfig {
 
 /// Settings made whole.
 #[derive(Clone, Debug)]
-pub(crate) struct Effective {
+pub(crate) struct EffectiveConfig {
     pub(crate) set: StoreConfig,
     pub(crate) pages: u32,
     pub(crate) shards: usize,
@@ -61,7 +61,7 @@ impl StoreConfig {
     ///
     /// # Errors
     /// The setting that is wrong, and what it may be.
-    pub(crate) fn check(&self) -> Result<Effective, String> {
+    pub(crate) fn check(&self) -> Result<EffectiveConfig, String> {
         let page = PAGE_BYTES as u64;
         let pages = u32::try_from(self.capacity_bytes / page).unwrap_or(0);
         if !(2..=1 << 20).contains(&pages) {
@@ -89,7 +89,7 @@ impl StoreConfig {
         // Hashing is even, not equal: a tenth more, and some for a small share.
         let share = usize::try_from(keys_max).unwrap_or(usize::MAX).div_ceil(shards);
         let keys_by_shard = if shards == 1 { share } else { share + share / 10 + 16 };
-        Ok(Effective {
+        Ok(EffectiveConfig {
             set: self.clone(),
             pages,
             shards,

@@ -13,7 +13,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 const PIECE: usize = 256;
 
 /// A room that its writer shares with the store, which takes it away when the writer's lease has run out.
-pub(crate) type Pending = Arc<Mutex<Option<Room>>>;
+pub(crate) type PendingRoom = Arc<Mutex<Option<Room>>>;
 
 /// The state of an entry, with its bytes.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) enum State {
     /// Free; `next` is the next free one.
     Vacant,
     /// Reserved and being written.
-    Pending(Pending),
+    Pending(PendingRoom),
     /// Readable.
     Sealed(Arc<Room>),
     /// Removed or replaced while leased: only those who read it already still do.

@@ -32,13 +32,14 @@ pub use clock::Clock;
 pub use config::StoreConfig;
 pub use key::{KEY_MAX_BYTES, Key};
 pub use lower::{
-    Admit, Brought, ColdBucket, ColdConfig, ColdStats, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell,
+    AdmissionRule, BroughtValue, ColdBucket, ColdConfig, ColdStats, LowerConfig, LowerStats, OperatorLog,
+    ShelfStats, SsdConfig,
 };
 pub use parts::{PARTS_MAX, Parts, stem};
 pub use reading::Reading;
 pub use refusal::Refusal;
 pub use stats::StoreStats;
-pub use store::{Existing, Listed, ObjectStat, ObjectStore, PutOptions, Stored};
+pub use store::{ListedKey, ObjectStat, ObjectStore, OverwriteRule, PutOptions, StoreOutcome};
 pub use tenant::TENANTS_MAX;
 pub use ticket::PutTicket;
 

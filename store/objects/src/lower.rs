@@ -21,13 +21,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use baton_tiers::ShelfStats;
-pub(crate) use below::{Below, Origin, name_of};
-pub use brought::Brought;
-#[cfg(feature = "resp")]
-pub(crate) use cold::{Cold, Page};
+pub(crate) use below::{LowerView, Origin, name_of};
+pub use brought::BroughtValue;
 pub use cold::{ColdBucket, ColdConfig, ColdStats};
+#[cfg(feature = "resp")]
+pub(crate) use cold::{ColdTier, Page};
 pub(crate) use cold::{Offer, total_bytes};
-pub(crate) use directory::{Forgotten, Removal};
+pub(crate) use directory::{ForgottenCopies, Removal};
 use flights::Flights;
 pub(crate) use flights::Waiter;
 #[cfg(feature = "resp")]
@@ -37,12 +37,12 @@ use ssd::{Clerk, Order};
 use baton_types::TenantId;
 
 use crate::key::Key;
-use crate::shard::Picked;
+use crate::shard::PickedObject;
 use crate::store::ObjectStore;
 
 /// When an object is copied to the SSD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Admit {
+pub enum AdmissionRule {
     /// When it is put.
     First,
     /// When it is read after that, or put again though it was evicted.
@@ -61,7 +61,7 @@ pub struct SsdConfig {
     /// [`SsdConfig::BLOCK_BYTES`] for a new one.
     pub block_bytes: Option<usize>,
     /// The objects to copy to the SSD.
-    pub admit: Admit,
+    pub admit: AdmissionRule,
 }
 
 impl SsdConfig {
@@ -72,7 +72,7 @@ impl SsdConfig {
     /// Sensible settings of a file in this folder.
     #[must_use]
     pub fn new(dir: PathBuf, capacity_bytes: u64) -> Self {
-        Self { dir, capacity_bytes, block_bytes: None, admit: Admit::default() }
+        Self { dir, capacity_bytes, block_bytes: None, admit: AdmissionRule::default() }
     }
 
     /// Size and number of the blocks, where an earlier start left a file of blocks of this size and number.
@@ -96,7 +96,7 @@ impl SsdConfig {
 }
 
 /// Hears in words what an operator should know.
-pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+pub type OperatorLog = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The tiers below the memory.
 #[derive(Clone, Default)]
@@ -106,7 +106,7 @@ pub struct LowerConfig {
     /// The bucket.
     pub cold: Option<ColdConfig>,
     /// The receiver of errors.
-    pub tell: Option<Tell>,
+    pub tell: Option<OperatorLog>,
 }
 
 impl fmt::Debug for LowerConfig {
@@ -156,11 +156,11 @@ impl LowerStats {
 
 /// The SSD or the bucket does not answer, so its content is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Silent;
+pub(crate) struct NoAnswerError;
 
 /// A value from below.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundValue {
     /// Its bytes, verified.
     pub(crate) value: Vec<u8>,
     /// Its CRC-32C, if one was kept.
@@ -168,21 +168,21 @@ pub(crate) struct Found {
 }
 
 /// The tiers of one store, with their threads; they end with it.
-pub(crate) struct Lower {
-    pub(crate) below: Arc<Below>,
+pub(crate) struct LowerTiers {
+    pub(crate) below: Arc<LowerView>,
     flights: Flights,
     ssd: Option<Clerk>,
 }
 
-impl fmt::Debug for Lower {
+impl fmt::Debug for LowerTiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lower").finish_non_exhaustive()
     }
 }
 
 /// The tiers below, which the shards need at creation, and the opened file.
-pub(crate) struct Opened {
-    pub(crate) below: Arc<Below>,
+pub(crate) struct LowerSetup {
+    pub(crate) below: Arc<LowerView>,
     shelf: Option<baton_tiers::BlobLog>,
     orders: std::sync::mpsc::Receiver<Order>,
 }
@@ -201,7 +201,7 @@ pub(crate) fn open(
     config: &LowerConfig,
     capacity_bytes: u64,
     value_max_bytes: u64,
-) -> Result<Option<Opened>, String> {
+) -> Result<Option<LowerSetup>, String> {
     let in_hand_max_bytes = (capacity_bytes / IN_HAND_PART).min(IN_HAND_MAX_BYTES);
     let tell = config.tell.clone().unwrap_or_else(|| Arc::new(|_| ()));
     let mut shelf = None;
@@ -225,28 +225,28 @@ pub(crate) fn open(
         return Ok(None);
     }
     let after = config.ssd.as_ref().filter(|_| shelf.is_some()).map(|ssd| match ssd.admit {
-        Admit::First => 0,
-        Admit::Second => 1,
+        AdmissionRule::First => 0,
+        AdmissionRule::Second => 1,
     });
     let (send, orders) = std::sync::mpsc::channel();
-    let below = Arc::new(Below::new(send, after, in_bytes, (cold, tell)));
-    Ok(Some(Opened { below, shelf, orders }))
+    let below = Arc::new(LowerView::new(send, after, in_bytes, (cold, tell)));
+    Ok(Some(LowerSetup { below, shelf, orders }))
 }
 
-impl Opened {
+impl LowerSetup {
     /// Starts the threads. `pick` gives the next object that is to be copied down.
     pub(crate) fn start(
         self,
-        pick: impl FnMut() -> Option<Picked> + Send + 'static,
-    ) -> Result<Arc<Lower>, String> {
+        pick: impl FnMut() -> Option<PickedObject> + Send + 'static,
+    ) -> Result<Arc<LowerTiers>, String> {
         let Self { below, shelf, orders } = self;
         let start = |shelf| Clerk::start(shelf, orders, Arc::clone(&below), Box::new(pick));
         let ssd = shelf.map(start).transpose()?;
-        Ok(Arc::new(Lower { below, flights: Flights::default(), ssd }))
+        Ok(Arc::new(LowerTiers { below, flights: Flights::default(), ssd }))
     }
 }
 
-impl Lower {
+impl LowerTiers {
     /// Asks the tiers for a value; `waiter` is called once with the result, from any thread. A found value is in
     /// memory by then, if there is room.
     pub(crate) fn bring(&self, store: &ObjectStore, key: Key<'_>, waiter: Waiter) {
@@ -311,7 +311,7 @@ impl Lower {
             return reply(Ok((Vec::new(), None)));
         }
         if self.below.pulse.is_stalled() {
-            return reply(Err(Silent));
+            return reply(Err(NoAnswerError));
         }
         let asked = self.below.pulse.ask();
         let reply = Box::new(move |listed| {
@@ -355,7 +355,7 @@ impl Flight {
         let (name, below) = (self.name, Arc::clone(&self.lower().below));
         let Some(cold) = &below.cold else { return self.land(None) };
         let whose = (self.store.tenant_name(self.tenant), self.key.clone());
-        let reply = move |read: Option<(Found, u64)>| {
+        let reply = move |read: Option<(FoundValue, u64)>| {
             let placed = read.and_then(|(found, tag)| self.place(found, Origin::Cold { name, tag }));
             if let (Some(found), Some(cold)) = (&placed, &self.lower().below.cold) {
                 cold.count_hit(found.bytes());
@@ -365,7 +365,7 @@ impl Flight {
         cold.read(name, whose, Box::new(reply));
     }
 
-    fn lower(&self) -> &Arc<Lower> {
+    fn lower(&self) -> &Arc<LowerTiers> {
         self.store.lower().expect("flights are of stores with tiers below")
     }
 
@@ -374,16 +374,16 @@ impl Flight {
     }
 
     /// Places the found value in memory, if it is still the key's value.
-    fn place(&self, found: Found, origin: Origin) -> Option<Arc<Brought>> {
+    fn place(&self, found: FoundValue, origin: Origin) -> Option<Arc<BroughtValue>> {
         self.store.place_found(self.key(), found, origin)
     }
 
-    fn land(&self, found: Option<&Arc<Brought>>) {
+    fn land(&self, found: Option<&Arc<BroughtValue>>) {
         self.lower().flights.land(self.key(), found);
     }
 }
 
-impl Drop for Lower {
+impl Drop for LowerTiers {
     fn drop(&mut self) {
         self.below.send(Order::Stop);
         if let Some(clerk) = self.ssd.take() {

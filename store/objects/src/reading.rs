@@ -6,7 +6,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::arena::Room;
 use crate::refusal::Refusal;
-use crate::shard::Opened;
+use crate::shard::LeasedValue;
 use crate::store::{ObjectStat, ObjectStore};
 
 /// A value that is being read, in as many steps as it takes.
@@ -24,7 +24,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    pub(crate) fn new(store: ObjectStore, shard: usize, opened: Opened) -> Self {
+    pub(crate) fn new(store: ObjectStore, shard: usize, opened: LeasedValue) -> Self {
         Self { store, shard, number: opened.number, room: opened.room, stat: opened.stat }
     }
 

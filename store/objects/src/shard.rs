@@ -15,18 +15,18 @@ use baton_types::TenantId;
 use hashbrown::HashTable;
 
 use crate::arena::{Arena, CLASSES, Slabs, classes_of};
-use crate::config::Effective;
+use crate::config::EffectiveConfig;
 use crate::entry::{Entries, Entry, State};
 use crate::key::{Hasher, Key};
-use crate::lower::Below;
+use crate::lower::LowerView;
 use crate::refusal::Refusal;
-use crate::sieve::{Of, Queue};
+use crate::sieve::{Queue, QueueKind};
 use crate::stats::Counters;
 use crate::tenant::{Share, Tenants};
 
-pub(crate) use offer::Picked;
-pub(crate) use read::{Fetched, Opened, Place};
-pub(crate) use write::{Begun, Request, Sealing, Stop};
+pub(crate) use offer::PickedObject;
+pub(crate) use read::{FetchedValue, LeasedValue, Place};
+pub(crate) use write::{Request, ReservedRoom, SealParams, Stop};
 
 /// See the module.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Shard {
     tenants: Arc<Tenants>,
     /// The tenants' shares, as far as they were needed here: so that a put takes no lock for them.
     shares: Vec<Arc<Share>>,
-    config: Effective,
+    config: EffectiveConfig,
     entries: Entries,
     sealed: HashTable<u32>,
     pending: HashTable<u32>,
@@ -57,7 +57,7 @@ pub(crate) struct Shard {
     compare_in: u8,
     pub(crate) counters: Counters,
     /// The tiers below, if there are any.
-    below: Option<Arc<Below>>,
+    below: Option<Arc<LowerView>>,
     /// Entries to be copied down, with their generations, oldest first.
     offers: VecDeque<(u32, u64)>,
     /// Marks of keys that were evicted without a copy: put again they are touched for the second time.
@@ -68,8 +68,8 @@ impl Shard {
     pub(crate) fn new(
         arena: &Arc<Arena>,
         (tenants, hasher): (&Arc<Tenants>, &Arc<Hasher>),
-        config: &Effective,
-        below: Option<Arc<Below>>,
+        config: &EffectiveConfig,
+        below: Option<Arc<LowerView>>,
     ) -> Self {
         let ghosts = if below.is_some() { offer::ghosts(config.keys_by_shard) } else { Vec::new() };
         Self {
@@ -81,7 +81,7 @@ impl Shard {
             entries: Entries::new(),
             sealed: HashTable::new(),
             pending: HashTable::new(),
-            queues: std::array::from_fn(|_| Queue::new(Of::Class)),
+            queues: std::array::from_fn(|_| Queue::new(QueueKind::Class)),
             by_tenant: Vec::new(),
             pressing: false,
             hasher: Arc::clone(hasher),
@@ -125,7 +125,7 @@ impl Shard {
         let entry = self.entries.at(number);
         let (class, tenant) = (usize::from(entry.class), entry.tenant as usize);
         while self.by_tenant.len() <= tenant {
-            self.by_tenant.push(Queue::new(Of::Tenant));
+            self.by_tenant.push(Queue::new(QueueKind::Tenant));
         }
         self.queues[class].link(&mut self.entries, number);
         self.by_tenant[tenant].link(&mut self.entries, number);

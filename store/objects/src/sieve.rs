@@ -13,7 +13,7 @@ const MARKS_MAX: u32 = 32;
 
 /// Which of an entry's neighbours are those of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Of {
+pub(crate) enum QueueKind {
     /// Entries of one size class.
     Class = 0,
     /// Entries of one tenant.
@@ -33,7 +33,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(of: Of) -> Self {
+    pub(crate) fn new(of: QueueKind) -> Self {
         Self { of: of as usize, newest: NONE, oldest: NONE, hand: NONE, len: 0, turn: 0 }
     }
 
@@ -123,7 +123,7 @@ mod tests {
     use std::collections::VecDeque;
 
     fn queue_of(entries: &mut Entries, count: u32) -> (Queue, Vec<u32>) {
-        let mut queue = Queue::new(Of::Class);
+        let mut queue = Queue::new(QueueKind::Class);
         let numbers: Vec<u32> = (0..count).map(|_| entries.take()).collect();
         for number in &numbers {
             entries.at_mut(*number).generation = 1;
@@ -177,7 +177,7 @@ mod tests {
         #[test]
         fn it_is_sieve(steps in proptest::collection::vec((0u8..3, 0usize..20), 1..200)) {
             let mut entries = Entries::new();
-            let mut queue = Queue::new(Of::Class);
+            let mut queue = Queue::new(QueueKind::Class);
             // Oldest first: number and mark; where the hand is, if it has begun; its steps since then.
             let mut model: VecDeque<(u32, bool)> = VecDeque::new();
             let (mut hand, mut turn) = (None, 0);

@@ -13,21 +13,21 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::arena::Arena;
 use crate::clock::Clock;
-use crate::config::{Effective, StoreConfig};
+use crate::config::{EffectiveConfig, StoreConfig};
 use crate::key::{Hasher, Key};
-use crate::lower::{self, Forgotten, Lower, LowerConfig};
+use crate::lower::{self, ForgottenCopies, LowerConfig, LowerTiers};
 #[cfg(feature = "resp")]
 use crate::parts::Parts;
 use crate::reading::{Reading, copy_out, room_checksum};
 use crate::refusal::Refusal;
-use crate::shard::{Fetched, Place, Request, Shard};
+use crate::shard::{FetchedValue, Place, Request, Shard};
 use crate::stats::StoreStats;
 use crate::tenant::Tenants;
 use crate::ticket::PutTicket;
 
 #[cfg(feature = "resp")]
 pub(crate) use below::CONFIRM_WITHIN;
-pub use terms::{Existing, Listed, ObjectStat, PutOptions, Stored};
+pub use terms::{ListedKey, ObjectStat, OverwriteRule, PutOptions, StoreOutcome};
 
 /// When to try again where nothing better is known, µs.
 const RETRY_AFTER_US: u64 = 10_000;
@@ -40,14 +40,14 @@ struct Inner {
     tenants: Arc<Tenants>,
     hasher: Arc<Hasher>,
     clock: Clock,
-    config: Effective,
+    config: EffectiveConfig,
 }
 
 /// Immutable values by key, shared by threads; cloning shares the same store. See the crate.
 #[derive(Clone)]
 pub struct ObjectStore {
     inner: Arc<Inner>,
-    lower: Option<Arc<Lower>>,
+    lower: Option<Arc<LowerTiers>>,
 }
 
 impl fmt::Debug for ObjectStore {
@@ -192,7 +192,7 @@ impl ObjectStore {
     ///
     /// # Errors
     /// Why not; nothing is changed then.
-    pub fn put(&self, key: Key<'_>, value: &[u8], options: PutOptions) -> Result<Stored, Refusal> {
+    pub fn put(&self, key: Key<'_>, value: &[u8], options: PutOptions) -> Result<StoreOutcome, Refusal> {
         let mut ticket = self.reserve(key, value.len() as u64, options)?;
         ticket.append(value)?;
         match options.checksum {
@@ -219,10 +219,10 @@ impl ObjectStore {
         Ok(Some(fetched.room.bytes()))
     }
 
-    fn fetch(&self, key: Key<'_>) -> Result<Option<Fetched>, Refusal> {
+    fn fetch(&self, key: Key<'_>) -> Result<Option<FetchedValue>, Refusal> {
         let (shard, at) = self.place(key);
         let fetched = self.shard(shard).fetch(&at);
-        if let Some(Fetched { room, checksum: Some(expected) }) = &fetched
+        if let Some(FetchedValue { room, checksum: Some(expected) }) = &fetched
             && self.inner.config.set.verify_reads
         {
             let found = room_checksum(room);
@@ -281,7 +281,7 @@ impl ObjectStore {
     }
 
     /// Removes a key, and returns the pending removals to wait for.
-    pub(crate) fn remove_unconfirmed(&self, key: Key<'_>) -> Result<Forgotten, Refusal> {
+    pub(crate) fn remove_unconfirmed(&self, key: Key<'_>) -> Result<ForgottenCopies, Refusal> {
         let (shard, at) = self.place(key);
         let name = self.name_of(key);
         self.shard(shard).remove(&at, name)
@@ -327,7 +327,7 @@ impl ObjectStore {
         &self,
         key: Key<'_>,
         ttl_us: Option<u64>,
-    ) -> Result<Forgotten, Refusal> {
+    ) -> Result<ForgottenCopies, Refusal> {
         let (shard, at) = self.place(key);
         let name = self.name_of(key);
         self.shard(shard).set_ttl(&at, ttl_us, name)
@@ -336,7 +336,7 @@ impl ObjectStore {
     /// Lists keys of all tenants from a cursor on (0 is the start), over at most `entries` entries. Also returns the
     /// cursor to go on from (0 is the end). A key that exists during the whole scan is listed at least once.
     #[must_use]
-    pub fn list(&self, cursor: u64, entries: u32) -> (Vec<Listed>, u64) {
+    pub fn list(&self, cursor: u64, entries: u32) -> (Vec<ListedKey>, u64) {
         let mut number = u32::try_from(cursor & u64::from(u32::MAX)).expect("masked to 32 bits");
         let mut shard = usize::try_from(cursor >> 32).unwrap_or(usize::MAX);
         let (mut found, mut left, now_us) = (Vec::new(), entries.clamp(1, 100_000), self.now_us());

@@ -1,11 +1,11 @@
 //! Writing: reserve, fill, seal.
 
 use crate::arena::Room;
-use crate::lower::{Forgotten, Origin};
+use crate::lower::{ForgottenCopies, Origin};
 use crate::reading::room_checksum;
 use crate::refusal::Refusal;
-use crate::shard::{Begun, Request, Sealing};
-use crate::store::{ObjectStore, PutOptions, Stored};
+use crate::shard::{Request, ReservedRoom, SealParams};
+use crate::store::{ObjectStore, PutOptions, StoreOutcome};
 
 /// Most gaps that a value may have while it is filled out of order.
 const GAPS_MAX: usize = 1024;
@@ -14,12 +14,12 @@ const GAPS_MAX: usize = 1024;
 ///
 /// The reservation has a lease. After its expiry, a writer that waits for this one takes over; some leases later any
 /// put may take the memory. Writing and sealing then fail with [`Refusal::TakenOver`]. Writers that replace a value
-/// ([`Existing::Replace`](crate::Existing)) do not wait: any number may write one key, and the last seal wins.
+/// ([`OverwriteRule::Replace`](crate::OverwriteRule)) do not wait: any number may write one key, and the last seal wins.
 #[derive(Debug)]
 pub struct PutTicket {
     store: ObjectStore,
     shard: usize,
-    begun: Begun,
+    begun: ReservedRoom,
     bytes: u32,
     options: PutOptions,
     written: Ranges,
@@ -33,7 +33,7 @@ pub struct PutTicket {
 }
 
 impl PutTicket {
-    pub(crate) fn new(store: ObjectStore, shard: usize, begun: Begun, request: &Request<'_>) -> Self {
+    pub(crate) fn new(store: ObjectStore, shard: usize, begun: ReservedRoom, request: &Request<'_>) -> Self {
         let (bytes, options) = (request.bytes, request.options);
         let written = Ranges::default();
         let origin = Origin::Writer(store.name_of(request.key));
@@ -157,7 +157,7 @@ impl PutTicket {
     /// # Errors
     /// [`Refusal::Unfilled`], [`Refusal::TakenOver`], or what [`PutOptions::existing`] refuses. The reservation
     /// is gone then. [`Refusal::Unconfirmed`]: the value is there, but the SSD has not given up an older one.
-    pub fn seal(self) -> Result<Stored, Refusal> {
+    pub fn seal(self) -> Result<StoreOutcome, Refusal> {
         self.finish_waiting(None)
     }
 
@@ -165,7 +165,7 @@ impl PutTicket {
     ///
     /// # Errors
     /// [`Refusal::Corrupt`]; else as [`PutTicket::seal`].
-    pub fn seal_checked(self, expected: u32) -> Result<Stored, Refusal> {
+    pub fn seal_checked(self, expected: u32) -> Result<StoreOutcome, Refusal> {
         let found = self.with_room(|room| room_checksum(room))?;
         if found != expected {
             return Err(Refusal::Corrupt { expected, found });
@@ -176,12 +176,12 @@ impl PutTicket {
     /// Makes the value readable, with a checksum of the written bytes if `computed`. The previous value may reappear
     /// after a crash until the returned removals are confirmed.
     #[cfg(feature = "resp")]
-    pub(crate) fn seal_unconfirmed(self, computed: bool) -> Result<(Stored, Forgotten), Refusal> {
+    pub(crate) fn seal_unconfirmed(self, computed: bool) -> Result<(StoreOutcome, ForgottenCopies), Refusal> {
         let sum = if computed { Some(self.with_room(|room| room_checksum(room))?) } else { None };
         self.finish(sum)
     }
 
-    fn finish_waiting(self, checksum: Option<u32>) -> Result<Stored, Refusal> {
+    fn finish_waiting(self, checksum: Option<u32>) -> Result<StoreOutcome, Refusal> {
         let store = self.store.clone();
         let (stored, forgotten) = self.finish(checksum)?;
         // The result is counted and reported. A bucket never fails a put.
@@ -198,13 +198,16 @@ impl PutTicket {
     }
 
     /// Makes the value readable, with this checksum, and waits for nothing.
-    pub(crate) fn finish(mut self, checksum: Option<u32>) -> Result<(Stored, Forgotten), Refusal> {
+    pub(crate) fn finish(
+        mut self,
+        checksum: Option<u32>,
+    ) -> Result<(StoreOutcome, ForgottenCopies), Refusal> {
         if self.written.total() != u64::from(self.bytes) {
             return Err(self.unfilled());
         }
         let digest = self.digest()?;
         let now_us = self.store.now_us();
-        let sealing = Sealing { options: self.options, checksum, origin: self.origin, digest, now_us };
+        let sealing = SealParams { options: self.options, checksum, origin: self.origin, digest, now_us };
         let sealed = self.store.shard(self.shard).seal(&self.begun, &sealing);
         self.sealed = true;
         sealed

@@ -17,7 +17,7 @@ const RESTS_TO_HALVING: u32 = 1 << 18;
 
 /// One class.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct ClassStats {
     /// Whether a block of it ever came to rest.
     pub rested: bool,
     /// Blocks at rest or gone that may still come back, by cell.
@@ -31,14 +31,14 @@ pub(super) struct Seen {
 /// Reuse statistics of all classes.
 #[derive(Debug)]
 pub(super) struct Chances {
-    seen: [Seen; CLASSES],
+    seen: [ClassStats; CLASSES],
     /// All classes together; its `waiting` is not kept.
-    all: Seen,
+    all: ClassStats,
     factors: TraitFactors,
     rests_left: u32,
 }
 
-impl Seen {
+impl ClassStats {
     /// Nothing was seen.
     pub(super) const NOTHING: Self =
         Self { rested: false, waiting: [0; CELLS], returns: [0; CELLS], waited: [0; CELLS] };
@@ -48,8 +48,8 @@ impl Chances {
     /// Nothing was seen.
     pub(super) const fn new() -> Self {
         Self {
-            seen: [Seen::NOTHING; CLASSES],
-            all: Seen::NOTHING,
+            seen: [ClassStats::NOTHING; CLASSES],
+            all: ClassStats::NOTHING,
             factors: TraitFactors::new(),
             rests_left: RESTS_TO_HALVING,
         }

@@ -7,9 +7,9 @@ use crate::lifecycle::MAX_DEPTH_CLASS;
 
 /// Every block is in the list of its depth.
 #[derive(Debug)]
-pub(super) struct Deepest;
+pub(super) struct DeepestOrder;
 
-impl Order for Deepest {
+impl Order for DeepestOrder {
     fn new(_capacity: u64) -> Self {
         Self
     }
@@ -25,11 +25,11 @@ impl Order for Deepest {
 
 #[cfg(test)]
 mod tests {
-    use crate::evict::{Eviction, Facts, Resting};
+    use crate::evict::{Eviction, Facts, RestingBlocks};
 
     #[test]
     fn it_orders_by_the_rule_in_its_file() {
-        let mut resting = Resting::new(Eviction::Deepest, 8);
+        let mut resting = RestingBlocks::new(Eviction::Deepest, 8);
         for (block, depth_class) in [(0, 3), (1, 9), (2, 0), (3, 9)] {
             resting.rest(block, Facts { depth_class, ..Facts::default() });
         }

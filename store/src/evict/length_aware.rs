@@ -14,9 +14,9 @@ const RANKS: usize = (MAX_FREQUENCY_CLASS + 1) * DEPTHS;
 
 /// Every block is in the list of its frequency and depth.
 #[derive(Debug)]
-pub(super) struct LengthAware;
+pub(super) struct LengthAwareOrder;
 
-impl Order for LengthAware {
+impl Order for LengthAwareOrder {
     fn new(_capacity: u64) -> Self {
         Self
     }
@@ -48,11 +48,11 @@ const fn halved(rank: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evict::{Eviction, Resting};
+    use crate::evict::{Eviction, RestingBlocks};
 
     #[test]
     fn rare_goes_before_common_and_deep_before_shallow() {
-        let mut resting = Resting::new(Eviction::LengthAware, 8);
+        let mut resting = RestingBlocks::new(Eviction::LengthAware, 8);
         for (block, frequency, depth_class) in [(0, 1, 0), (1, 1, 9), (2, 2, 14), (3, 60, 3), (4, 1, 9)] {
             resting.rest(block, Facts { frequency, depth_class, ..Facts::default() });
         }

@@ -42,7 +42,7 @@ const fn halved(rank: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evict::{Eviction, Resting};
+    use crate::evict::{Eviction, RestingBlocks};
 
     fn facts(frequency: u8) -> Facts {
         Facts { frequency, ..Facts::default() }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_least_frequent_goes_first_and_halving_keeps_the_order() {
-        let mut resting = Resting::new(Eviction::Lfu, 8);
+        let mut resting = RestingBlocks::new(Eviction::Lfu, 8);
         for (block, frequency) in [(0, 9), (1, 2), (2, 3), (3, 200)] {
             resting.rest(block, facts(frequency));
         }

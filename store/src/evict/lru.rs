@@ -23,11 +23,11 @@ impl Order for Lru {
 
 #[cfg(test)]
 mod tests {
-    use crate::evict::{Eviction, Facts, Resting};
+    use crate::evict::{Eviction, Facts, RestingBlocks};
 
     #[test]
     fn the_longest_at_rest_goes_first_however_often_it_was_used() {
-        let mut resting = Resting::new(Eviction::Lru, 4);
+        let mut resting = RestingBlocks::new(Eviction::Lru, 4);
         resting.rest(5, Facts { frequency: 40, ..Facts::default() });
         resting.rest(3, Facts { frequency: 1, ..Facts::default() });
         resting.halve();

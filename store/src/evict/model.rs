@@ -1,6 +1,6 @@
 //! Orders by rank and age against a slow reference that sorts; and properties that hold for every order.
 
-use super::{Eviction, Facts, Resting};
+use super::{Eviction, Facts, RestingBlocks};
 use crate::lifecycle::MAX_DEPTH_CLASS;
 use alloc::vec::Vec;
 use proptest::prelude::*;
@@ -97,7 +97,7 @@ proptest! {
         at in 0..Eviction::ALL.len(), ops in proptest::collection::vec(op(), 0..120),
     ) {
         let policy = Eviction::ALL[at];
-        let (mut resting, mut naive) = (Resting::new(policy, 16), Naive::default());
+        let (mut resting, mut naive) = (RestingBlocks::new(policy, 16), Naive::default());
         for op in ops {
             match op {
                 Op::Rest(block, frequency, depth) if !naive.contains(block) => {

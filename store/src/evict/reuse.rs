@@ -13,7 +13,7 @@ use super::ghosts::{Ghost, Ghosts};
 use super::list::Lists;
 use super::ranks::Ranks;
 use super::trait_factors::{VALUES, class_of, values_of};
-use super::{Apart, Facts, Order};
+use super::{Facts, Order, SeparateList};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -91,13 +91,13 @@ fn moves(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
 pub(super) struct ReuseOrder {
     ranks: Ranks,
     /// Those that wait for their children to go, in the list after those that are ranked.
-    parked: Apart,
+    parked: SeparateList,
 }
 
 impl Order for ReuseOrder {
     fn new(capacity: u64) -> Self {
         let ranked = if capacity > 0 { REUSE_LISTS } else { 0 };
-        Self { ranks: Ranks::new(ranked), parked: Apart::new(ranked) }
+        Self { ranks: Ranks::new(ranked), parked: SeparateList::new(ranked) }
     }
 
     fn lists(&self) -> usize {
@@ -294,7 +294,7 @@ const _: () = assert!(width(CELLS - 1) > 0, "the last cell counts");
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evict::{Eviction, Resting};
+    use crate::evict::{Eviction, RestingBlocks};
     use alloc::collections::BTreeMap;
     use alloc::vec;
     use proptest::prelude::*;
@@ -417,7 +417,7 @@ mod tests {
         /// anew; so the place of the victim is compared, its list and rank, not its number.
         #[test]
         fn victims_are_those_of_a_sort_by_the_same_score(ops in proptest::collection::vec(op(), 0..120)) {
-            let mut resting = Resting::new(Eviction::Reuse, 16);
+            let mut resting = RestingBlocks::new(Eviction::Reuse, 16);
             let mut naive = Naive::default();
             let mut lists: BTreeMap<u32, usize> = BTreeMap::new();
             for op in ops {
@@ -475,7 +475,7 @@ mod tests {
         }
     }
 
-    fn unpark(resting: &mut Resting, parent: u32, lists: &BTreeMap<u32, usize>) {
+    fn unpark(resting: &mut RestingBlocks, parent: u32, lists: &BTreeMap<u32, usize>) {
         let list = lists.get(&parent).copied().unwrap_or(0);
         resting.unpark(parent, Facts { list, ..Facts::default() });
     }

@@ -134,13 +134,13 @@ impl S3Fifo {
 
 #[cfg(test)]
 mod tests {
-    use crate::evict::{Eviction, Facts, Resting};
+    use crate::evict::{Eviction, Facts, RestingBlocks};
 
-    fn rest(resting: &mut Resting, block: u32) {
+    fn rest(resting: &mut RestingBlocks, block: u32) {
         resting.rest(block, Facts { hash: u64::from(block) + 1, ..Facts::default() });
     }
 
-    fn evict(resting: &mut Resting, is_leaf: impl Fn(u32) -> bool) -> u32 {
+    fn evict(resting: &mut RestingBlocks, is_leaf: impl Fn(u32) -> bool) -> u32 {
         let block = resting.victim(is_leaf).unwrap();
         resting.lift(block);
         resting.forget(block, u64::from(block) + 1);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_scan_passes_through_the_trial_queue_and_leaves_used_blocks_alone() {
-        let mut resting = Resting::new(Eviction::S3Fifo, 10);
+        let mut resting = RestingBlocks::new(Eviction::S3Fifo, 10);
         for _ in 0..3 {
             rest(&mut resting, 0);
             resting.lift(0);
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_name_that_failed_the_trial_comes_back_into_the_main_queue() {
-        let mut resting = Resting::new(Eviction::S3Fifo, 10);
+        let mut resting = RestingBlocks::new(Eviction::S3Fifo, 10);
         rest(&mut resting, 4);
         assert_eq!(evict(&mut resting, |_| true), 4);
         rest(&mut resting, 4);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_block_with_children_gets_another_turn_but_not_for_ever() {
-        let mut resting = Resting::new(Eviction::S3Fifo, 10);
+        let mut resting = RestingBlocks::new(Eviction::S3Fifo, 10);
         for block in 0..3 {
             rest(&mut resting, block);
         }

@@ -6,7 +6,7 @@
 //! other, until the returns expected of all who share a value are those that were counted.
 
 use super::ages::CELLS;
-use super::chance::{CLASSES, Seen};
+use super::chance::{CLASSES, ClassStats};
 
 /// Values that the traits of a class have: uses, blocks that were new, length of the chain.
 pub(crate) const VALUES: [usize; 3] = [4, 6, 5];
@@ -61,7 +61,7 @@ impl TraitFactors {
     }
 
     /// Scales every trait's factors once to what was `seen`; `usual` is the rate of all.
-    pub(super) fn fit(&mut self, seen: &[Seen; CLASSES], usual: &[f64; CELLS]) {
+    pub(super) fn fit(&mut self, seen: &[ClassStats; CLASSES], usual: &[f64; CELLS]) {
         for fitted in 0..TRAITS {
             let mut counted = [[IMAGINED; MOST_VALUES]; SPANS];
             let mut expected = counted;
@@ -105,7 +105,7 @@ mod tests {
     fn it_finds_what_each_trait_says() {
         let (uses, lens) = ([0.5, 1.0, 2.0, 3.0], [1.0, 0.25, 1.5, 1.0, 1.0]);
         let rate = |class: usize| uses[values_of(class)[0]] * lens[values_of(class)[2]] / 1000.0;
-        let mut seen = vec![Seen::NOTHING; CLASSES];
+        let mut seen = vec![ClassStats::NOTHING; CLASSES];
         let left_out = class_of([3, 2, 1]);
         let (mut returns, mut ticks) = (0.0, 0.0);
         for (class, seen) in seen.iter_mut().enumerate().filter(|(class, _)| *class != left_out) {
@@ -116,7 +116,7 @@ mod tests {
             returns += f64::from(seen.returns[12]);
             ticks += waited as f64;
         }
-        let seen: &[Seen; CLASSES] = seen.first_chunk().expect("as many");
+        let seen: &[ClassStats; CLASSES] = seen.first_chunk().expect("as many");
         let mut usual = [0.0; CELLS];
         usual[12] = returns / ticks;
         let mut factors = TraitFactors::new();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn few_returns_say_little_and_none_say_no_more_than_the_bound() {
-        let mut seen = [Seen::NOTHING; CLASSES];
+        let mut seen = [ClassStats::NOTHING; CLASSES];
         seen[0].rested = true;
         (seen[0].waited[2], seen[0].returns[2]) = (1000, 10);
         let mut usual = [0.0; CELLS];

@@ -55,11 +55,11 @@ fn fill(key: BlockKey, bytes: &mut [u8]) {
     bytes[..16].copy_from_slice(&key.0.to_le_bytes());
 }
 
-struct Raw {
+struct RawFile {
     file: File,
 }
 
-impl Raw {
+impl RawFile {
     fn new(dir: &Path) -> Self {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true).custom_flags(OFlags::DIRECT.bits() as i32);
@@ -71,7 +71,7 @@ impl Raw {
     }
 
     /// Visits all slots in this order with `depth` operations under way.
-    fn run(&self, slots: &[usize], depth: usize, is_write: bool) -> Took {
+    fn run(&self, slots: &[usize], depth: usize, is_write: bool) -> RoundTime {
         timed(|| self.visit(slots, depth, is_write))
     }
 
@@ -105,7 +105,7 @@ impl Raw {
 
 /// Time of one round: wall clock and processor.
 #[derive(Clone, Copy, Debug)]
-struct Took {
+struct RoundTime {
     clock: Duration,
     processor: Duration,
 }
@@ -118,10 +118,10 @@ fn processor() -> Duration {
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
 }
 
-fn timed(work: impl FnOnce()) -> Took {
+fn timed(work: impl FnOnce()) -> RoundTime {
     let (clock, had) = (Instant::now(), processor());
     work();
-    Took { clock: clock.elapsed(), processor: processor().saturating_sub(had) }
+    RoundTime { clock: clock.elapsed(), processor: processor().saturating_sub(had) }
 }
 
 /// `fio` over a file of the same size, with blocks as large and as many under way.
@@ -137,7 +137,7 @@ impl Fio {
     }
 
     /// Its own figures: it counts from its first request to its last, and a flush at the end.
-    fn run(&self, is_write: bool) -> Took {
+    fn run(&self, is_write: bool) -> RoundTime {
         let name = format!("--filename={}", self.path.display());
         let size = format!("--size={}", BLOCKS * BLOCK_BYTES);
         let (bytes, depth) = (format!("--bs={BLOCK_BYTES}"), format!("--iodepth={DEPTH}"));
@@ -156,7 +156,7 @@ impl Fio {
             text.trim_end_matches('%').parse::<f64>().unwrap_or_else(|_| panic!("fio: {text}"))
         };
         let clock = Duration::from_secs_f64(number(if is_write { 49 } else { 8 }) / 1e3);
-        Took { clock, processor: clock.mul_f64((number(87) + number(88)) / 100.0) }
+        RoundTime { clock, processor: clock.mul_f64((number(87) + number(88)) / 100.0) }
     }
 }
 
@@ -167,7 +167,7 @@ fn tier(dir: Option<&Path>, io: IoChoice) -> FileTier {
 }
 
 /// One round of puts and gets; the tier is empty afterwards.
-fn put_and_get(tier: &mut FileTier) -> [Took; 2] {
+fn put_and_get(tier: &mut FileTier) -> [RoundTime; 2] {
     use baton_tiers::Tier as _;
     let blocks = keys(BLOCKS);
     let put = timed(|| tier.put_all(blocks.iter().copied(), fill).expect("the disk answers"));
@@ -183,7 +183,7 @@ fn put_and_get(tier: &mut FileTier) -> [Took; 2] {
 }
 
 /// GB/s, and processor seconds a GiB.
-fn figures(took: Took, bytes: usize) -> (f64, f64) {
+fn figures(took: RoundTime, bytes: usize) -> (f64, f64) {
     let gib = bytes as f64 / f64::from(1 << 30);
     (bytes as f64 / took.clock.as_secs_f64() / 1e9, took.processor.as_secs_f64() / gib)
 }
@@ -193,7 +193,7 @@ fn throughput(dir: &Path) {
         "{BLOCKS} blocks of {BLOCK_BYTES} bytes, best and (worst) of {ROUNDS} rounds in turn, GB/s; processor s/GiB"
     );
     let bytes = BLOCKS * BLOCK_BYTES;
-    let raw = Raw::new(dir);
+    let raw = RawFile::new(dir);
     let mut ring = tier(Some(&dir.join("ring")), IoChoice::Auto);
     let mut threads = tier(Some(&dir.join("threads")), IoChoice::Threads);
     let mut temporary = tier(None, IoChoice::Auto);

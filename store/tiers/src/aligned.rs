@@ -7,14 +7,14 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 
 /// Bytes that start at a page boundary. Their place in memory never changes.
 #[derive(Debug)]
-pub(crate) struct Aligned {
+pub(crate) struct AlignedBuffer {
     /// Not a `Box`: its memory may be the kernel's for a while, and a `Vec` claims less.
     bytes: Vec<u8>,
     from: usize,
     len: usize,
 }
 
-impl Aligned {
+impl AlignedBuffer {
     /// `len` zero bytes.
     pub(crate) fn new(len: usize) -> Self {
         if len == 0 {
@@ -27,7 +27,7 @@ impl Aligned {
     }
 }
 
-impl Deref for Aligned {
+impl Deref for AlignedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -35,7 +35,7 @@ impl Deref for Aligned {
     }
 }
 
-impl DerefMut for Aligned {
+impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.from..self.from + self.len]
     }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn every_size_starts_at_a_page_boundary() {
         for len in [0, 1, 100, 4096, 5000, 1 << 20] {
-            let mut memory = Aligned::new(len);
+            let mut memory = AlignedBuffer::new(len);
             assert_eq!(memory.len(), len);
             assert!(len == 0 || (memory.as_ptr() as usize).is_multiple_of(PAGE_BYTES));
             memory.fill(7);

@@ -13,22 +13,22 @@ mod put;
 mod record;
 mod recover;
 
-use crate::aligned::Aligned;
+use crate::aligned::AlignedBuffer;
 use crate::file::{FileOptions, FileTier, IoChoice, Speed, layout_in, pass_by, unlink};
 use crate::index::{Entry, Place};
-use crate::io_sequencer::Done;
+use crate::io_sequencer::IoCompletion;
 use crate::recover::{Beginning, FlashError};
 use crate::tier::TierError;
 use baton_types::BlockKey;
-use get::Getting;
-use put::Putting;
+use get::GetOp;
+use put::PutOp;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
 pub use keys::HEADER_MAX_BYTES;
-pub use record::{Listing, PutError, Record, ShelfDone, Source, Unread};
+pub use record::{BlobReadError, Listing, PutError, Record, ShelfEvent, Source};
 
 /// Values with more blocks than this part of the file are not kept.
 const LARGEST_PART: usize = 4;
@@ -54,22 +54,22 @@ pub(crate) trait Slab: fmt::Debug {
     /// Whether another read may start.
     fn takes_read(&self) -> bool;
     /// A buffer for a write.
-    fn buffer(&mut self) -> Aligned;
+    fn buffer(&mut self) -> AlignedBuffer;
     /// Takes a buffer back.
-    fn recycle(&mut self, buffer: Aligned);
+    fn recycle(&mut self, buffer: AlignedBuffer);
     /// Starts to write a block.
     fn write(
         &mut self,
         keys: (BlockKey, Option<BlockKey>),
         checksum: u64,
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     ) -> Result<(u64, Place), TierError>;
     /// Starts to read a block.
     fn read(&mut self, key: BlockKey) -> Option<u64>;
     /// Starts to read the first page of a block, of which nothing is verified.
     fn peek(&mut self, key: BlockKey) -> Option<u64>;
     /// A job that ended.
-    fn next_done(&mut self) -> Option<Done>;
+    fn next_done(&mut self) -> Option<IoCompletion>;
     /// A slot whose last entry is gone for good.
     fn next_freed(&mut self) -> Option<u32>;
     /// Lists a block that was written.
@@ -131,7 +131,7 @@ struct Object {
 
 /// Deletions of one key that the disk has not confirmed.
 #[derive(Debug, Default)]
-struct PendingDelete {
+struct PendingRemoval {
     /// Heads whose slots are not free for good, and values that were removed while they were written.
     heads: u32,
     /// Those that wait until there is none.
@@ -151,8 +151,8 @@ pub(crate) struct BlobLogCore<S> {
     objects: BTreeMap<u64, Object>,
     /// Names and tags, the one written longest ago first; some have gone.
     order: VecDeque<(u64, u64)>,
-    puts: BTreeMap<u64, Putting>,
-    gets: BTreeMap<u64, Getting>,
+    puts: BTreeMap<u64, PutOp>,
+    gets: BTreeMap<u64, GetOp>,
     jobs: BTreeMap<u64, Job>,
     next_id: u64,
     next_nonce: u64,
@@ -161,8 +161,8 @@ pub(crate) struct BlobLogCore<S> {
     /// Heads on their way out: name by slot.
     leaving: BTreeMap<u32, u64>,
     /// Pending deletions by name, with the removals that wait for them.
-    fading: BTreeMap<u64, PendingDelete>,
-    done: VecDeque<ShelfDone>,
+    fading: BTreeMap<u64, PendingRemoval>,
+    done: VecDeque<ShelfEvent>,
     stats: ShelfStats,
     /// Reads and writes of blocks that ended.
     ended: u64,
@@ -233,11 +233,11 @@ impl<S: Slab> BlobLogCore<S> {
         self.write_on();
     }
 
-    pub(crate) fn next_done(&mut self) -> Option<ShelfDone> {
+    pub(crate) fn next_done(&mut self) -> Option<ShelfEvent> {
         self.done.pop_front()
     }
 
-    /// Removes a value. [`ShelfDone::Removed`] reports when it cannot reappear.
+    /// Removes a value. [`ShelfEvent::Removed`] reports when it cannot reappear.
     pub(crate) fn remove(&mut self, name: u64, token: u64) {
         self.take_down(name);
         if let Some((id, put)) = self.puts.iter_mut().find(|(_, put)| put.name() == name && !put.cancelled) {
@@ -250,7 +250,7 @@ impl<S: Slab> BlobLogCore<S> {
         // Reports the removal once no head of that name is left to be freed.
         match self.fading.get_mut(&name) {
             Some(fading) => fading.waiting.push(token),
-            None => self.done.push_back(ShelfDone::Removed(token)),
+            None => self.done.push_back(ShelfEvent::Removed(token)),
         }
     }
 
@@ -266,7 +266,7 @@ impl<S: Slab> BlobLogCore<S> {
         fading.heads -= 1;
         if fading.heads == 0 {
             let waiting = self.fading.remove(&name).map(|fading| fading.waiting).unwrap_or_default();
-            self.done.extend(waiting.into_iter().map(ShelfDone::Removed));
+            self.done.extend(waiting.into_iter().map(ShelfEvent::Removed));
         }
     }
 
@@ -300,7 +300,7 @@ impl<S: Slab> BlobLogCore<S> {
             let gone = keys::listing(object.head, tag);
             self.take_down(name);
             self.stats.evicted += 1;
-            self.done.push_back(ShelfDone::Dropped(gone));
+            self.done.push_back(ShelfEvent::Dropped(gone));
             return true;
         }
         false
@@ -406,17 +406,17 @@ impl BlobLog {
         self.keeper.takes_get()
     }
 
-    /// Begins to keep a value: [`ShelfDone::Kept`] or [`ShelfDone::NotKept`] follows.
+    /// Begins to keep a value: [`ShelfEvent::Kept`] or [`ShelfEvent::NotKept`] follows.
     pub fn put(&mut self, record: Record) {
         self.keeper.put(record);
     }
 
-    /// Begins to read a value, or its header alone: [`ShelfDone::Got`] follows.
+    /// Begins to read a value, or its header alone: [`ShelfEvent::Got`] follows.
     pub fn get(&mut self, name: u64, token: u64, header_only: bool) {
         self.keeper.get(name, token, header_only);
     }
 
-    /// Takes a value away: [`ShelfDone::Removed`] follows once it cannot come back.
+    /// Takes a value away: [`ShelfEvent::Removed`] follows once it cannot come back.
     pub fn remove(&mut self, name: u64, token: u64) {
         self.keeper.remove(name, token);
     }
@@ -453,7 +453,7 @@ impl BlobLog {
     }
 
     /// The next result, if there is one.
-    pub fn next_done(&mut self) -> Option<ShelfDone> {
+    pub fn next_done(&mut self) -> Option<ShelfEvent> {
         self.keeper.next_done()
     }
 }

@@ -3,12 +3,12 @@
 use crate::index::{Entry, Place};
 use crate::io_sequencer::Order;
 use crate::layout::Layout;
-use crate::short::ByShort;
+use crate::short::ShortNameMap;
 use crate::slots::Slots;
 use baton_types::{BlockHash, BlockKey};
 
 /// Blocks by short name, each with its place.
-pub(crate) type Places = ByShort<(BlockKey, Place)>;
+pub(crate) type Places = ShortNameMap<(BlockKey, Place)>;
 
 /// The places of a slab file.
 ///

@@ -18,19 +18,19 @@ mod settle;
 mod testing;
 
 pub use config::{CacheConfig, CacheError};
-pub use hold::{Hold, Misuse, Refused};
-pub use read::ReadFailed;
+pub use hold::{Hold, HoldRefusal, Misuse};
+pub use read::BlockReadError;
 
 use crate::dram::Dram;
 use crate::file::{FileOptions, FileTier, Speed};
 use crate::index::Place;
-use crate::short::ByShort;
+use crate::short::ShortNameMap;
 use crate::slots::Slots;
 use crate::tier::TierError;
 use baton_store::{Hits, Owner, Store, StoreStats};
 use baton_types::{BlockKey, CacheChange};
-use copies::CopyDown;
-use hold::Held;
+use copies::CopyOrder;
+use hold::HoldRecord;
 use loads::Loads;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -125,30 +125,30 @@ enum Purpose {
 pub struct KvCache {
     config: CacheConfig,
     store: Store,
-    addresses: ByShort<Address>,
+    addresses: ShortNameMap<Address>,
     slots: Slots,
     dram: Dram,
     file: Option<FileTier>,
     /// How the flash tier began, for the operator.
     flash: Flash,
-    held: BTreeMap<Owner, Held>,
+    held: BTreeMap<Owner, HoldRecord>,
     /// Owners waiting for a `Ready`, and the position that each was last seen to await.
     waiting: BTreeMap<Owner, u32>,
     news: Vec<Notice>,
-    copies: VecDeque<CopyDown>,
+    copies: VecDeque<CopyOrder>,
     loads: BTreeMap<Owner, Loads>,
     next_load: u64,
     purposes: BTreeMap<u64, Purpose>,
     counts: CacheStats,
     /// Counts that adoptions added to the store's counters.
-    adopted: Adopted,
+    adopted: AdoptionCounts,
     /// Whether the store has had an input since the last poll.
     is_stirred: bool,
 }
 
 /// Counts that adoptions added to the store's counters.
 #[derive(Clone, Copy, Debug, Default)]
-struct Adopted {
+struct AdoptionCounts {
     opened: u64,
     missed: u64,
     hits: Hits,
@@ -195,7 +195,7 @@ impl KvCache {
     fn on_tried(config: CacheConfig, file: Option<FileTier>, flash: Flash) -> Result<Self, CacheError> {
         Ok(Self {
             store: Store::new(config.store.clone()).map_err(CacheError::Store)?,
-            addresses: ByShort::default(),
+            addresses: ShortNameMap::default(),
             slots: Slots::new(config.hbm_blocks()),
             dram: Dram::new(config.dram_blocks(), config.block_bytes),
             file,
@@ -208,7 +208,7 @@ impl KvCache {
             next_load: 0,
             purposes: BTreeMap::new(),
             counts: CacheStats::default(),
-            adopted: Adopted::default(),
+            adopted: AdoptionCounts::default(),
             is_stirred: false,
             config,
         })

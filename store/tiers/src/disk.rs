@@ -45,7 +45,7 @@ pub(crate) mod testing {
 
     /// A disk in memory that fails or lies on request.
     #[derive(Debug, Default)]
-    pub(crate) struct Sick {
+    pub(crate) struct FailingDisk {
         pub(crate) state: Mutex<SickState>,
     }
 
@@ -65,7 +65,7 @@ pub(crate) mod testing {
         pub(crate) is_held: bool,
     }
 
-    impl Sick {
+    impl FailingDisk {
         /// A well one with these bytes.
         pub(crate) fn with(bytes: Vec<u8>) -> Self {
             Self { state: Mutex::new(SickState { bytes, ..SickState::default() }) }
@@ -90,7 +90,7 @@ pub(crate) mod testing {
         due
     }
 
-    impl Disk for Sick {
+    impl Disk for FailingDisk {
         fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
             let mut state = self.let_through();
             if state.panic_on_read {

@@ -1,7 +1,7 @@
 //! Blocks in host memory.
 
 use crate::checksum::block_checksum;
-use crate::short::ByShort;
+use crate::short::ShortNameMap;
 use crate::slots::Slots;
 use crate::tier::{Tier, TierError, check_length};
 use baton_types::{BlockHash, BlockKey};
@@ -20,7 +20,7 @@ struct Place {
 pub struct Dram {
     block_bytes: usize,
     bytes: Vec<u8>,
-    places: ByShort<Place>,
+    places: ShortNameMap<Place>,
     slots: Slots,
 }
 
@@ -31,7 +31,7 @@ impl Dram {
         Self {
             block_bytes,
             bytes: vec![0; capacity_blocks as usize * block_bytes],
-            places: ByShort::default(),
+            places: ShortNameMap::default(),
             slots: Slots::new(capacity_blocks),
         }
     }

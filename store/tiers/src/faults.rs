@@ -71,7 +71,7 @@ impl Faults {
     }
 
     pub(crate) fn over(self: Arc<Self>, file: Arc<File>) -> Arc<dyn Disk> {
-        Arc::new(Faulty { file, faults: self })
+        Arc::new(FaultyFile { file, faults: self })
     }
 
     fn pass(&self, of: impl Fn(&Moods) -> Mood, bytes: usize) -> io::Result<()> {
@@ -89,12 +89,12 @@ impl Faults {
 }
 
 #[derive(Debug)]
-struct Faulty {
+struct FaultyFile {
     file: Arc<File>,
     faults: Arc<Faults>,
 }
 
-impl Disk for Faulty {
+impl Disk for FaultyFile {
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         self.faults.pass(|moods| moods.reads, out.len())?;
         locked(&self.faults.state).1 += out.len() as u64;

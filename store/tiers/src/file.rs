@@ -9,16 +9,16 @@ pub use open::{FileOptions, IoChoice};
 pub(crate) use open::{layout_in, pass_by, unlink};
 pub use trial::Speed;
 
-use crate::aligned::Aligned;
+use crate::aligned::AlignedBuffer;
 use crate::book::Book;
 use crate::checksum::block_checksum;
 use crate::disk::Disk;
 use crate::index::{Entry, Place};
 use crate::io::IoThread;
-use crate::io_sequencer::{Answer, Done, IoSequencer, Order, verify};
+use crate::io_sequencer::{Answer, IoCompletion, IoSequencer, Order, verify};
 use crate::layout::Layout;
 use crate::queue::Queue;
-use crate::recover::{Beginning, FlashError, Opened};
+use crate::recover::{Beginning, FlashError, OpenedFile};
 use crate::tier::{Tier, TierError, check_length};
 use baton_types::{BlockHash, BlockKey};
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ pub struct FileTier {
     book: Book,
     io: IoThread,
     /// Ended jobs that no caller has taken yet.
-    ended: VecDeque<Done>,
+    ended: VecDeque<IoCompletion>,
     /// Jobs of lower numbers were ordered before the last `clear`.
     first_number: u64,
     recovered: Vec<Entry>,
@@ -50,7 +50,7 @@ pub struct FileTier {
     freed: VecDeque<u32>,
     /// Entries that were being removed at the start.
     stale: Vec<Entry>,
-    buffer: Aligned,
+    buffer: AlignedBuffer,
 }
 
 impl FileTier {
@@ -58,11 +58,11 @@ impl FileTier {
     pub(crate) fn start(
         disk: Arc<dyn Disk>,
         queue: Box<dyn Queue>,
-        opened: Opened,
+        opened: OpenedFile,
         lasts: bool,
         device: String,
     ) -> Result<Self, FlashError> {
-        let Opened { header, index, entries, places, stale, beginning } = opened;
+        let OpenedFile { header, index, entries, places, stale, beginning } = opened;
         let layout = header.layout;
         let book = Book::new(layout, places, &entries, &stale);
         let mut io = IoThread::start(IoSequencer::new(header, index, lasts), queue, layout.stride_bytes())?;
@@ -83,7 +83,7 @@ impl FileTier {
             is_off: false,
             freed: VecDeque::new(),
             stale,
-            buffer: Aligned::new(layout.stride_bytes()),
+            buffer: AlignedBuffer::new(layout.stride_bytes()),
         })
     }
 
@@ -143,12 +143,12 @@ impl FileTier {
     }
 
     /// A buffer for [`FileTier::write`]: the block's bytes go first.
-    pub(crate) fn buffer(&mut self) -> Aligned {
+    pub(crate) fn buffer(&mut self) -> AlignedBuffer {
         self.io.buffer()
     }
 
     /// Takes a buffer back.
-    pub(crate) fn recycle(&mut self, buffer: Aligned) {
+    pub(crate) fn recycle(&mut self, buffer: AlignedBuffer) {
         self.io.recycle(buffer);
     }
 
@@ -160,7 +160,7 @@ impl FileTier {
         &mut self,
         (key, parent): (BlockKey, Option<BlockKey>),
         checksum: u64,
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     ) -> Result<(u64, Place), TierError> {
         let Some(place) = self.book.reserve(checksum) else {
             self.recycle(buffer);
@@ -189,7 +189,7 @@ impl FileTier {
     }
 
     /// A job that ended, if any has since the last time. Never waits.
-    pub(crate) fn next_done(&mut self) -> Option<Done> {
+    pub(crate) fn next_done(&mut self) -> Option<IoCompletion> {
         while let Some(answer) = self.io.next_answer() {
             self.hear(answer);
         }
@@ -270,13 +270,13 @@ impl FileTier {
     }
 
     /// One of these jobs that ended.
-    fn take_ended(&mut self, is_mine: impl Fn(u64) -> bool) -> Option<Done> {
+    fn take_ended(&mut self, is_mine: impl Fn(u64) -> bool) -> Option<IoCompletion> {
         let at = self.ended.iter().position(|done| is_mine(done.number))?;
         self.ended.remove(at)
     }
 
     /// Waits for the end of one job.
-    fn wait_for(&mut self, number: u64) -> Result<Done, TierError> {
+    fn wait_for(&mut self, number: u64) -> Result<IoCompletion, TierError> {
         loop {
             if let Some(done) = self.take_ended(|ended| ended == number) {
                 return Ok(done);
@@ -353,16 +353,16 @@ impl Tier for FileTier {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::disk::testing::Sick;
+    use crate::disk::testing::FailingDisk;
     use crate::queue::Threads;
-    use crate::recover::{Found, begin, look, recover};
+    use crate::recover::{FoundHeader, begin, look, recover};
 
     /// A lasting tier on a disk in memory, recovered from what is there.
-    pub(crate) fn on_disk(disk: &Arc<Sick>, layout: Layout) -> Result<FileTier, FlashError> {
+    pub(crate) fn on_disk(disk: &Arc<FailingDisk>, layout: Layout) -> Result<FileTier, FlashError> {
         let disk = Arc::clone(disk) as Arc<dyn Disk>;
         let opened = match look(disk.as_ref(), &layout)? {
-            Found::Usable(header) => recover(disk.as_ref(), header)?,
-            Found::Unusable(sequence, reason) => {
+            FoundHeader::Usable(header) => recover(disk.as_ref(), header)?,
+            FoundHeader::Unusable(sequence, reason) => {
                 // All of it is there from the beginning, as in a file.
                 let length = layout.file_bytes() as usize;
                 disk.write_at(&vec![0; length], 0)?;
@@ -379,13 +379,13 @@ pub(crate) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::testing::Sick;
+    use crate::disk::testing::FailingDisk;
 
     const LAYOUT: Layout = Layout { block_bytes: 100, capacity: 1, fingerprint: 0 };
 
     #[test]
     fn a_failed_write_leaves_no_copy_and_takes_no_place() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut tier = testing::on_disk(&disk, LAYOUT).unwrap();
         tier.put(BlockKey(1), &[1; 100]).unwrap();
         tier.remove(BlockKey(1).short());
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn what_was_put_is_there_again_and_what_was_removed_is_not() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let layout = Layout { capacity: 9, ..LAYOUT };
         let mut tier = testing::on_disk(&disk, layout).unwrap();
         assert_eq!(tier.beginning(), &Beginning::New);
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_never_flushes_is_switched_off() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut tier = testing::on_disk(&disk, Layout { capacity: 9, ..LAYOUT }).unwrap();
         tier.put(BlockKey(1), &[1; 100]).unwrap();
         disk.state.lock().unwrap().fail_flushes = u32::MAX;

@@ -80,7 +80,7 @@ pub(crate) const fn is_trial(key: BlockKey) -> bool {
 
 /// How far a page got.
 #[derive(Clone, Copy, Debug, Default)]
-struct Written {
+struct PageProgress {
     /// The version that lasts; its parity is its side.
     lasting: u64,
     /// The highest version that was tried; always for the other side.
@@ -139,7 +139,7 @@ impl Side {
 
 /// The result of recovering a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Adopted {
+pub(crate) struct PageOutcome {
     /// Whether blocks are lost: the last content of the page is unknown.
     pub is_lost: bool,
     /// Sides that are sound but outdated, of a page that is lost. They are wiped before the torn ones, or the next
@@ -156,7 +156,7 @@ pub(crate) struct Index {
     layout: Layout,
     incarnation: u64,
     bytes: Vec<u8>,
-    pages: Vec<Written>,
+    pages: Vec<PageProgress>,
     dirty: BTreeSet<u32>,
 }
 
@@ -168,7 +168,7 @@ impl Index {
             layout,
             incarnation,
             bytes: vec![0; pages * PAGE_ENTRIES * ENTRY_BYTES],
-            pages: vec![Written::default(); pages],
+            pages: vec![PageProgress::default(); pages],
             dirty: BTreeSet::new(),
         }
     }
@@ -179,7 +179,7 @@ impl Index {
     }
 
     /// Takes over the two sides of a page as they were read.
-    pub(crate) fn adopt(&mut self, page: u32, side_pair: &[u8]) -> Adopted {
+    pub(crate) fn adopt(&mut self, page: u32, side_pair: &[u8]) -> PageOutcome {
         let (first, second) = side_pair.split_at(PAGE_BYTES);
         let sides = [self.look(page, 0, first), self.look(page, 1, second)];
         let best = sides[0].version().max(sides[1].version());
@@ -188,16 +188,16 @@ impl Index {
         let is_lost = sides.iter().any(|side| matches!(side, Side::Rotten(last) if Some(*last) > best))
             || (best.is_none() && is_torn == [true; 2]);
         if is_lost {
-            return Adopted { is_lost, is_outdated: sides.map(|side| side.version().is_some()), is_torn };
+            return PageOutcome { is_lost, is_outdated: sides.map(|side| side.version().is_some()), is_torn };
         }
         if let Some(lasting) = best {
-            self.pages[page as usize] = Written { lasting, tried: lasting };
+            self.pages[page as usize] = PageProgress { lasting, tried: lasting };
             let from = page as usize * PAGE_ENTRIES * ENTRY_BYTES;
             let entries = self.bytes[from..].chunks_exact_mut(SECTOR_ENTRIES * ENTRY_BYTES);
             let sectors = if lasting & 1 == 0 { first } else { second }.chunks_exact(SECTOR_BYTES);
             entries.zip(sectors).for_each(|(to, from)| to.copy_from_slice(&from[ENTRY_BYTES..]));
         }
-        Adopted { is_lost, is_outdated: [false; 2], is_torn }
+        PageOutcome { is_lost, is_outdated: [false; 2], is_torn }
     }
 
     fn look(&self, page: u32, side: u64, bytes: &[u8]) -> Side {
@@ -404,7 +404,7 @@ mod tests {
         file[side_of(4).start + 700] ^= 1;
         let pair = file[side_of(4).start..side_of(5).end].to_vec();
         let adopted = Index::new(LAYOUT, 7).adopt(0, &pair);
-        let expected = Adopted { is_lost: true, is_outdated: [false, true], is_torn: [true, false] };
+        let expected = PageOutcome { is_lost: true, is_outdated: [false, true], is_torn: [true, false] };
         assert_eq!(adopted, expected);
         file[side_of(4)].fill(0xFF);
         assert_eq!(read(&file, 7).1, 1, "nothing of it can be read");

@@ -1,6 +1,6 @@
 //! The thread between a tier and its disk: it keeps the sequencer, and the sequencer's operations going.
 
-use crate::aligned::{Aligned, PAGE_BYTES};
+use crate::aligned::{AlignedBuffer, PAGE_BYTES};
 use crate::index::{Entry, Place};
 use crate::io_sequencer::{Answer, IoSequencer, Order};
 use crate::queue::{Bell, Queue};
@@ -33,7 +33,7 @@ pub(crate) struct IoThread {
     /// Writes whose buffers have not come back.
     writes_in_hand: usize,
     buffer_bytes: usize,
-    spare: Vec<Aligned>,
+    spare: Vec<AlignedBuffer>,
     is_gone: bool,
 }
 
@@ -90,19 +90,19 @@ impl IoThread {
     }
 
     /// A buffer of the right length, with anything in it.
-    pub(crate) fn buffer(&mut self) -> Aligned {
-        self.spare.pop().unwrap_or_else(|| Aligned::new(self.buffer_bytes))
+    pub(crate) fn buffer(&mut self) -> AlignedBuffer {
+        self.spare.pop().unwrap_or_else(|| AlignedBuffer::new(self.buffer_bytes))
     }
 
     /// Takes a buffer back; an empty one is none.
-    pub(crate) fn recycle(&mut self, buffer: Aligned) {
+    pub(crate) fn recycle(&mut self, buffer: AlignedBuffer) {
         if buffer.len() == self.buffer_bytes && self.spare.len() < self.depth {
             self.spare.push(buffer);
         }
     }
 
     /// Starts a write; ask [`IoThread::takes_write`] first. `None`: the thread is gone.
-    pub(crate) fn write(&mut self, entry: Entry, buffer: Aligned) -> Option<u64> {
+    pub(crate) fn write(&mut self, entry: Entry, buffer: AlignedBuffer) -> Option<u64> {
         let number = self.number(true);
         self.send(Order::Write { number, entry, buffer })?;
         self.writes += 1;
@@ -121,7 +121,7 @@ impl IoThread {
 
     /// Starts to read the first page of a block, which nothing verifies; as [`IoThread::read`].
     pub(crate) fn peek(&mut self, place: Place) -> Option<u64> {
-        let (number, buffer) = (self.number(false), Aligned::new(PAGE_BYTES));
+        let (number, buffer) = (self.number(false), AlignedBuffer::new(PAGE_BYTES));
         self.send(Order::Peek { number, place, buffer })?;
         self.reads += 1;
         Some(number)
@@ -232,9 +232,9 @@ mod tests {
     use super::*;
     use crate::checksum::block_checksum;
     use crate::disk::Disk;
-    use crate::disk::testing::Sick;
+    use crate::disk::testing::FailingDisk;
     use crate::index::Index;
-    use crate::io_sequencer::Done;
+    use crate::io_sequencer::IoCompletion;
     use crate::layout::{Header, Layout};
     use crate::queue::Threads;
     use crate::tier::TierError;
@@ -242,7 +242,7 @@ mod tests {
     const LAYOUT: Layout = Layout { block_bytes: 100, capacity: 99, fingerprint: 0 };
     const KEY: BlockKey = BlockKey(7);
 
-    fn started(disk: &Arc<Sick>) -> IoThread {
+    fn started(disk: &Arc<FailingDisk>) -> IoThread {
         let disk = Arc::clone(disk) as Arc<dyn Disk>;
         let header = Header { layout: LAYOUT, incarnation: 1, sequence: 0 };
         let sequencer = IoSequencer::new(header, Index::new(LAYOUT, 1), true);
@@ -260,7 +260,7 @@ mod tests {
         io.write(Entry { key: KEY, parent: None, place: place(slot, fill) }, buffer)
     }
 
-    fn wait(io: &mut IoThread) -> Done {
+    fn wait(io: &mut IoThread) -> IoCompletion {
         loop {
             if let Answer::Done(done) = io.wait_answer().expect("the thread lives") {
                 return done;
@@ -275,7 +275,7 @@ mod tests {
             let written = write(&mut io, 3, fill).unwrap();
             let read = io.read(place(3, fill), KEY).unwrap();
             for _ in 0..2 {
-                let Done { number, outcome, buffer } = wait(&mut io);
+                let IoCompletion { number, outcome, buffer } = wait(&mut io);
                 assert!(number == written || number == read);
                 assert_eq!(outcome.unwrap(), place(3, fill).checksum);
                 assert!(number == written || buffer[..100] == [fill; 100]);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn writes_and_reads_are_bounded_and_leave_each_other_room() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut io = started(&disk);
         disk.state.lock().unwrap().is_held = true;
         let mut writes = 0;
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_failing_disk_is_reported_for_the_job_that_met_it() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut io = started(&disk);
         disk.state.lock().unwrap().fail_writes = 1;
         write(&mut io, 0, 1).unwrap();
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_was_ordered_is_carried_out_before_the_thread_ends() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut io = started(&disk);
         write(&mut io, 5, 9).unwrap();
         drop(io);

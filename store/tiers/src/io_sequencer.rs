@@ -15,7 +15,7 @@ mod commit;
 #[cfg(test)]
 pub(crate) mod crash;
 
-use crate::aligned::Aligned;
+use crate::aligned::AlignedBuffer;
 use crate::checksum::block_checksum;
 use crate::index::{Entry, Index, Place};
 use crate::layout::{Header, Layout};
@@ -40,7 +40,7 @@ pub(crate) enum Order {
         /// Where it rests.
         place: Place,
         /// [`Layout::stride_bytes`] long.
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     },
     /// Read the first bytes of a block, answer; nothing vouches for them here.
     Peek {
@@ -49,7 +49,7 @@ pub(crate) enum Order {
         /// Where the block rests.
         place: Place,
         /// At most [`Layout::stride_bytes`] long.
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     },
     /// Write a block and its entry, answer.
     Write {
@@ -58,7 +58,7 @@ pub(crate) enum Order {
         /// The block and its place.
         entry: Entry,
         /// The block, then anything up to [`Layout::stride_bytes`].
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     },
     /// Drop a written block: answer `Freed` when its slot may be used again.
     Remove(Place),
@@ -68,22 +68,22 @@ pub(crate) enum Order {
 
 /// A read or write that ended. The buffer holds the block.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct IoCompletion {
     /// Which.
     pub number: u64,
     /// How: a checksum that was verified, or written.
     pub outcome: Result<u64, TierError>,
     /// Its buffer; empty if it was given back as [`Answer::Spare`].
-    pub buffer: Aligned,
+    pub buffer: AlignedBuffer,
 }
 
 /// An answer of the sequencer.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// A job ended.
-    Done(Done),
+    Done(IoCompletion),
     /// The buffer of a write that has not ended yet: its bytes are written, and do not last.
-    Spare(Aligned),
+    Spare(AlignedBuffer),
     /// A slot may be used again, unless another `Clear` was ordered since.
     Freed {
         /// Which.
@@ -107,7 +107,7 @@ pub(crate) struct Op {
     /// Where in the file.
     pub offset: u64,
     /// From or to where.
-    pub buffer: Aligned,
+    pub buffer: AlignedBuffer,
 }
 
 /// The kinds of operations.
@@ -160,7 +160,7 @@ pub(crate) struct IoSequencer {
     flights: BTreeMap<u64, Flight>,
     next_token: u64,
     /// Slots with an operation under way, and what waits for its end.
-    lanes: BTreeMap<u32, VecDeque<(Job, Aligned)>>,
+    lanes: BTreeMap<u32, VecDeque<(Job, AlignedBuffer)>>,
     landed: Vec<Landing>,
     flushed: Vec<Landing>,
     removals: VecDeque<Place>,
@@ -235,7 +235,7 @@ impl IoSequencer {
     }
 
     /// An operation ended.
-    pub(crate) fn completed(&mut self, token: u64, result: io::Result<()>, buffer: Aligned) {
+    pub(crate) fn completed(&mut self, token: u64, result: io::Result<()>, buffer: AlignedBuffer) {
         match self.flights.remove(&token) {
             Some(Flight::Slot(job)) => {
                 self.leave_lane(job.entry.place.slot);
@@ -275,23 +275,23 @@ impl IoSequencer {
         self.answers.push(Answer::Freed { slot, epoch });
     }
 
-    fn done(&mut self, number: u64, outcome: Result<u64, TierError>, buffer: Aligned) {
-        self.answers.push(Answer::Done(Done { number, outcome, buffer }));
+    fn done(&mut self, number: u64, outcome: Result<u64, TierError>, buffer: AlignedBuffer) {
+        self.answers.push(Answer::Done(IoCompletion { number, outcome, buffer }));
     }
 
-    fn refuse(&mut self, number: u64, buffer: Aligned) {
+    fn refuse(&mut self, number: u64, buffer: AlignedBuffer) {
         let why = io::Error::other("the disk failed too often and is left alone until the next start");
         self.done(number, Err(TierError::Io(why)), buffer);
     }
 
-    fn fly(&mut self, flight: Flight, kind: OpKind, offset: u64, buffer: Aligned) {
+    fn fly(&mut self, flight: Flight, kind: OpKind, offset: u64, buffer: AlignedBuffer) {
         let token = self.next_token;
         self.next_token += 1;
         self.flights.insert(token, flight);
         self.ops.push(Op { token, kind, offset, buffer });
     }
 
-    fn enter_lane(&mut self, job: Job, buffer: Aligned) {
+    fn enter_lane(&mut self, job: Job, buffer: AlignedBuffer) {
         let slot = job.entry.place.slot;
         match self.lanes.get_mut(&slot) {
             Some(lane) => lane.push_back((job, buffer)),
@@ -309,12 +309,12 @@ impl IoSequencer {
         }
     }
 
-    fn fly_slot(&mut self, job: Job, buffer: Aligned) {
+    fn fly_slot(&mut self, job: Job, buffer: AlignedBuffer) {
         let offset = self.layout().slot_offset(job.entry.place.slot);
         self.fly(Flight::Slot(job), job.kind, offset, buffer);
     }
 
-    fn was_read(&mut self, job: Job, result: io::Result<()>, buffer: Aligned) {
+    fn was_read(&mut self, job: Job, result: io::Result<()>, buffer: AlignedBuffer) {
         let Entry { key, place, .. } = job.entry;
         let block_bytes = self.layout().block_bytes;
         let outcome = result.map_err(TierError::Io).and_then(|()| match job.is_peek {
@@ -324,7 +324,7 @@ impl IoSequencer {
         self.done(job.number, outcome, buffer);
     }
 
-    fn was_written(&mut self, job: Job, result: io::Result<()>, buffer: Aligned) {
+    fn was_written(&mut self, job: Job, result: io::Result<()>, buffer: AlignedBuffer) {
         let Job { number, entry, epoch, .. } = job;
         match result {
             Ok(()) if self.lasts => {

@@ -92,7 +92,7 @@ pub(crate) struct Header {
 
 /// The state of a page at the head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sighted {
+pub(crate) enum HeadPage {
     /// Zeros: nothing was written here yet.
     Blank,
     /// Not ours.
@@ -131,24 +131,24 @@ impl Header {
     }
 
     /// Reads a page.
-    pub(crate) fn sight(page: &[u8]) -> Sighted {
+    pub(crate) fn sight(page: &[u8]) -> HeadPage {
         if page[..8] != FILE_MAGIC {
             let is_blank = page.iter().all(|&byte| byte == 0);
-            return if is_blank { Sighted::Blank } else { Sighted::Foreign };
+            return if is_blank { HeadPage::Blank } else { HeadPage::Foreign };
         }
         let sum = checksum(CrcAlgorithm::Crc64Nvme, &page[..WORDS * 8]);
         if word(page, 1) != VERSION {
-            return Sighted::Version(word(page, 1));
+            return HeadPage::Version(word(page, 1));
         }
         if word(page, WORDS) != sum {
-            return Sighted::Damaged;
+            return HeadPage::Damaged;
         }
         let (Ok(block_bytes), Ok(capacity)) = (usize::try_from(word(page, 2)), u32::try_from(word(page, 3)))
         else {
-            return Sighted::Damaged;
+            return HeadPage::Damaged;
         };
         let layout = Layout { block_bytes, capacity, fingerprint: word(page, 4) };
-        Sighted::Good(Self { layout, incarnation: word(page, 5), sequence: word(page, 6) })
+        HeadPage::Good(Self { layout, incarnation: word(page, 5), sequence: word(page, 6) })
     }
 }
 
@@ -185,15 +185,15 @@ mod tests {
         let header = Header { layout: LAYOUT, incarnation: 5, sequence: 3 };
         let mut page = vec![7; PAGE_BYTES];
         header.encode(&mut page);
-        assert_eq!(Header::sight(&page), Sighted::Good(header));
+        assert_eq!(Header::sight(&page), HeadPage::Good(header));
         for bit in 0..(WORDS + 1) * 64 {
             page[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches!(Header::sight(&page), Sighted::Good(_)), "bit {bit}");
+            assert!(!matches!(Header::sight(&page), HeadPage::Good(_)), "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
-        assert_eq!(Header::sight(&[0; PAGE_BYTES]), Sighted::Blank);
-        assert_eq!(Header::sight(&[b'x'; PAGE_BYTES]), Sighted::Foreign);
+        assert_eq!(Header::sight(&[0; PAGE_BYTES]), HeadPage::Blank);
+        assert_eq!(Header::sight(&[b'x'; PAGE_BYTES]), HeadPage::Foreign);
         page[8] = 4;
-        assert_eq!(Header::sight(&page), Sighted::Version(4));
+        assert_eq!(Header::sight(&page), HeadPage::Version(4));
     }
 }

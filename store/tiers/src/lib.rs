@@ -35,10 +35,12 @@ mod slots;
 mod tier;
 
 pub use blob_log::{
-    BlobLog, HEADER_MAX_BYTES, Listing, PutError, Record, ShelfDone, ShelfOptions, ShelfStats, Source, Unread,
+    BlobLog, BlobReadError, HEADER_MAX_BYTES, Listing, PutError, Record, ShelfEvent, ShelfOptions,
+    ShelfStats, Source,
 };
 pub use cache::{
-    CacheConfig, CacheError, CacheStats, Flash, Hold, KvCache, Misuse, Notice, Pool, ReadFailed, Refused,
+    BlockReadError, CacheConfig, CacheError, CacheStats, Flash, Hold, HoldRefusal, KvCache, Misuse, Notice,
+    Pool,
 };
 pub use checksum::block_checksum;
 pub use dram::Dram;

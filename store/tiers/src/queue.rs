@@ -1,6 +1,6 @@
 //! Carrying the sequencer's operations out, many at a time.
 
-use crate::aligned::Aligned;
+use crate::aligned::AlignedBuffer;
 use crate::disk::Disk;
 use crate::io_sequencer::{Op, OpKind};
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ pub(crate) struct Completion {
     /// How.
     pub result: io::Result<()>,
     /// Its buffer.
-    pub buffer: Aligned,
+    pub buffer: AlignedBuffer,
 }
 
 /// Wakes the thread that waits on a queue; from any thread.

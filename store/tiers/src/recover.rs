@@ -1,10 +1,10 @@
 //! Recovers the entries of an earlier life from the file, without reading a single block.
 
-use crate::aligned::{Aligned, PAGE_BYTES};
+use crate::aligned::{AlignedBuffer, PAGE_BYTES};
 use crate::book::Places;
 use crate::disk::Disk;
 use crate::index::{Entry, Index, is_trial};
-use crate::layout::{Header, Layout, Sighted, VERSION};
+use crate::layout::{HeadPage, Header, Layout, VERSION};
 use std::fmt;
 use std::io;
 
@@ -98,7 +98,7 @@ impl From<io::Error> for FlashError {
 
 /// An opened file.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedFile {
     /// Its header.
     pub header: Header,
     /// Its index; entries that do not count are still in it.
@@ -114,7 +114,7 @@ pub(crate) struct Opened {
 }
 
 /// The state of the head of a file.
-pub(crate) enum Found {
+pub(crate) enum FoundHeader {
     /// Nothing of use; the next header's sequence, and why if there was something.
     Unusable(u64, Option<String>),
     /// A header for the layout asked for.
@@ -129,14 +129,14 @@ pub(crate) fn made_for(disk: &dyn Disk) -> Option<Layout> {
 }
 
 /// The two sides of the header.
-fn sides(disk: &dyn Disk) -> io::Result<[Sighted; 2]> {
-    let mut sides = Aligned::new(2 * PAGE_BYTES);
+fn sides(disk: &dyn Disk) -> io::Result<[HeadPage; 2]> {
+    let mut sides = AlignedBuffer::new(2 * PAGE_BYTES);
     disk.read_at(&mut sides, 0)?;
     Ok([Header::sight(&sides[..PAGE_BYTES]), Header::sight(&sides[PAGE_BYTES..])])
 }
 
-fn newest_header(seen: &[Sighted; 2]) -> Option<Header> {
-    let good = |sighted: &Sighted| if let Sighted::Good(header) = sighted { Some(*header) } else { None };
+fn newest_header(seen: &[HeadPage; 2]) -> Option<Header> {
+    let good = |sighted: &HeadPage| if let HeadPage::Good(header) = sighted { Some(*header) } else { None };
     seen.iter().filter_map(good).max_by_key(|header| header.sequence)
 }
 
@@ -144,10 +144,10 @@ fn newest_header(seen: &[Sighted; 2]) -> Option<Header> {
 ///
 /// # Errors
 /// The present content must not be overwritten.
-pub(crate) fn look(disk: &dyn Disk, layout: &Layout) -> Result<Found, FlashError> {
+pub(crate) fn look(disk: &dyn Disk, layout: &Layout) -> Result<FoundHeader, FlashError> {
     let has_bytes = disk.len_bytes()?;
     if has_bytes == 0 {
-        return Ok(Found::Unusable(0, None));
+        return Ok(FoundHeader::Unusable(0, None));
     }
     if has_bytes < 2 * PAGE_BYTES as u64 {
         return look_at_stub(disk, has_bytes);
@@ -158,39 +158,39 @@ pub(crate) fn look(disk: &dyn Disk, layout: &Layout) -> Result<Found, FlashError
     };
     if header.layout != *layout {
         let reason = difference(&header.layout, layout);
-        return Ok(Found::Unusable(header.sequence + 1, Some(reason)));
+        return Ok(FoundHeader::Unusable(header.sequence + 1, Some(reason)));
     }
     let says_bytes = layout.file_bytes();
     if has_bytes < says_bytes {
         return Err(FlashError::Short { has_bytes, says_bytes });
     }
-    Ok(Found::Usable(header))
+    Ok(FoundHeader::Usable(header))
 }
 
 /// A file too short for a header is ours to overwrite only if it is all zeros.
-fn look_at_stub(disk: &dyn Disk, has_bytes: u64) -> Result<Found, FlashError> {
-    let mut bytes = Aligned::new(has_bytes as usize);
+fn look_at_stub(disk: &dyn Disk, has_bytes: u64) -> Result<FoundHeader, FlashError> {
+    let mut bytes = AlignedBuffer::new(has_bytes as usize);
     disk.read_at(&mut bytes, 0)?;
     let is_blank = bytes.iter().all(|&byte| byte == 0);
-    if is_blank { Ok(Found::Unusable(0, None)) } else { Err(FlashError::Foreign) }
+    if is_blank { Ok(FoundHeader::Unusable(0, None)) } else { Err(FlashError::Foreign) }
 }
 
-fn unusable(seen: &[Sighted; 2]) -> Result<Found, FlashError> {
-    let versions = seen.iter().filter_map(|s| if let Sighted::Version(v) = s { Some(*v) } else { None });
+fn unusable(seen: &[HeadPage; 2]) -> Result<FoundHeader, FlashError> {
+    let versions = seen.iter().filter_map(|s| if let HeadPage::Version(v) = s { Some(*v) } else { None });
     match versions.max() {
         Some(version) if version > VERSION => return Err(FlashError::Newer { version }),
         Some(version) => {
             let reason = format!("its file has the older format {version}");
-            return Ok(Found::Unusable(0, Some(reason)));
+            return Ok(FoundHeader::Unusable(0, Some(reason)));
         }
         None => {}
     }
     // A header that a crash cut short at the file's birth leaves any mixture of it and zeros, but
     // never bytes that are neither.
     match seen {
-        [Sighted::Blank, Sighted::Blank] => Ok(Found::Unusable(0, None)),
-        _ if seen.contains(&Sighted::Damaged) => {
-            Ok(Found::Unusable(0, Some("its file's header is damaged; look at the disk".into())))
+        [HeadPage::Blank, HeadPage::Blank] => Ok(FoundHeader::Unusable(0, None)),
+        _ if seen.contains(&HeadPage::Damaged) => {
+            Ok(FoundHeader::Unusable(0, Some("its file's header is damaged; look at the disk".into())))
         }
         _ => Err(FlashError::Foreign),
     }
@@ -208,25 +208,25 @@ fn difference(was: &Layout, is: &Layout) -> String {
 
 /// Begins a new life of a file that has its full length: `incarnation` is a number that no
 /// earlier life had.
-pub(crate) fn begin(disk: &dyn Disk, header: Header, beginning: Beginning) -> Result<Opened, FlashError> {
-    let mut page = Aligned::new(PAGE_BYTES);
+pub(crate) fn begin(disk: &dyn Disk, header: Header, beginning: Beginning) -> Result<OpenedFile, FlashError> {
+    let mut page = AlignedBuffer::new(PAGE_BYTES);
     header.encode(&mut page);
     disk.write_at(&page, header.offset())?;
     disk.flush()?;
     let index = Index::new(header.layout, header.incarnation);
     let (entries, places, stale) = (Vec::new(), Places::default(), Vec::new());
-    Ok(Opened { header, index, entries, places, stale, beginning })
+    Ok(OpenedFile { header, index, entries, places, stale, beginning })
 }
 
 /// Takes up the life of a file where it ended.
-pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<Opened, FlashError> {
+pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<OpenedFile, FlashError> {
     // Writes of a killed process may be readable and not durable. The next write of a page would then destroy the
     // only durable side.
     disk.flush()?;
     let layout = header.layout;
     let mut index = Index::new(layout, header.incarnation);
     let (mut lost_pages, mut torn_pages, mut outdated, mut torn) = (0, 0, Vec::new(), Vec::new());
-    let mut chunk = Aligned::new(CHUNK_PAGES.min(layout.index_pages()) as usize * 2 * PAGE_BYTES);
+    let mut chunk = AlignedBuffer::new(CHUNK_PAGES.min(layout.index_pages()) as usize * 2 * PAGE_BYTES);
     for first in (0..layout.index_pages()).step_by(CHUNK_PAGES as usize) {
         let pages = CHUNK_PAGES.min(layout.index_pages() - first);
         let bytes = &mut chunk[..pages as usize * 2 * PAGE_BYTES];
@@ -250,12 +250,12 @@ pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<Opened, FlashEr
     wipe(disk, &torn)?;
     let (entries, places, stale) = newest(&index);
     let beginning = Beginning::Recovered { blocks: entries.len() as u64, lost_pages, torn_pages };
-    Ok(Opened { header, index, entries, places, stale, beginning })
+    Ok(OpenedFile { header, index, entries, places, stale, beginning })
 }
 
 /// Overwrites sides of pages.
 fn wipe(disk: &dyn Disk, offsets: &[u64]) -> io::Result<()> {
-    let blank = Aligned::new(PAGE_BYTES);
+    let blank = AlignedBuffer::new(PAGE_BYTES);
     offsets.iter().try_for_each(|&offset| disk.write_at(&blank, offset))?;
     if offsets.is_empty() { Ok(()) } else { disk.flush() }
 }
@@ -294,14 +294,14 @@ fn newest(index: &Index) -> (Vec<Entry>, Places, Vec<Entry>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::testing::Sick;
+    use crate::disk::testing::FailingDisk;
     use crate::index::{Place, trial_key};
     use baton_types::BlockKey;
 
     const LAYOUT: Layout = Layout { block_bytes: 100, capacity: 100, fingerprint: 1 };
 
-    fn made(layout: Layout) -> Sick {
-        let disk = Sick::with(vec![0; layout.file_bytes() as usize]);
+    fn made(layout: Layout) -> FailingDisk {
+        let disk = FailingDisk::with(vec![0; layout.file_bytes() as usize]);
         let header = Header { layout, incarnation: 5, sequence: 4 };
         begin(&disk, header, Beginning::New).unwrap();
         disk
@@ -315,7 +315,7 @@ mod tests {
     }
 
     /// Writes the index as it would be after the entries were written, and reads it.
-    fn with_entries(entries: &[Entry]) -> (Sick, Opened) {
+    fn with_entries(entries: &[Entry]) -> (FailingDisk, OpenedFile) {
         let disk = made(LAYOUT);
         let mut index = Index::new(LAYOUT, 5);
         entries.iter().for_each(|entry| index.set(entry));
@@ -328,21 +328,21 @@ mod tests {
         (disk, opened)
     }
 
-    fn reopened(disk: &Sick) -> Opened {
+    fn reopened(disk: &FailingDisk) -> OpenedFile {
         match look(disk, &LAYOUT).unwrap() {
-            Found::Usable(header) => recover(disk, header).unwrap(),
-            Found::Unusable(..) => panic!("it was made for this"),
+            FoundHeader::Usable(header) => recover(disk, header).unwrap(),
+            FoundHeader::Unusable(..) => panic!("it was made for this"),
         }
     }
 
-    fn unusable(disk: &Sick, layout: Layout) -> (u64, String) {
+    fn unusable(disk: &FailingDisk, layout: Layout) -> (u64, String) {
         match look(disk, &layout).unwrap() {
-            Found::Unusable(sequence, reason) => (sequence, reason.unwrap_or_default()),
-            Found::Usable(_) => panic!("it is of no use for {layout:?}"),
+            FoundHeader::Unusable(sequence, reason) => (sequence, reason.unwrap_or_default()),
+            FoundHeader::Usable(_) => panic!("it is of no use for {layout:?}"),
         }
     }
 
-    fn refused(disk: &Sick) -> String {
+    fn refused(disk: &FailingDisk) -> String {
         look(disk, &LAYOUT).map(|_| ()).unwrap_err().to_string()
     }
 
@@ -352,8 +352,8 @@ mod tests {
 
     #[test]
     fn what_is_not_ours_newer_or_cut_short_is_left_alone() {
-        assert!(refused(&Sick::with(b"somebody's thesis".to_vec())).contains("not a slab file"));
-        assert!(refused(&Sick::with(vec![b'x'; 100_000])).contains("not a slab file"));
+        assert!(refused(&FailingDisk::with(b"somebody's thesis".to_vec())).contains("not a slab file"));
+        assert!(refused(&FailingDisk::with(vec![b'x'; 100_000])).contains("not a slab file"));
         let disk = made(LAYOUT);
         disk.state.lock().unwrap().bytes.truncate(50_000);
         assert!(refused(&disk).contains("cut short"));
@@ -375,7 +375,7 @@ mod tests {
         disk.state.lock().unwrap().bytes[8] = 9;
         assert_eq!(made_for(&disk), None, "of a newer release");
         for bytes in [0, 10, 100_000] {
-            assert_eq!(made_for(&Sick::with(vec![b'x'; bytes])), None);
+            assert_eq!(made_for(&FailingDisk::with(vec![b'x'; bytes])), None);
         }
     }
 
@@ -392,7 +392,7 @@ mod tests {
         disk.state.lock().unwrap().bytes[30] ^= 1;
         assert!(unusable(&disk, LAYOUT).1.contains("header is damaged"));
         for blank in [0, 10, 100_000] {
-            assert_eq!(unusable(&Sick::with(vec![0; blank]), LAYOUT), (0, String::new()));
+            assert_eq!(unusable(&FailingDisk::with(vec![0; blank]), LAYOUT), (0, String::new()));
         }
     }
 
@@ -462,10 +462,12 @@ mod tests {
         }
         let newest = LAYOUT.page_offset(0, 2) as usize;
         for bit in (0..PAGE_BYTES * 8).step_by(97) {
-            let copy = Sick::with(disk.state.lock().unwrap().bytes.clone());
+            let copy = FailingDisk::with(disk.state.lock().unwrap().bytes.clone());
             copy.state.lock().unwrap().bytes[newest + bit / 8] ^= 1 << (bit % 8);
             copy.state.lock().unwrap().fail_writes = u32::try_from(bit % 2).unwrap();
-            let Ok(Found::Usable(header)) = look(&copy, &LAYOUT) else { panic!("it was made for this") };
+            let Ok(FoundHeader::Usable(header)) = look(&copy, &LAYOUT) else {
+                panic!("it was made for this")
+            };
             if bit % 2 == 1 {
                 assert!(recover(&copy, header).is_err(), "it could not be wiped");
             }
@@ -482,7 +484,7 @@ mod tests {
     fn a_chunk_that_cannot_be_read_is_read_page_by_page() {
         let entries = [entry(BlockKey(7), 3, 10), entry(BlockKey(8), 80, 11)];
         let (disk, _) = with_entries(&entries);
-        let Ok(Found::Usable(header)) = look(&disk, &LAYOUT) else { panic!("it was made for this") };
+        let Ok(FoundHeader::Usable(header)) = look(&disk, &LAYOUT) else { panic!("it was made for this") };
         disk.state.lock().unwrap().fail_reads = 3;
         let opened = recover(&disk, header).unwrap();
         assert_eq!(opened.entries, entries[1..], "the chunk, and both sides of one page");

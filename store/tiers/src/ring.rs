@@ -202,13 +202,13 @@ impl Drop for Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aligned::Aligned;
+    use crate::aligned::AlignedBuffer;
     use crate::disk::Disk;
     use crate::queue::Threads;
     use std::collections::BTreeSet;
 
     fn op(token: u64, kind: OpKind, offset: u64, fill: u8, len: usize) -> Op {
-        let mut buffer = Aligned::new(len);
+        let mut buffer = AlignedBuffer::new(len);
         buffer.fill(fill);
         Op { token, kind, offset, buffer }
     }

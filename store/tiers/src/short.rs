@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map by short name. Short names are keyed hashes already, so nobody outside can choose them
 /// to collide; the product only spreads those that a test numbers by hand.
-pub(crate) type ByShort<T> = HashMap<BlockHash, T, BuildHasherDefault<Spread>>;
+pub(crate) type ShortNameMap<T> = HashMap<BlockHash, T, BuildHasherDefault<Spread>>;
 
 /// Hashes a 64-bit number.
 #[derive(Default)]

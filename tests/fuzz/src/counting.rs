@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// Hands everything on to `A`, and counts it. A test binary makes it its global allocator.
-pub struct Counting<A>(pub A);
+pub struct AllocationCounter<A>(pub A);
 
 fn add(bytes: isize) {
     // A thread that is ending has lost its counters.
@@ -31,7 +31,7 @@ fn add(bytes: isize) {
 }
 
 // SAFETY: every call is handed on unchanged to an allocator that keeps the contract.
-unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
+unsafe impl<A: GlobalAlloc> GlobalAlloc for AllocationCounter<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
         // SAFETY: the caller keeps the contract of this function.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[global_allocator]
-    static COUNTING: Counting<std::alloc::System> = Counting(std::alloc::System);
+    static COUNTING: AllocationCounter<std::alloc::System> = AllocationCounter(std::alloc::System);
 
     #[test]
     fn the_most_at_once_is_counted() {

@@ -11,6 +11,6 @@ mod coverage;
 mod damage;
 mod run;
 
-pub use counting::Counting;
+pub use counting::AllocationCounter;
 pub use damage::Mutator;
 pub use run::{Fuzz, Verdict, corpus};

@@ -106,7 +106,7 @@ impl Fuzz {
 
     /// Allows a parser to have `base` bytes allocated at once, and `per_byte` for each byte of its input.
     ///
-    /// Allocations on the thread of the run count; [`crate::Counting`] must be the global allocator.
+    /// Allocations on the thread of the run count; [`crate::AllocationCounter`] must be the global allocator.
     #[must_use]
     pub fn memory(self, base: usize, per_byte: usize) -> Self {
         Self { memory: Some((base, per_byte)), ..self }

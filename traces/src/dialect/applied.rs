@@ -19,12 +19,12 @@ struct SessionRow {
 }
 
 /// Reads one agent session a row.
-pub(crate) struct Applied {
+pub(crate) struct AppliedDialect {
     setup: Setup,
     sessions: u64,
 }
 
-impl Applied {
+impl AppliedDialect {
     pub(crate) fn new(setup: &Setup) -> Self {
         Self { setup: setup.clone(), sessions: 0 }
     }
@@ -50,7 +50,7 @@ impl SessionRow {
     }
 }
 
-impl Parse for Applied {
+impl Parse for AppliedDialect {
     fn parse(&mut self, row: &Row<'_>, out: &mut Vec<Record>) -> Result<(), RowFault> {
         let session: SessionRow = serde_json::from_slice(row.json()?).map_err(json_fault)?;
         session.check()?;

@@ -7,20 +7,20 @@ use baton_types::Rng;
 
 use crate::dialect::Dialect;
 use crate::record::{Record, Trace};
-use crate::synth::sample::{Even, Quantiles, tokens};
+use crate::synth::sample::{EvenDraws, Quantiles, tokens};
 
 const BLOCK: u64 = 512;
 
 /// Which published trace to look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Like {
+pub enum PublishedTrace {
     /// `conversation_trace.jsonl`: chats that all begin with the same block.
     Conversation,
     /// `synthetic_trace.jsonl`: documents asked about many times, among short requests.
     Synthetic,
 }
 
-impl FromStr for Like {
+impl FromStr for PublishedTrace {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -34,7 +34,7 @@ impl FromStr for Like {
 
 /// Figures of a published trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Published {
+pub struct PublishedFigures {
     /// Rows.
     pub requests: u64,
     /// From the first arrival to the last.
@@ -69,18 +69,18 @@ pub struct Bounds {
 /// The bounds within which [`like`] stays. The synthetic trace has a third of the rows, hence wider
 /// ones.
 #[must_use]
-pub fn bounds(kind: Like) -> Bounds {
+pub fn bounds(kind: PublishedTrace) -> Bounds {
     match kind {
-        Like::Conversation => Bounds { span: 0.001, mean: 0.04, percentile: 0.08, ratio: 0.025 },
-        Like::Synthetic => Bounds { span: 0.001, mean: 0.08, percentile: 0.25, ratio: 0.05 },
+        PublishedTrace::Conversation => Bounds { span: 0.001, mean: 0.04, percentile: 0.08, ratio: 0.025 },
+        PublishedTrace::Synthetic => Bounds { span: 0.001, mean: 0.08, percentile: 0.25, ratio: 0.05 },
     }
 }
 
 /// The published figures that a look-alike is measured against.
 #[must_use]
-pub fn published(kind: Like) -> Published {
+pub fn published(kind: PublishedTrace) -> PublishedFigures {
     match kind {
-        Like::Conversation => Published {
+        PublishedTrace::Conversation => PublishedFigures {
             requests: 12_031,
             span_ms: 3_536_999.0,
             input_mean: 12_035.1,
@@ -96,7 +96,7 @@ pub fn published(kind: Like) -> Published {
                 (u64::MAX, 0.3664),
             ],
         },
-        Like::Synthetic => Published {
+        PublishedTrace::Synthetic => PublishedFigures {
             requests: 3_993,
             span_ms: 1_022_025.0,
             input_mean: 15_325.5,
@@ -138,9 +138,9 @@ struct Shape {
     most_input: u64,
 }
 
-fn shape(kind: Like) -> Shape {
+fn shape(kind: PublishedTrace) -> Shape {
     match kind {
-        Like::Conversation => Shape {
+        PublishedTrace::Conversation => Shape {
             stamp_ms: 3000.0,
             shares_first_block: true,
             continued: 0.376,
@@ -172,7 +172,7 @@ fn shape(kind: Like) -> Shape {
             least_input: 891,
             most_input: 126_195,
         },
-        Like::Synthetic => Shape {
+        PublishedTrace::Synthetic => Shape {
             stamp_ms: 0.0,
             shares_first_block: false,
             continued: 0.235,
@@ -202,7 +202,7 @@ fn shape(kind: Like) -> Shape {
 }
 
 /// A row before its place in the trace, and so its ids, are known.
-struct Planned {
+struct PlannedRow {
     at_ms: f64,
     chain: usize,
     input: u64,
@@ -218,12 +218,12 @@ struct Planned {
 /// assert_eq!(like(Like::Conversation, 7).records.len(), 12_031);
 /// ```
 #[must_use]
-pub fn like(kind: Like, seed: u64) -> Trace {
+pub fn like(kind: PublishedTrace, seed: u64) -> Trace {
     let (shape, figures) = (shape(kind), published(kind));
     let mut rng = Rng::fork(seed, 0x6c69_6b65);
     let mut draws = Draws::new(&mut rng);
     let wanted = usize::try_from(figures.requests).expect("a few thousand rows");
-    let mut rows: Vec<Planned> = Vec::with_capacity(wanted + 64);
+    let mut rows: Vec<PlannedRow> = Vec::with_capacity(wanted + 64);
     let mut chain = 0;
     while rows.len() < wanted {
         plan_chain(&shape, (chain, figures.span_ms), &mut draws, &mut rng, &mut rows);
@@ -243,19 +243,19 @@ pub fn like(kind: Like, seed: u64) -> Trace {
 /// Evenly spread draws for what decides the figures of a whole trace: which chains are continued,
 /// how they begin and how far they go. Random draws would let seeds differ by several percent.
 struct Draws {
-    continued: Even,
-    single: Even,
-    first: Even,
-    turns: Even,
+    continued: EvenDraws,
+    single: EvenDraws,
+    first: EvenDraws,
+    turns: EvenDraws,
 }
 
 impl Draws {
     fn new(rng: &mut Rng) -> Self {
         Self {
-            continued: Even::new(rng, std::f64::consts::SQRT_2),
-            single: Even::new(rng, 5f64.sqrt()),
-            first: Even::new(rng, 7f64.sqrt()),
-            turns: Even::new(rng, std::f64::consts::E),
+            continued: EvenDraws::new(rng, std::f64::consts::SQRT_2),
+            single: EvenDraws::new(rng, 5f64.sqrt()),
+            first: EvenDraws::new(rng, 7f64.sqrt()),
+            turns: EvenDraws::new(rng, std::f64::consts::E),
         }
     }
 }
@@ -280,7 +280,7 @@ fn plan_chain(
     (chain, span_ms): (usize, f64),
     draws: &mut Draws,
     rng: &mut Rng,
-    rows: &mut Vec<Planned>,
+    rows: &mut Vec<PlannedRow>,
 ) {
     let is_continued = draws.continued.next() < shape.continued;
     let (first, output) = if is_continued {
@@ -290,7 +290,7 @@ fn plan_chain(
     };
     let mut input = bounded(first, shape);
     let mut at_ms = stamped(rng.unit() * span_ms, shape);
-    rows.push(Planned { at_ms, chain, input, output: tokens(output.draw(rng), 1), kept_blocks: 0 });
+    rows.push(PlannedRow { at_ms, chain, input, output: tokens(output.draw(rng), 1), kept_blocks: 0 });
     let turns = if is_continued { turns_after_first(shape.goes_on, draws.turns.next()) } else { 0 };
     for _ in 0..turns {
         at_ms = stamped(at_ms + shape.gap_s.draw(rng) * 1000.0, shape);
@@ -298,7 +298,7 @@ fn plan_chain(
             return;
         }
         let (next, kept_blocks) = grow(shape, input, rng);
-        rows.push(Planned {
+        rows.push(PlannedRow {
             at_ms,
             chain,
             input: next,
@@ -330,7 +330,7 @@ fn stamped(at_ms: f64, shape: &Shape) -> f64 {
 }
 
 /// Puts the first row at 0 and the last at the end of the span, as in the published trace.
-fn pin_ends(rows: &mut [Planned], span_ms: f64) {
+fn pin_ends(rows: &mut [PlannedRow], span_ms: f64) {
     if let Some(first) = rows.first_mut() {
         first.at_ms = 0.0;
     }
@@ -340,7 +340,7 @@ fn pin_ends(rows: &mut [Planned], span_ms: f64) {
 }
 
 /// Numbers blocks in order of first appearance, as the published traces do.
-fn give_ids(rows: &[Planned], chains: usize, shares_first_block: bool) -> Vec<Record> {
+fn give_ids(rows: &[PlannedRow], chains: usize, shares_first_block: bool) -> Vec<Record> {
     let mut last_ids: Vec<Vec<u64>> = vec![Vec::new(); chains];
     let mut next_id = 0u64;
     let mut fresh = || {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "figures are small")]
-    fn check(summary: &Summary, kind: Like) {
+    fn check(summary: &Summary, kind: PublishedTrace) {
         let (figures, bounds) = (published(kind), bounds(kind));
         assert_eq!(summary.requests, figures.requests);
         near("span", summary.span_ms, figures.span_ms, bounds.span * figures.span_ms);
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn look_alikes_stay_within_the_stated_bounds_for_every_seed() {
-        for kind in [Like::Conversation, Like::Synthetic] {
+        for kind in [PublishedTrace::Conversation, PublishedTrace::Synthetic] {
             for seed in 0..24 {
                 let trace = like(kind, seed);
                 let summary = summarise(&trace, &SummaryOptions::default());
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn the_structure_is_that_of_the_published_traces() {
-        let trace = like(Like::Conversation, 1);
+        let trace = like(PublishedTrace::Conversation, 1);
         assert!(trace.records.iter().all(|r| r.hash_ids[0] == 0), "one block begins every prompt");
         assert!(trace.records.iter().all(|r| r.hash_ids.len() as u64 == r.input_length.div_ceil(512)));
         assert!(trace.records.is_sorted_by(|a, b| a.timestamp_ms <= b.timestamp_ms));
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn equal_seeds_give_equal_traces_and_others_do_not() {
-        assert_eq!(like(Like::Synthetic, 4), like(Like::Synthetic, 4));
-        assert_ne!(like(Like::Synthetic, 4).records, like(Like::Synthetic, 5).records);
+        assert_eq!(like(PublishedTrace::Synthetic, 4), like(PublishedTrace::Synthetic, 4));
+        assert_ne!(like(PublishedTrace::Synthetic, 4).records, like(PublishedTrace::Synthetic, 5).records);
     }
 }

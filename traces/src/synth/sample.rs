@@ -27,12 +27,12 @@ impl Quantiles {
 /// Draws that fill `[0, 1)` evenly: a sequence of them strays far less from its distribution than
 /// random draws do.
 #[derive(Debug, Clone)]
-pub(super) struct Even {
+pub(super) struct EvenDraws {
     at: f64,
     step: f64,
 }
 
-impl Even {
+impl EvenDraws {
     /// Starts anywhere; `step` is an irrational number.
     pub(super) fn new(rng: &mut Rng, step: f64) -> Self {
         Self { at: rng.unit(), step: step.fract() }

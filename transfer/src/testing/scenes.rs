@@ -363,9 +363,9 @@ fn bounds_refuse_and_name_what_is_full() {
     assert_eq!(refused(&mut desk, 1, PEER, &[1; 3]), None);
     assert_eq!(refused(&mut desk, 1, PEER, &[1]), Some(Refusal::Duplicate));
     let full = |bound, limit| Some(Refusal::Full { bound, limit });
-    assert_eq!(refused(&mut desk, 2, PEER, &[1; 2]), full(Bound::Ops, 4));
+    assert_eq!(refused(&mut desk, 2, PEER, &[1; 2]), full(BoundKind::Ops, 4));
     assert_eq!(refused(&mut desk, 2, PEER, &[1]), None);
-    assert_eq!(refused(&mut desk, 3, PEER, &[1]), full(Bound::Batches, 2));
+    assert_eq!(refused(&mut desk, 3, PEER, &[1]), full(BoundKind::Batches, 2));
 }
 
 #[test]

@@ -64,7 +64,7 @@ enum Happening {
     Opened(u32, bool),
     Lands(Landing),
     /// A slice ends, by its number.
-    Ends(u64, Told),
+    Ends(u64, SliceOutcome),
     /// A notice gets there: path, ticket, batch.
     Noticed(u32, u64, u64),
     ProbeAnswered(u32, u64),
@@ -76,7 +76,7 @@ enum Happening {
 
 /// The outcome that the transport reports for a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
+enum SliceOutcome {
     Done,
     Broken,
     Damaged,
@@ -99,7 +99,7 @@ struct Landing {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct SentSlice {
     landing: Landing,
     ticket: u64,
     told: bool,
@@ -174,7 +174,7 @@ pub(crate) struct World {
     next_number: u32,
     links: BTreeMap<u32, Link>,
     rails_of: BTreeMap<u32, u8>,
-    sent: BTreeMap<u64, Sent>,
+    sent: BTreeMap<u64, SentSlice>,
     revoked: BTreeSet<u64>,
     jobs: BTreeMap<u64, Job>,
     next_job: u64,
@@ -400,7 +400,7 @@ impl World {
         let link = self.links.get_mut(&path).expect("closes once");
         (link.closed, link.fenced) = (true, known);
         for slice in core::mem::take(&mut link.slices) {
-            self.ends(slice, Told::Broken);
+            self.ends(slice, SliceOutcome::Broken);
             let late = !known && self.rng.chance_permille(500);
             if let Some(sent) = self.sent.remove(&slice).filter(|_| late) {
                 // A copy sits before the peer's memory for a long time.
@@ -419,7 +419,7 @@ impl World {
             return self.tell(Input::PathBroken { path: PathNumber(path), fault: Fault::Path });
         }
         for slice in slices {
-            self.ends(slice, Told::Broken);
+            self.ends(slice, SliceOutcome::Broken);
         }
     }
 
@@ -452,7 +452,7 @@ impl World {
             return self.tell(Input::PathRefused { path: PathNumber(path), ticket: Ticket(ticket) });
         }
         link.slices.insert(landing.slice);
-        self.sent.insert(landing.slice, Sent { landing, ticket, told: false });
+        self.sent.insert(landing.slice, SentSlice { landing, ticket, told: false });
         self.fate(landing);
     }
 
@@ -478,11 +478,11 @@ impl World {
             return self.happens(more_us, Happening::Lands(landing));
         }
         if self.rng.chance_permille(chances.damage) {
-            self.happens(in_us, Happening::Ends(slice, Told::Damaged));
+            self.happens(in_us, Happening::Ends(slice, SliceOutcome::Damaged));
             return self.happens(in_us + 300, Happening::Lands(landing));
         }
         self.happens(in_us, Happening::Lands(landing));
-        self.happens(in_us, Happening::Ends(slice, Told::Done));
+        self.happens(in_us, Happening::Ends(slice, SliceOutcome::Done));
     }
 
     /// Bytes get to where they belong, if nothing that was promised keeps them away.
@@ -510,27 +510,31 @@ impl World {
         }
     }
 
-    fn ends(&mut self, slice: u64, told: Told) {
+    fn ends(&mut self, slice: u64, told: SliceOutcome) {
         let Some(sent) = self.sent.get_mut(&slice).filter(|sent| !sent.told) else { return };
         let Landing { path, batch, peer, life, .. } = sent.landing;
         let link = self.links.get_mut(&path).expect("it was posted there");
-        if told != Told::Broken && (link.frozen || link.closed || self.peers[peer].life != life) {
+        if told != SliceOutcome::Broken && (link.frozen || link.closed || self.peers[peer].life != life) {
             return;
         }
-        let told = if told == Told::Done && self.revoked.contains(&batch) { Told::Stale } else { told };
+        let told = if told == SliceOutcome::Done && self.revoked.contains(&batch) {
+            SliceOutcome::Stale
+        } else {
+            told
+        };
         sent.told = true;
         let ticket = Ticket(sent.ticket);
-        if matches!(told, Told::Done | Told::Stale) {
+        if matches!(told, SliceOutcome::Done | SliceOutcome::Stale) {
             link.slices.remove(&slice);
             self.sent.remove(&slice);
         }
         let path = PathNumber(path);
         let failed = |fault| Input::Failed { path, ticket, fault };
         let input = match told {
-            Told::Done => Input::SliceDone { path, ticket },
-            Told::Broken => failed(Fault::Path),
-            Told::Damaged => failed(Fault::Corrupt),
-            Told::Stale => failed(Fault::Stale),
+            SliceOutcome::Done => Input::SliceDone { path, ticket },
+            SliceOutcome::Broken => failed(Fault::Path),
+            SliceOutcome::Damaged => failed(Fault::Corrupt),
+            SliceOutcome::Stale => failed(Fault::Stale),
         };
         if self.rng.chance_permille(self.chances.duplicate) {
             self.tell(input.clone());

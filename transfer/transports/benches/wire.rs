@@ -27,11 +27,11 @@ struct Pool {
 }
 
 impl Receiver for Pool {
-    fn offer(&self, _: Ticket, _: &Plan) -> Result<Accepted, Refused> {
-        Ok(Accepted { have_blocks: 0 })
+    fn offer(&self, _: Ticket, _: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
+        Ok(AcceptedFlight { have_blocks: 0 })
     }
 
-    fn land(&self, _: Ticket, arrived: &Arrived) -> Result<u64, Refused> {
+    fn land(&self, _: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
         let place =
             |piece: &Piece| Ok(u64::from(piece.at.block) * self.slice_bytes + u64::from(piece.offset));
         arrived.copy_to(&self.memory, place)
@@ -162,7 +162,7 @@ impl Pair {
             for block in 0..blocks {
                 let at = u64::from(block) * u64::from(layer_bytes);
                 let from = Region { memory: self.source.clone(), at };
-                flight.send(SliceAt { block, layer: 0 }, &from).await.expect("it takes all");
+                flight.send(SlicePosition { block, layer: 0 }, &from).await.expect("it takes all");
             }
             flight.finish().await.expect("all has landed");
         }

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use crate::arena::{Arena, Loan};
 use crate::error::{Kind, Stage, TransportError};
 use crate::mover::{
-    BatchId, Exposure, Grant, Inbound, Location, Memory, Mover, MoverSettings, Notice, Pages, PeerId,
+    BatchId, Exposure, Grant, Location, Memory, Mover, MoverSettings, Notice, NoticeReceiver, Pages, PeerId,
     RemoteSegment, TcpTls,
 };
-pub use receive::{Arrived, Piece};
+pub use receive::{ArrivedPieces, Piece};
 pub(crate) use receive::{ReceiveWindow, Stretch};
 use transports::Transports;
 pub(crate) use write::WindowWriter;
@@ -112,7 +112,7 @@ impl std::fmt::Debug for DataPlane {
 /// Nodes need no notices: their own connection says what is there.
 struct NoNotices;
 
-impl Inbound for NoNotices {
+impl NoticeReceiver for NoNotices {
     fn notice(&self, _from: &PeerId, _notice: Notice) {}
 }
 

@@ -22,17 +22,17 @@ pub struct Dialer {
 struct Inner {
     party: Arc<Party>,
     in_use: Arc<Semaphore>,
-    idle: Mutex<Vec<Idle>>,
+    idle: Mutex<Vec<IdleConnection>>,
 }
 
-struct Idle {
+struct IdleConnection {
     peer: PeerAddress,
     since: Instant,
     connection: Connection,
 }
 
 /// A connection in use, and the right to use one.
-pub(crate) struct Leased {
+pub(crate) struct LeasedConnection {
     pub(crate) connection: Connection,
     pub(crate) permit: OwnedSemaphorePermit,
     /// It has been used before, so the peer may have closed it since.
@@ -62,7 +62,7 @@ impl Dialer {
     }
 
     /// A connection to the peer: one that is idle, else a new one.
-    pub(crate) async fn lease(&self, peer: &PeerAddress) -> Result<Leased, TransportError> {
+    pub(crate) async fn lease(&self, peer: &PeerAddress) -> Result<LeasedConnection, TransportError> {
         let limit = self.party().limits.connect_timeout();
         let permit = match timeout(limit, self.inner.in_use.clone().acquire_owned()).await {
             Ok(permit) => permit.expect("the semaphore is never closed"),
@@ -73,10 +73,10 @@ impl Dialer {
             }
         };
         if let Some(connection) = self.take_idle(peer) {
-            return Ok(Leased { connection, permit, pooled: true });
+            return Ok(LeasedConnection { connection, permit, pooled: true });
         }
         let connection = self.connect(peer).await?;
-        Ok(Leased { connection, permit, pooled: false })
+        Ok(LeasedConnection { connection, permit, pooled: false })
     }
 
     /// Keeps a connection whose work is done; the one idle longest goes where there is no room.
@@ -87,7 +87,7 @@ impl Dialer {
             idle.remove(0);
         }
         if most > 0 {
-            idle.push(Idle { peer: peer.clone(), since: Instant::now(), connection });
+            idle.push(IdleConnection { peer: peer.clone(), since: Instant::now(), connection });
         }
     }
 
@@ -100,7 +100,7 @@ impl Dialer {
         Some(idle.remove(at).connection)
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
         self.inner.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

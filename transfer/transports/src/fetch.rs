@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::data_plane::{ReceiveWindow, Stretch};
-use crate::dialer::{Dialer, Leased};
+use crate::dialer::{Dialer, LeasedConnection};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header, checksum};
 use crate::handshake::{Connection, Party};
@@ -54,7 +54,7 @@ async fn fetch_checked(
     }
     loop {
         // The permit is held until the answer is whole.
-        let Leased { mut connection, permit: _permit, pooled } = dialer.lease(peer).await?;
+        let LeasedConnection { mut connection, permit: _permit, pooled } = dialer.lease(peer).await?;
         match exchange(dialer.party(), &mut connection, want, deadline).await {
             Ok(blocks) => {
                 dialer.give_back(peer, connection);
@@ -113,12 +113,12 @@ struct Answer<'a> {
     held: Vec<HeldBlock>,
     /// Of those, the ones that have come whole, verified.
     blocks: Vec<FetchedBlock>,
-    window: Option<(ReceiveWindow, Filling)>,
+    window: Option<(ReceiveWindow, PartialBlock)>,
 }
 
 /// The block that comes next: as much of it as is there.
 #[derive(Default)]
-struct Filling(Vec<u8>);
+struct PartialBlock(Vec<u8>);
 
 impl Answer<'_> {
     /// Handles the holder's list of blocks, which comes before any byte of them.
@@ -140,7 +140,7 @@ impl Answer<'_> {
         }
         self.held = told;
         if bytes == 0 {
-            self.take_whole(&mut Filling::default())?;
+            self.take_whole(&mut PartialBlock::default())?;
             return Ok(None);
         }
         let loan = self.party.plane.lend(bytes.min(limits.window_bytes.into())).ok_or_else(|| {
@@ -148,7 +148,7 @@ impl Answer<'_> {
         })?;
         let window = self.party.plane.open(loan)?;
         let body = encode_window(Some(&window.lent()));
-        self.window = Some((window, Filling::default()));
+        self.window = Some((window, PartialBlock::default()));
         Ok(Some((Header::new(FrameKind::Lent, 0, 0, 0), body)))
     }
 
@@ -179,7 +179,7 @@ impl Answer<'_> {
     }
 
     /// Blocks without bytes come by themselves.
-    fn take_whole(&mut self, filling: &mut Filling) -> Result<(), TransportError> {
+    fn take_whole(&mut self, filling: &mut PartialBlock) -> Result<(), TransportError> {
         while filling.0.is_empty()
             && let Some(block) = self.held.get(self.blocks.len()).filter(|block| block.bytes == 0)
         {
@@ -201,7 +201,7 @@ impl Answer<'_> {
 fn take_out(
     memory: &Memory,
     stretches: &[Stretch],
-    (held, filling, whole): (&[HeldBlock], &mut Filling, &mut Vec<FetchedBlock>),
+    (held, filling, whole): (&[HeldBlock], &mut PartialBlock, &mut Vec<FetchedBlock>),
 ) -> Result<(), TransportError> {
     for Stretch { mut at, mut bytes } in stretches.iter().copied() {
         while bytes > 0 {

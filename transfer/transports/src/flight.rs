@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::data_plane::WindowWriter;
-use crate::dialer::{Dialer, Leased};
+use crate::dialer::{Dialer, LeasedConnection};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{Checksum, FrameKind, Header};
 use crate::handshake::Connection;
 use crate::message::{MOVED_SLICES_MAX, encode_moved, encode_offer};
 use crate::mover::Region;
-use crate::receiver::{PeerAddress, Plan, SliceAt, Ticket};
+use crate::receiver::{PeerAddress, Plan, SlicePosition, Ticket};
 use crate::stats::{Place, add};
 use crate::wire::{ReadHalf, WriteHalf, write_control};
 use hearing::{Progress, listen};
@@ -46,7 +46,7 @@ pub struct FlightStats {
 #[derive(Debug, Default)]
 struct Portion {
     sum: Checksum,
-    begun: Vec<SliceAt>,
+    begun: Vec<SlicePosition>,
 }
 
 /// One hand-off on its way out. Dropped before [`Flight::finish`] returns, it is aborted at the receiver; the memory
@@ -126,7 +126,7 @@ impl Flight {
         let writer =
             |lent| WindowWriter::new(&party.plane, lent, Priority::Handoff, party.limits.flight_timeout());
         let window = window.map(writer).transpose()?;
-        let Leased { connection: Connection { reader, writer }, permit, .. } = leased;
+        let LeasedConnection { connection: Connection { reader, writer }, permit, .. } = leased;
         let (told, progress) = watch::channel(Progress::default());
         Ok(Self {
             dialer: dialer.clone(),
@@ -159,7 +159,7 @@ impl Flight {
     /// # Errors
     /// [`Kind::Invalid`] for a slice that the plan does not have, or memory that is too short: the flight may go on
     /// without it. Any other error ends the flight, with the receiver's reason where it gave one.
-    pub async fn send(&mut self, at: SliceAt, from: &Region) -> Result<(), TransportError> {
+    pub async fn send(&mut self, at: SlicePosition, from: &Region) -> Result<(), TransportError> {
         self.check(at, from)?;
         let sent = self.send_checked(at, from).await;
         sent.inspect_err(|error| self.dialer.party().counters.failed(error))
@@ -189,7 +189,7 @@ impl Flight {
         Err(TransportError::new(Kind::Invalid, Stage::Send, text))
     }
 
-    fn check(&self, at: SliceAt, from: &Region) -> Result<(), TransportError> {
+    fn check(&self, at: SlicePosition, from: &Region) -> Result<(), TransportError> {
         let Plan { blocks, layers, layer_bytes } = self.plan;
         let text = if at.block >= blocks || at.layer >= layers {
             format!("slice ({}, {}) is not in the plan {:?}", at.block, at.layer, self.plan)
@@ -210,7 +210,7 @@ impl Flight {
         Err(TransportError::new(Kind::Closed, stage, text))
     }
 
-    async fn send_checked(&mut self, at: SliceAt, from: &Region) -> Result<(), TransportError> {
+    async fn send_checked(&mut self, at: SlicePosition, from: &Region) -> Result<(), TransportError> {
         self.unbroken(Stage::Send)?;
         if at.block < self.have_blocks {
             let (block, held) = (at.block, self.have_blocks);

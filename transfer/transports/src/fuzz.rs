@@ -11,7 +11,8 @@ use crate::message::{
 };
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 /// Makes length and checksums of the frame behind the preface right.
 #[allow(clippy::ptr_arg, reason = "other formats change their length when they are sealed")]
@@ -84,7 +85,7 @@ fn write_corpus() {
     use crate::data_plane::LentWindow;
     use crate::message::{HeldBlock, encode_failure};
     use crate::mover::{PeerId, RemoteSegment, WindowId};
-    use crate::{Kind, Plan, SliceAt, Ticket};
+    use crate::{Kind, Plan, SlicePosition, Ticket};
     let hello = Hello { fingerprint: 9, host: "here".into() };
     let peer = PeerId { address: "127.0.0.1:7".into(), epoch: 3 };
     let access = vec![("tcp".into(), Vec::new()), ("rdma".into(), vec![1, 2, 3])];
@@ -103,7 +104,7 @@ fn write_corpus() {
         ("ok-accepted", FrameKind::Accepted, encode_window(Some(&window))),
         ("ok-want", FrameKind::Want, encode_keys(&[1, u128::MAX])),
         ("ok-held", FrameKind::Held, encode_held([held, held].into_iter())),
-        ("ok-moved", FrameKind::Moved, encode_moved(5, &[SliceAt { block: 1, layer: 0 }])),
+        ("ok-moved", FrameKind::Moved, encode_moved(5, &[SlicePosition { block: 1, layer: 0 }])),
     ] {
         let header = Header::new(kind, 1, 2, 3).seal(&body).encode();
         let input = [&preface()[..], &header, &body].concat();

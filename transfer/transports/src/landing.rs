@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-use crate::data_plane::{Arrived, Piece, Stretch};
+use crate::data_plane::{ArrivedPieces, Piece, Stretch};
 use crate::error::{Kind, Stage, TransportError};
 use crate::handshake::Party;
-use crate::receiver::{Plan, Receiver, Refused, SliceAt, Ticket};
+use crate::receiver::{FlightRefusal, Plan, Receiver, SlicePosition, Ticket};
 use crate::stats::{Place, add};
 
 /// The node behind an endpoint, and the flights that it is taking in.
@@ -25,11 +25,11 @@ impl Landings {
     }
 
     /// Takes the flight in, or says why not. The plan has been checked.
-    pub(crate) fn admit(self: &Arc<Self>, ticket: Ticket, plan: Plan) -> Result<Landing, Refused> {
+    pub(crate) fn admit(self: &Arc<Self>, ticket: Ticket, plan: Plan) -> Result<Landing, FlightRefusal> {
         let limits = &self.party.limits;
-        let never = |why: String| Refused { retry: false, why };
+        let never = |why: String| FlightRefusal { retry: false, why };
         let place = Place::take(&self.party.counters, |all| &all.receiving_flights, limits.flights);
-        let place = place.ok_or_else(|| Refused {
+        let place = place.ok_or_else(|| FlightRefusal {
             retry: true,
             why: format!("{} flights are being received already", limits.flights),
         })?;
@@ -64,7 +64,7 @@ pub(crate) struct Landing {
     announced: Vec<u64>,
     announced_slices: u64,
     /// Of those, the slices that have not landed whole, in order.
-    landing: VecDeque<SliceAt>,
+    landing: VecDeque<SlicePosition>,
     /// Bytes of the first of them that have landed.
     partial_bytes: u32,
     landed_slices: u64,
@@ -121,7 +121,7 @@ impl Landing {
     pub(crate) fn pieces(
         &mut self,
         stretches: &[Stretch],
-        begun: &[SliceAt],
+        begun: &[SlicePosition],
     ) -> Result<Vec<Piece>, TransportError> {
         for at in begun {
             self.announce(*at)?;
@@ -164,7 +164,7 @@ impl Landing {
     }
 
     /// Takes note of a slice that is still to come: inside the plan, not held here, and for the first time.
-    fn announce(&mut self, at: SliceAt) -> Result<(), TransportError> {
+    fn announce(&mut self, at: SlicePosition) -> Result<(), TransportError> {
         let wrong = |what: String| {
             let text = format!("slice ({}, {}): {what}", at.block, at.layer);
             Err(TransportError::new(Kind::Corrupt, Stage::Serve, text))
@@ -194,7 +194,7 @@ impl Landing {
         self.landings.receiver.note(self.ticket, bytes).map_err(ended_by_receiver)
     }
 
-    fn place_of(&self, at: SliceAt) -> (usize, u64) {
+    fn place_of(&self, at: SlicePosition) -> (usize, u64) {
         let block = u64::from(at.block - self.have_blocks);
         let index = block * u64::from(self.plan.layers) + u64::from(at.layer);
         (usize::try_from(index / 64).expect("flight_slices bounds it"), 1 << (index % 64))
@@ -230,7 +230,7 @@ impl Landing {
 pub(crate) fn land(
     receiver: &dyn Receiver,
     ticket: Ticket,
-    arrived: &Arrived,
+    arrived: &ArrivedPieces,
     sent: u64,
 ) -> Result<(), TransportError> {
     let landed = receiver.land(ticket, arrived).map_err(ended_by_receiver)?;
@@ -241,7 +241,7 @@ pub(crate) fn land(
     Ok(())
 }
 
-fn ended_by_receiver(refused: Refused) -> TransportError {
+fn ended_by_receiver(refused: FlightRefusal) -> TransportError {
     let text = format!("the receiver ended the flight: {}", refused.why);
     TransportError::new(Kind::Closed, Stage::Serve, text)
 }

@@ -42,7 +42,7 @@ mod tls;
 mod wire;
 
 pub use baton_transfer::Priority;
-pub use data_plane::{Arrived, DataPlaneConfig, Piece, RdmaDevices};
+pub use data_plane::{ArrivedPieces, DataPlaneConfig, Piece, RdmaDevices};
 pub use dialer::Dialer;
 pub use endpoint::{Endpoint, EndpointConfig};
 pub use error::{Kind, Stage, TransportError};
@@ -53,6 +53,7 @@ pub use guard::{Challenge, ClusterKey, Guard, PROOF_BYTES, Proof, Prover, challe
 pub use limits::Limits;
 pub use message::PROTOCOL_VERSION;
 pub use receiver::{
-    Accepted, FetchedBlock, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket, Want,
+    AcceptedFlight, FetchedBlock, FlightRefusal, PeerAddress, Plan, Receiver, Serving, SlicePosition, Ticket,
+    Want,
 };
 pub use stats::{FailureStats, KvStats, SentBytes, TransportStats};

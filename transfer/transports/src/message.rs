@@ -6,7 +6,7 @@ use crate::data_plane::LentWindow;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{u32_at, u64_at};
 use crate::mover::{PeerId, RemoteSegment, WindowId};
-use crate::receiver::{Plan, SliceAt, Ticket};
+use crate::receiver::{Plan, SlicePosition, Ticket};
 
 /// The version of the protocol. Another version is refused before any frame is read.
 pub const PROTOCOL_VERSION: u32 = 4;
@@ -144,7 +144,7 @@ pub(crate) fn decode_window(body: &[u8]) -> Result<Option<LentWindow>, Transport
 pub(crate) const MOVED_SLICES_MAX: usize = 4096;
 
 /// The body that announces bytes of a hand-off: their checksum, and the slices that begin among them.
-pub(crate) fn encode_moved(sum: u64, slices: &[SliceAt]) -> Vec<u8> {
+pub(crate) fn encode_moved(sum: u64, slices: &[SlicePosition]) -> Vec<u8> {
     let mut out = sum.to_le_bytes().to_vec();
     for at in slices {
         out.extend(at.block.to_le_bytes());
@@ -154,14 +154,14 @@ pub(crate) fn encode_moved(sum: u64, slices: &[SliceAt]) -> Vec<u8> {
 }
 
 /// Decodes [`encode_moved`].
-pub(crate) fn decode_moved(body: &[u8]) -> Result<(u64, Vec<SliceAt>), TransportError> {
+pub(crate) fn decode_moved(body: &[u8]) -> Result<(u64, Vec<SlicePosition>), TransportError> {
     let broken = || Parts::new(body, Stage::Serve).broken();
     let (sum, slices) = body.split_first_chunk::<8>().ok_or_else(broken)?;
     let (slices, rest) = slices.as_chunks::<8>();
     if !rest.is_empty() {
         return Err(broken());
     }
-    let at = |slice: &[u8; 8]| SliceAt { block: u32_at(slice, 0), layer: u32_at(slice, 4) };
+    let at = |slice: &[u8; 8]| SlicePosition { block: u32_at(slice, 0), layer: u32_at(slice, 4) };
     Ok((u64::from_le_bytes(*sum), slices.iter().map(at).collect()))
 }
 
@@ -292,7 +292,7 @@ mod tests {
         let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
         let plan = Plan { blocks: 4, layers: 5, layer_bytes: 6 };
         assert_eq!(decode_offer(&encode_offer(ticket, &plan)), Ok((ticket, plan)));
-        let slices = [(0, 1), (u32::MAX, 7)].map(|(block, layer)| SliceAt { block, layer });
+        let slices = [(0, 1), (u32::MAX, 7)].map(|(block, layer)| SlicePosition { block, layer });
         assert_eq!(decode_moved(&encode_moved(77, &slices)), Ok((77, slices.to_vec())));
         assert_eq!(decode_moved(&encode_moved(u64::MAX, &[])), Ok((u64::MAX, vec![])));
         let keys = vec![1, u128::MAX, 7 << 70];
@@ -391,7 +391,7 @@ mod tests {
                 Ticket { request: 1, attempt: 2, epoch: 3 },
                 &Plan { blocks: 4, layers: 5, layer_bytes: 6 },
             ),
-            encode_moved(9, &[SliceAt { block: 1, layer: 2 }]),
+            encode_moved(9, &[SlicePosition { block: 1, layer: 2 }]),
             encode_window(Some(&LentWindow { peer, segment })),
             encode_keys(&[1, 2, u128::MAX]),
             encode_held(held),

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use baton_transfer::Priority;
 use bytes::Bytes;
 
-use crate::data_plane::Arrived;
+use crate::data_plane::ArrivedPieces;
 use crate::error::{Kind, Stage, TransportError};
 use crate::limits::Limits;
 
@@ -63,7 +63,7 @@ impl Plan {
 
 /// The position of a slice in a flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SliceAt {
+pub struct SlicePosition {
     /// Block of the chain, from 0.
     pub block: u32,
     /// Layer of the block, from 0.
@@ -72,14 +72,14 @@ pub struct SliceAt {
 
 /// The receiver takes the flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Accepted {
+pub struct AcceptedFlight {
     /// Leading blocks that the receiver holds already and that must not be sent.
     pub have_blocks: u32,
 }
 
 /// The receiver does not take the flight or the slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct FlightRefusal {
     /// Could the same offer be taken a little later? Of no meaning for a slice.
     pub retry: bool,
     /// In words, for the sender's log.
@@ -125,17 +125,17 @@ pub trait Receiver: Send + Sync {
     /// of another epoch, outdated or already completed must be refused (I12, I7).
     ///
     /// # Errors
-    /// [`Refused`], with `retry` where the order to expect the ticket may still be on its way.
-    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused>;
+    /// [`FlightRefusal`], with `retry` where the order to expect the ticket may still be on its way.
+    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal>;
 
     /// Takes the note of the sender's program, which comes besides the KV: at most once, verified, before the first
     /// slice. A receiver that has no use for a note refuses it.
     ///
     /// # Errors
-    /// [`Refused`] ends the flight.
-    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
+    /// [`FlightRefusal`] ends the flight.
+    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
         let why = format!("no note is expected for {ticket:?}, least of all one of {} bytes", bytes.len());
-        Err(Refused { retry: false, why })
+        Err(FlightRefusal { retry: false, why })
     }
 
     /// Copies arrived pieces of slices to where they belong, and returns the checksum of the copies, piece after
@@ -143,8 +143,8 @@ pub trait Receiver: Send + Sync {
     /// The caller runs this on a thread that may block for as long as a copy takes.
     ///
     /// # Errors
-    /// [`Refused`] ends the flight: the request was cancelled, or the ticket is outdated.
-    fn land(&self, ticket: Ticket, arrived: &Arrived) -> Result<u64, Refused>;
+    /// [`FlightRefusal`] ends the flight: the request was cancelled, or the ticket is outdated.
+    fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal>;
 
     /// Every slice of the plan has come, exactly once: the blocks may be sealed.
     fn complete(&self, ticket: Ticket);

@@ -10,14 +10,14 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::data_plane::{Arrived, ReceiveWindow};
+use crate::data_plane::{ArrivedPieces, ReceiveWindow};
 use crate::endpoint::{Phase, reached};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, welcome};
 use crate::landing::{Landing, Landings, land};
 use crate::message::{decode_moved, decode_offer, encode_failure, encode_window};
-use crate::receiver::Refused;
+use crate::receiver::FlightRefusal;
 use crate::wire::{Wire, read_body, read_control, read_header, verify, write_control};
 
 /// Bytes that are copied where they are: more of them go to a thread that may take its time.
@@ -107,13 +107,13 @@ async fn serve_flight(
     let (ticket, plan) = decode_offer(&body)?;
     let limits = &landings.party.limits;
     if let Err(error) = plan.check(limits, Stage::Offer) {
-        return refuse_flight(landings, connection, Refused { retry: false, why: error.text }).await;
+        return refuse_flight(landings, connection, FlightRefusal { retry: false, why: error.text }).await;
     }
     // Room first: who has accepted an offer does not take it back.
     let bytes = plan.bytes_after(0).min(limits.window_bytes.into());
     let Some(loan) = landings.party.plane.lend(bytes) else {
         let why = "no registered memory is free for its window".to_owned();
-        return refuse_flight(landings, connection, Refused { retry: true, why }).await;
+        return refuse_flight(landings, connection, FlightRefusal { retry: true, why }).await;
     };
     let landing = match landings.admit(ticket, plan) {
         Ok(landing) => landing,
@@ -121,7 +121,7 @@ async fn serve_flight(
     };
     let most = limits.flight_timeout();
     let window = landings.party.plane.open(loan);
-    let mut taking = Taking { landing, window: window? };
+    let mut taking = IncomingFlight { landing, window: window? };
     let told = bounded(most, "the flight", receive(landings, connection, &mut taking)).await;
     let told = told.inspect_err(|error| taking.landing.abort(&error.to_string()))?;
     let whole = taking.landing.complete(told)?;
@@ -132,13 +132,17 @@ async fn serve_flight(
 async fn refuse_flight(
     landings: &Landings,
     connection: &mut Connection,
-    refused: Refused,
+    refused: FlightRefusal,
 ) -> Result<(), TransportError> {
     crate::stats::add(&landings.party.counters.refused_offers, 1);
     refuse(connection, refused, landings.party.limits.progress_timeout()).await
 }
 
-async fn refuse(connection: &mut Connection, refused: Refused, pace: Duration) -> Result<(), TransportError> {
+async fn refuse(
+    connection: &mut Connection,
+    refused: FlightRefusal,
+    pace: Duration,
+) -> Result<(), TransportError> {
     let kind = if refused.retry { Kind::Retry } else { Kind::Invalid };
     let body = encode_failure(&TransportError::new(kind, Stage::Serve, refused.why));
     let header = Header::new(FrameKind::Refused, u32::from(refused.retry), 0, 0);
@@ -146,7 +150,7 @@ async fn refuse(connection: &mut Connection, refused: Refused, pace: Duration) -
 }
 
 /// A flight being taken in.
-struct Taking {
+struct IncomingFlight {
     landing: Landing,
     window: ReceiveWindow,
 }
@@ -155,7 +159,7 @@ struct Taking {
 async fn receive(
     landings: &Arc<Landings>,
     connection: &mut Connection,
-    taking: &mut Taking,
+    taking: &mut IncomingFlight,
 ) -> Result<u64, TransportError> {
     let (idle, pace) = (landings.party.limits.idle_timeout(), landings.party.limits.progress_timeout());
     let accepted = Header::new(FrameKind::Accepted, taking.landing.have_blocks(), 0, 0);
@@ -188,7 +192,7 @@ async fn receive(
 /// Takes out of the window what has come, up to byte `upto` of the stream, and puts it where it belongs.
 async fn take_out(
     landings: &Arc<Landings>,
-    taking: &mut Taking,
+    taking: &mut IncomingFlight,
     (upto, body): (u64, &[u8]),
 ) -> Result<(), TransportError> {
     let (sent, begun) = decode_moved(body)?;
@@ -199,7 +203,7 @@ async fn take_out(
     let landed = taking.landing.landed_slices();
     let pieces = taking.landing.pieces(&stretches, &begun)?;
     let bytes: u64 = stretches.iter().map(|stretch| stretch.bytes).sum();
-    let arrived = Arrived { memory: taking.window.memory().clone(), pieces };
+    let arrived = ArrivedPieces { memory: taking.window.memory().clone(), pieces };
     let (receiver, ticket) = (landings.receiver.clone(), taking.landing.ticket());
     if bytes <= COPY_HERE_BYTES {
         land(receiver.as_ref(), ticket, &arrived, sent)?;

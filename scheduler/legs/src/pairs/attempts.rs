@@ -5,11 +5,8 @@ use alloc::vec::Vec;
 use baton_scheduler::{FailStage, Input, RejectReason, Rejection};
 use baton_types::{ClassId, FetchPlan, InstanceId, RequestId};
 
+use super::progress::{Pace, StageProgress};
 use super::{Arrival, Core, Effect, Pairs};
-
-/// A request is late when this many times as many were served before it as can have been ahead of it: each is
-/// counted by both of its instances, and moved ones come back into the line.
-const TURN_SLACK: u64 = 4;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,95 +53,50 @@ pub enum Stage {
     /// Nothing can take it right now. The conductor does not know it, or was asked again and holds it back.
     Parked,
     /// Sent to its prefill instance.
-    Prefilling(Prefilling),
+    Prefilling(PrefillStage),
     /// The client has all of its answer, and the prefill is not over yet: both legs are let go then.
-    Answered(Both),
+    Answered(AttemptLegs),
     /// Prefilled; KV is on the way.
-    HandingOff(HandingOff),
+    HandingOff(HandoffStage),
     /// Decoding.
-    Decoding(Decoding),
+    Decoding(DecodeStage),
 }
 
 /// The legs of an attempt; a leg that was let go is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Both {
+pub struct AttemptLegs {
     pub(super) prefill: Option<InstanceId>,
     pub(super) decode: Option<InstanceId>,
 }
 
 /// See [`Stage::Prefilling`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefilling {
-    pub(super) legs: Both,
-    pub(super) turn: Turn,
+pub struct PrefillStage {
+    pub(super) legs: AttemptLegs,
+    pub(super) turn: StageProgress,
     /// The hand-off was acknowledged before the prefill's own report came.
     pub(super) landed: bool,
 }
 
 /// See [`Stage::HandingOff`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandingOff {
-    pub(super) legs: Both,
-    pub(super) turn: Turn,
+pub struct HandoffStage {
+    pub(super) legs: AttemptLegs,
+    pub(super) turn: StageProgress,
     /// When it began, µs.
     pub(super) since_us: u64,
 }
 
 /// See [`Stage::Decoding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decoding {
-    pub(super) legs: Both,
+pub struct DecodeStage {
+    pub(super) legs: AttemptLegs,
     /// When it was ordered, µs.
     pub(super) since_us: u64,
 }
 
-/// The progress of an instance. A stage that waits behind others is not late while this grows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pace {
-    /// Prefills that it ended.
-    pub prefilled: u64,
-    /// Hand-offs that it was a side of and that were verified.
-    pub handed: u64,
-    /// Answers that it decoded to their end: each makes room for KV that waits.
-    pub answered: u64,
-}
-
-/// A request's place among those that are in the same stage on the same instances.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
-    /// Progress of its instances when the stage began, and when its time was last over.
-    begun: u64,
-    seen: u64,
-    /// Requests that may have been ahead of it; 0: not yet counted.
-    ahead: u64,
-}
-
-impl Turn {
-    const fn new(done: u64) -> Self {
-        Self { begun: done, seen: done, ahead: 0 }
-    }
-
-    /// Whether its instances got on since its time was last over. Only where they did not, others need be looked at, in a
-    /// pass over all requests.
-    pub(super) const fn gets_on(&self, done: u64) -> bool {
-        done > self.seen
-    }
-
-    /// Whether its instances got on since its time was last over, and not so far that its turn must have come.
-    /// `others`: it may wait for others that have time still. `live` counts the requests under way.
-    pub(super) const fn is_to_come(&mut self, done: u64, others: bool, live: u64) -> bool {
-        debug_assert!(live > 0, "itself at least is under way");
-        if self.ahead == 0 {
-            self.ahead = live;
-        }
-        let gets_on = self.gets_on(done);
-        self.seen = done;
-        (gets_on || others) && done.saturating_sub(self.begun) <= TURN_SLACK * self.ahead
-    }
-}
-
 /// A placement, as the conductor ordered it.
-pub(super) struct Sent {
+pub(super) struct PlacementOrder {
     pub instance: InstanceId,
     pub decode: InstanceId,
     pub fetch: Option<FetchPlan>,
@@ -241,13 +193,13 @@ impl Pair {
         [both.prefill, both.decode]
     }
 
-    pub(super) const fn both(&self) -> Both {
+    pub(super) const fn both(&self) -> AttemptLegs {
         match self.stage {
-            Stage::Queued | Stage::Parked => Both { prefill: None, decode: None },
+            Stage::Queued | Stage::Parked => AttemptLegs { prefill: None, decode: None },
             Stage::Answered(legs)
-            | Stage::Prefilling(Prefilling { legs, .. })
-            | Stage::HandingOff(HandingOff { legs, .. })
-            | Stage::Decoding(Decoding { legs, .. }) => legs,
+            | Stage::Prefilling(PrefillStage { legs, .. })
+            | Stage::HandingOff(HandoffStage { legs, .. })
+            | Stage::Decoding(DecodeStage { legs, .. }) => legs,
         }
     }
 
@@ -280,12 +232,12 @@ impl Pairs {
     pub(super) fn start_prefill(
         &mut self,
         request: RequestId,
-        sent: Sent,
+        sent: PlacementOrder,
         core: &impl Core,
         effects: &mut Vec<Effect>,
     ) {
-        let legs = Both { prefill: Some(sent.instance), decode: Some(sent.decode) };
-        let turn = Turn::new(self.prefilled_by(legs));
+        let legs = AttemptLegs { prefill: Some(sent.instance), decode: Some(sent.decode) };
+        let turn = StageProgress::new(self.prefilled_by(legs));
         let now_us = self.now_us;
         let foreseen_us = core.decodes_at_us(request).map(|at_us| at_us.saturating_sub(now_us));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
@@ -295,7 +247,7 @@ impl Pairs {
             effects.push(Effect::Ended { request });
             return;
         }
-        debug_assert_eq!(pair.both(), Both::default(), "{request} is sent while it has legs");
+        debug_assert_eq!(pair.both(), AttemptLegs::default(), "{request} is sent while it has legs");
         debug_assert!(!self.parked.contains(&request), "{request} is sent, and would be asked for again");
         pair.attempt += 1;
         pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
@@ -304,12 +256,12 @@ impl Pairs {
         // It draws the last token of the answer: no instance decodes on, and no KV has to move.
         let left_tokens = pair.asked_tokens.saturating_sub(pair.given_tokens);
         pair.alone = left_tokens <= 1 && sent.decode != sent.instance && !core.moves_kv(sent.decode);
-        pair.stage = Stage::Prefilling(Prefilling { legs, turn, landed: false });
+        pair.stage = Stage::Prefilling(PrefillStage { legs, turn, landed: false });
         let (attempt, given_tokens, alone) = (pair.attempt, pair.given_tokens, pair.alone);
         let stage_us = self.config.prefill_stage_us(pair);
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
-        let Sent { instance, decode, fetch, room_tokens, order } = sent;
+        let PlacementOrder { instance, decode, fetch, room_tokens, order } = sent;
         effects.push(Effect::Prefill {
             request,
             attempt,
@@ -332,7 +284,7 @@ impl Pairs {
         let now_us = self.now_us;
         let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !pair.is_answered()) else { return };
         debug_assert_eq!(pair.both().decode, Some(instance), "{request} decodes where it has no leg");
-        pair.stage = Stage::Decoding(Decoding { legs: pair.both(), since_us: now_us });
+        pair.stage = Stage::Decoding(DecodeStage { legs: pair.both(), since_us: now_us });
         let (attempt, stage_us) = (pair.attempt, self.config.token_stage_us(pair.class));
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
@@ -347,15 +299,15 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
-        let holder = Both { prefill: Some(from), decode: None };
+        let holder = AttemptLegs { prefill: Some(from), decode: None };
         debug_assert_eq!(pair.both(), holder, "{request} is handed off with another leg, or without KV");
         debug_assert!(!pair.is_answered(), "{request} is handed off for nobody");
-        let legs = Both { decode: Some(to), ..pair.both() };
-        let turn = Turn::new(self.handed_by(legs));
+        let legs = AttemptLegs { decode: Some(to), ..pair.both() };
+        let turn = StageProgress::new(self.handed_by(legs));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.attempt += 1;
         (pair.room_tokens, pair.alone) = (room_tokens, false);
-        pair.stage = Stage::HandingOff(HandingOff { legs, turn, since_us: self.now_us });
+        pair.stage = Stage::HandingOff(HandoffStage { legs, turn, since_us: self.now_us });
         let (attempt, given_tokens) = (pair.attempt, pair.given_tokens);
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
@@ -364,11 +316,16 @@ impl Pairs {
     }
 
     /// The prefill is over; its KV may be on the way still.
-    pub(super) fn prefill_is_over(&mut self, request: RequestId, legs: Both, effects: &mut Vec<Effect>) {
-        let turn = Turn::new(self.handed_by(legs));
+    pub(super) fn prefill_is_over(
+        &mut self,
+        request: RequestId,
+        legs: AttemptLegs,
+        effects: &mut Vec<Effect>,
+    ) {
+        let turn = StageProgress::new(self.handed_by(legs));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         debug_assert!(matches!(pair.stage, Stage::Prefilling(_)), "{request} was not prefilling: {pair:?}");
-        pair.stage = Stage::HandingOff(HandingOff { legs, turn, since_us: self.now_us });
+        pair.stage = Stage::HandingOff(HandoffStage { legs, turn, since_us: self.now_us });
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
         self.entered(request, effects);
@@ -392,9 +349,9 @@ impl Pairs {
         let legs = match &mut pair.stage {
             Stage::Queued | Stage::Parked => return,
             Stage::Answered(legs)
-            | Stage::Prefilling(Prefilling { legs, .. })
-            | Stage::HandingOff(HandingOff { legs, .. })
-            | Stage::Decoding(Decoding { legs, .. }) => legs,
+            | Stage::Prefilling(PrefillStage { legs, .. })
+            | Stage::HandingOff(HandoffStage { legs, .. })
+            | Stage::Decoding(DecodeStage { legs, .. }) => legs,
         };
         if decodes || legs.prefill == Some(instance) {
             legs.prefill = None;
@@ -402,7 +359,7 @@ impl Pairs {
         if legs.decode == Some(instance) {
             legs.decode = None;
         }
-        if *legs == Both::default() && !answered {
+        if *legs == AttemptLegs::default() && !answered {
             pair.stage = Stage::Queued;
             let stage_us = self.config.queue_stage_us(pair.class);
             self.set_deadline(request, self.now_us + stage_us);
@@ -418,15 +375,15 @@ impl Pairs {
     }
 
     /// The summed progress of both legs' instances.
-    fn done_by(&self, legs: Both, count: fn(&Pace) -> u64) -> u64 {
+    fn done_by(&self, legs: AttemptLegs, count: fn(&Pace) -> u64) -> u64 {
         [legs.prefill, legs.decode].iter().flatten().filter_map(|leg| self.paces.get(leg)).map(count).sum()
     }
 
-    pub(super) fn prefilled_by(&self, legs: Both) -> u64 {
+    pub(super) fn prefilled_by(&self, legs: AttemptLegs) -> u64 {
         self.done_by(legs, |pace| pace.prefilled)
     }
 
-    pub(super) fn handed_by(&self, legs: Both) -> u64 {
+    pub(super) fn handed_by(&self, legs: AttemptLegs) -> u64 {
         self.done_by(legs, |pace| pace.handed + pace.answered)
     }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{Epoch, InstanceId, RequestId};
 
-use super::attempts::{Both, Prefilling};
+use super::attempts::{AttemptLegs, PrefillStage};
 use super::{Cause, Core, Effect, Fact, FactOutcome, Failure, Pair, Pairs, Stage};
 
 impl Pair {
@@ -123,7 +123,7 @@ impl Pairs {
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
         let (legs, attempt, alone, answered) = (pair.both(), pair.attempt, pair.alone, pair.is_answered());
-        let landed = matches!(pair.stage, Stage::Prefilling(Prefilling { landed: true, .. }));
+        let landed = matches!(pair.stage, Stage::Prefilling(PrefillStage { landed: true, .. }));
         if let Some(prefill) = legs.prefill {
             self.paces.entry(prefill).or_default().prefilled += 1;
         }
@@ -143,7 +143,7 @@ impl Pairs {
     fn conclude_early(
         &mut self,
         (request, attempt): (RequestId, u32),
-        (legs, alone): (Both, bool),
+        (legs, alone): (AttemptLegs, bool),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {

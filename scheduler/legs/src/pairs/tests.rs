@@ -25,7 +25,7 @@ const B: RequestId = RequestId(2);
 const FLOOR_US: u64 = 1_000_000;
 
 /// Sends every request from `P` to `D`, and refuses where a test sets so.
-struct Simple {
+struct SimpleCore {
     inputs: Vec<Input>,
     known: BTreeSet<RequestId>,
     /// Handed off to `E`.
@@ -38,7 +38,7 @@ struct Simple {
     handoff_us: u64,
 }
 
-impl Default for Simple {
+impl Default for SimpleCore {
     fn default() -> Self {
         Self {
             inputs: Vec::new(),
@@ -58,7 +58,7 @@ fn start(request: RequestId) -> Order {
     Order::StartPrefill { request, instance: P, decode: D, fetch: None, room_tokens: 100, order: 1 }
 }
 
-impl Core for Simple {
+impl Core for SimpleCore {
     fn step(&mut self, _: u64, input: Input, orders: &mut Vec<Order>) {
         self.inputs.push(input.clone());
         let release = |request, instance| Order::Release { request, instance };
@@ -141,7 +141,7 @@ impl Core for Simple {
 /// Pairs, their conductor, and what came of the last thing that was done.
 struct Bench {
     pairs: Pairs,
-    core: Simple,
+    core: SimpleCore,
     now_us: u64,
 }
 
@@ -149,10 +149,10 @@ impl Bench {
     fn new() -> Self {
         let class = SloClass { ttft_us: 2_000_000, tbt_us: 20_000, ..SloClass::default() };
         let config = PairsConfig::new(&[class], 4, 1_000_000, 0);
-        Self { pairs: Pairs::new(config), core: Simple::default(), now_us: 1 }
+        Self { pairs: Pairs::new(config), core: SimpleCore::default(), now_us: 1 }
     }
 
-    fn act(&mut self, act: impl FnOnce(&mut Pairs, u64, &mut Simple, &mut Vec<Effect>)) -> Vec<Effect> {
+    fn act(&mut self, act: impl FnOnce(&mut Pairs, u64, &mut SimpleCore, &mut Vec<Effect>)) -> Vec<Effect> {
         let mut effects = Vec::new();
         act(&mut self.pairs, self.now_us, &mut self.core, &mut effects);
         let known = &self.core.known;

@@ -7,7 +7,9 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{InstanceId, RequestId};
 
-use super::{Both, Cause, Core, Decoding, Effect, HandingOff, Pair, Pairs, Phase, Prefilling, Stage};
+use super::{
+    AttemptLegs, Cause, Core, DecodeStage, Effect, HandoffStage, Pair, Pairs, Phase, PrefillStage, Stage,
+};
 
 /// How often requests that nothing could take are tried again, µs.
 pub(super) const TRY_EVERY_US: u64 = 50_000;
@@ -91,7 +93,7 @@ impl Pairs {
         // One that is parked again from its trial comes in its turn.
         self.on_trial.remove(&request);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        debug_assert_eq!(pair.both(), Both::default(), "{request} is parked with its legs");
+        debug_assert_eq!(pair.both(), AttemptLegs::default(), "{request} is parked with its legs");
         if pair.stage != Stage::Parked {
             pair.stage = Stage::Parked;
             let wait_us = self.config.parked_stage_us(pair.class);
@@ -216,7 +218,7 @@ impl Pairs {
         if time_limit_us <= now_us {
             return None;
         }
-        if let Stage::HandingOff(HandingOff { since_us, .. }) = pair.stage {
+        if let Stage::HandingOff(HandoffStage { since_us, .. }) = pair.stage {
             let due_us = since_us.saturating_add(self.config.slack(self.handoff_us(request, legs, core)));
             if due_us > now_us {
                 return Some(due_us);
@@ -237,7 +239,7 @@ impl Pairs {
         };
         let pair = self.pairs.get_mut(&request)?;
         let to_come = match &mut pair.stage {
-            Stage::Prefilling(Prefilling { turn, .. }) | Stage::HandingOff(HandingOff { turn, .. }) => {
+            Stage::Prefilling(PrefillStage { turn, .. }) | Stage::HandingOff(HandoffStage { turn, .. }) => {
                 turn.is_to_come(done, others, live)
             }
             Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
@@ -250,10 +252,10 @@ impl Pairs {
     }
 
     /// How long the KV of a request takes to its decode instance beside all others that use its links, µs.
-    fn handoff_us(&self, request: RequestId, legs: Both, core: &impl Core) -> u64 {
+    fn handoff_us(&self, request: RequestId, legs: AttemptLegs, core: &impl Core) -> u64 {
         let streams = |pair: &&Pair| match &pair.stage {
-            Stage::Prefilling(Prefilling { legs: other, .. })
-            | Stage::HandingOff(HandingOff { legs: other, .. }) => {
+            Stage::Prefilling(PrefillStage { legs: other, .. })
+            | Stage::HandingOff(HandoffStage { legs: other, .. }) => {
                 other.decode == legs.decode || other.prefill == legs.prefill
             }
             Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
@@ -265,14 +267,14 @@ impl Pairs {
     /// Whether an instance holds KV that has yet to leave: a prefill that has no room there waits for it, and each such
     /// hand-off has a time of its own.
     fn holds_back(&self, instance: InstanceId) -> bool {
-        let leaves = |pair: &Pair| matches!(&pair.stage, Stage::HandingOff(HandingOff { legs, .. }) if legs.prefill == Some(instance));
+        let leaves = |pair: &Pair| matches!(&pair.stage, Stage::HandingOff(HandoffStage { legs, .. }) if legs.prefill == Some(instance));
         self.pairs.values().any(leaves)
     }
 
     /// Whether an instance decodes: KV that has no room there yet waits for one of these answers to end.
     fn decodes_on(&self, instance: InstanceId, core: &impl Core) -> bool {
         self.pairs.iter().any(|(request, pair)| {
-            let Stage::Decoding(Decoding { legs, since_us }) = &pair.stage else { return false };
+            let Stage::Decoding(DecodeStage { legs, since_us }) = &pair.stage else { return false };
             let since_us = core.last_token_us(*request).max(*since_us);
             legs.decode == Some(instance) && since_us + self.config.token_stage_us(pair.class) > self.now_us
         })

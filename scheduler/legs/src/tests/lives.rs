@@ -4,7 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{A, B, CONFIG, opened, prefill, step, work};
-use crate::{Complete, Effect, Held, Input, Leg, Legs, Why};
+use crate::{Complete, Effect, Input, Leg, LegFailure, LegHoldings, Legs};
 
 /// The inputs that bring a prefill leg from one state to the next.
 fn prefill_life(stays: bool) -> Vec<Input> {
@@ -26,9 +26,9 @@ fn decode_life() -> Vec<Input> {
 
 #[test]
 fn wherever_a_leg_is_cut_short_it_gives_back_what_it_held_and_no_more() {
-    let nothing = Held { blocks: false, engine: false };
-    let blocks = Held { blocks: true, engine: false };
-    let all = Held { blocks: true, engine: true };
+    let nothing = LegHoldings { blocks: false, engine: false };
+    let blocks = LegHoldings { blocks: true, engine: false };
+    let all = LegHoldings { blocks: true, engine: true };
     let lives = [
         (prefill_life(false), vec![nothing, blocks, all, all]),
         (prefill_life(true), vec![nothing, blocks, all, all, all]),
@@ -73,7 +73,7 @@ fn one_that_was_to_stay_may_be_sent_elsewhere_and_then_leaves() {
     assert_eq!(step(&mut legs, Input::HandOff { request: A }), [Effect::Send { request: A }]);
     // After the hand-off it cannot decode here.
     let effects = step(&mut legs, Input::StartDecode { request: A });
-    assert_eq!(effects[0], Effect::Fail { request: A, why: Why::NotReady });
+    assert_eq!(effects[0], Effect::Fail { request: A, why: LegFailure::NotReady });
     assert_eq!(legs.get(A), None);
 }
 

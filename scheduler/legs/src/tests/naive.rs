@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use baton_types::{FetchPlan, RequestId};
 
 use super::CONFIG;
-use crate::{Effect, Held, Input, STRANDED_LEASE_US, Why, Work};
+use crate::{Effect, Input, LegFailure, LegHoldings, STRANDED_LEASE_US, Work};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum NaiveLegState {
     Queued,
     Loading,
     Computing,
@@ -23,7 +23,7 @@ enum At {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     request: RequestId,
-    at: At,
+    at: NaiveLegState,
     work: Work,
     stays: bool,
     prefills: bool,
@@ -36,7 +36,7 @@ struct Row {
 }
 
 impl Row {
-    fn new(request: RequestId, work: Work, at: At) -> Self {
+    fn new(request: RequestId, work: Work, at: NaiveLegState) -> Self {
         Self {
             request,
             at,
@@ -71,9 +71,13 @@ impl Row {
         Effect::Open { request: self.request, room_blocks: u32::try_from(room_blocks).expect("small") }
     }
 
-    fn held(&self) -> Held {
-        let engine = [At::Computing, At::Held, At::Decoding].contains(&self.at);
-        Held { blocks: ![At::Queued, At::WaitingForRoom].contains(&self.at), engine }
+    fn held(&self) -> LegHoldings {
+        let engine =
+            [NaiveLegState::Computing, NaiveLegState::Held, NaiveLegState::Decoding].contains(&self.at);
+        LegHoldings {
+            blocks: ![NaiveLegState::Queued, NaiveLegState::WaitingForRoom].contains(&self.at),
+            engine,
+        }
     }
 
     fn closed(&self) -> Effect {
@@ -98,11 +102,11 @@ impl Naive {
     fn come(&mut self, row: Row, effects: &mut Vec<Effect>) {
         let needed_blocks = row.work.prompt_tokens.div_ceil(16);
         if needed_blocks > 100 {
-            effects.push(Effect::Fail { request: row.request, why: Why::TooLarge { needed_blocks } });
+            effects.push(Effect::Fail { request: row.request, why: LegFailure::TooLarge { needed_blocks } });
             effects.push(row.closed());
             return;
         }
-        if row.at == At::WaitingForRoom {
+        if row.at == NaiveLegState::WaitingForRoom {
             effects.push(row.open());
         }
         self.0.push(row);
@@ -110,16 +114,19 @@ impl Naive {
 
     /// Computes a prefill that waits for nothing.
     fn settle(row: &mut Row, effects: &mut Vec<Effect>) {
-        if row.at == At::Loading && !row.waits && !row.fetches {
-            row.at = At::Computing;
+        if row.at == NaiveLegState::Loading && !row.waits && !row.fetches {
+            row.at = NaiveLegState::Computing;
             effects.push(Effect::Compute { request: row.request, cached_tokens: row.cached_tokens() });
         }
     }
 
     fn open_next(&self, effects: &mut Vec<Effect>) {
-        let open = self.0.iter().filter(|row| row.at == At::Loading || row.at == At::Computing);
+        let open = self
+            .0
+            .iter()
+            .filter(|row| row.at == NaiveLegState::Loading || row.at == NaiveLegState::Computing);
         let tokens: u64 = open.map(|row| row.work.prompt_tokens - row.cached_tokens()).sum();
-        let mut queued: Vec<&Row> = self.0.iter().filter(|row| row.at == At::Queued).collect();
+        let mut queued: Vec<&Row> = self.0.iter().filter(|row| row.at == NaiveLegState::Queued).collect();
         // A stable sort: arrival decides among equals.
         queued.sort_by_key(|row| row.order);
         if tokens < CONFIG.ahead_tokens {
@@ -129,11 +136,11 @@ impl Naive {
 
     fn opened(row: &mut Row, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
         let request = row.request;
-        if row.at == At::WaitingForRoom {
-            row.at = At::Expecting;
+        if row.at == NaiveLegState::WaitingForRoom {
+            row.at = NaiveLegState::Expecting;
             effects.push(Effect::Admit { request });
-        } else if row.at == At::Queued {
-            (row.at, row.cached_blocks, row.waits) = (At::Loading, cached_blocks, waits);
+        } else if row.at == NaiveLegState::Queued {
+            (row.at, row.cached_blocks, row.waits) = (NaiveLegState::Loading, cached_blocks, waits);
             if let Some(elsewhere) = row.fetch {
                 row.fetches = elsewhere.blocks > cached_blocks;
                 effects.push(if row.fetches {
@@ -152,7 +159,7 @@ impl Naive {
         effects: &mut Vec<Effect>,
         change: impl FnOnce(&mut Row, &mut Vec<Effect>),
     ) {
-        if let Some(row) = self.find(request).filter(|row| row.at == At::Loading) {
+        if let Some(row) = self.find(request).filter(|row| row.at == NaiveLegState::Loading) {
             change(row, effects);
             Self::settle(row, effects);
         }
@@ -160,8 +167,8 @@ impl Naive {
 
     fn no_room(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let others = self.0.iter().any(|row| row.request != request && row.held().blocks);
-        if !others && self.find(request).is_some_and(|row| row.at == At::Queued) {
-            effects.push(Effect::Fail { request, why: Why::NoRoom });
+        if !others && self.find(request).is_some_and(|row| row.at == NaiveLegState::Queued) {
+            effects.push(Effect::Fail { request, why: LegFailure::NoRoom });
             self.drop_leg(request, effects);
         }
     }
@@ -172,35 +179,38 @@ impl Naive {
         let youngest = self.0.iter().filter(gives).map(|row| row.request).max().unwrap_or(request);
         let victim = if youngest > request { youngest } else { request };
         let others = self.0.iter().any(|row| row.request != victim && row.held().blocks);
-        effects.push(Effect::Fail { request: victim, why: if others { Why::GaveWay } else { Why::NoRoom } });
+        effects.push(Effect::Fail {
+            request: victim,
+            why: if others { LegFailure::GaveWay } else { LegFailure::NoRoom },
+        });
         self.drop_leg(victim, effects);
         self.starved(request, effects);
     }
 
     fn starved(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        if self.find(request).is_some_and(|row| row.at == At::Decoding) {
+        if self.find(request).is_some_and(|row| row.at == NaiveLegState::Decoding) {
             effects.push(Effect::Grow { request, blocks: 4 });
         }
     }
 
     fn start_decode(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Some(row) = self.find(request) else { return };
-        let local = row.at == At::Held && row.stays;
-        if local || row.at == At::Landed {
-            row.at = At::Decoding;
+        let local = row.at == NaiveLegState::Held && row.stays;
+        if local || row.at == NaiveLegState::Landed {
+            row.at = NaiveLegState::Decoding;
             effects.push(Effect::Decode { request, local });
-        } else if row.at != At::Decoding {
-            effects.push(Effect::Fail { request, why: Why::NotReady });
+        } else if row.at != NaiveLegState::Decoding {
+            effects.push(Effect::Fail { request, why: LegFailure::NotReady });
             self.drop_leg(request, effects);
         }
     }
 
     fn handed_off(&mut self, request: RequestId, ok: bool, now_us: u64, effects: &mut Vec<Effect>) {
         let Some(row) = self.find(request) else { return };
-        let leaves = row.at == At::Held && !row.stays && row.failed_us.is_none();
+        let leaves = row.at == NaiveLegState::Held && !row.stays && row.failed_us.is_none();
         if leaves && ok {
             self.drop_leg(request, effects);
-        } else if (leaves || row.at == At::Computing) && !ok {
+        } else if (leaves || row.at == NaiveLegState::Computing) && !ok {
             row.failed_us = Some(now_us);
         }
     }
@@ -208,14 +218,22 @@ impl Naive {
     pub(super) fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
             Input::Prefill { request, work, stays, fetch, order } => {
-                let row = Row { stays, fetch, order, prefills: true, ..Row::new(request, work, At::Queued) };
+                let row = Row {
+                    stays,
+                    fetch,
+                    order,
+                    prefills: true,
+                    ..Row::new(request, work, NaiveLegState::Queued)
+                };
                 self.come(row, effects);
             }
             Input::Expect { request, work } => {
-                self.come(Row::new(request, work, At::WaitingForRoom), effects)
+                self.come(Row::new(request, work, NaiveLegState::WaitingForRoom), effects)
             }
             Input::RoomFreed => {
-                effects.extend(self.0.iter().filter(|row| row.at == At::WaitingForRoom).map(Row::open));
+                effects.extend(
+                    self.0.iter().filter(|row| row.at == NaiveLegState::WaitingForRoom).map(Row::open),
+                );
             }
             Input::OpenNext => self.open_next(effects),
             Input::Opened { request, cached_blocks, waits } => {
@@ -237,22 +255,24 @@ impl Naive {
                 (row.cached_blocks, row.waits) = (cached_blocks, waits);
             }),
             Input::Computed { request } => {
-                if let Some(row) = self.find(request).filter(|row| row.at == At::Computing) {
-                    row.at = At::Held;
+                if let Some(row) = self.find(request).filter(|row| row.at == NaiveLegState::Computing) {
+                    row.at = NaiveLegState::Held;
                     effects.push(Effect::Seal { request });
                 }
             }
             Input::HandedOff { request, ok, now_us } => self.handed_off(request, ok, now_us, effects),
-            Input::HandOff { request } => match self.find(request).filter(|row| row.at == At::Held) {
-                Some(row) => {
-                    (row.stays, row.failed_us) = (false, None);
-                    effects.push(Effect::Send { request });
+            Input::HandOff { request } => {
+                match self.find(request).filter(|row| row.at == NaiveLegState::Held) {
+                    Some(row) => {
+                        (row.stays, row.failed_us) = (false, None);
+                        effects.push(Effect::Send { request });
+                    }
+                    None => effects.push(Effect::Fail { request, why: LegFailure::NothingToSend }),
                 }
-                None => effects.push(Effect::Fail { request, why: Why::NothingToSend }),
-            },
+            }
             Input::Landed { request } => {
-                if let Some(row) = self.find(request).filter(|row| row.at == At::Expecting) {
-                    row.at = At::Landed;
+                if let Some(row) = self.find(request).filter(|row| row.at == NaiveLegState::Expecting) {
+                    row.at = NaiveLegState::Landed;
                     effects.push(Effect::Seal { request });
                 }
             }
@@ -262,7 +282,7 @@ impl Naive {
             Input::Ended { request } | Input::Release { request } => self.drop_leg(request, effects),
             Input::Tick { now_us } => {
                 let over = |row: &&Row| {
-                    let since_us = row.failed_us.filter(|_| row.at == At::Held && !row.stays);
+                    let since_us = row.failed_us.filter(|_| row.at == NaiveLegState::Held && !row.stays);
                     since_us.is_some_and(|since_us| now_us > since_us + STRANDED_LEASE_US)
                 };
                 let mut gone: Vec<RequestId> = self.0.iter().filter(over).map(|row| row.request).collect();

@@ -4,12 +4,12 @@ use crate::AdmissionMode;
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::placement::Candidate;
-use crate::policies::{Choice, FetchRule, Policy, Queueing, Ties};
+use crate::policies::{Choice, FetchRule, Policy, QueueLocation, Ties};
 
 pub(in crate::policies) const POLICY: Policy = Policy {
     choice: Choice::Least { score, ties: Ties::ByLot },
     fetch: FetchRule::Never,
-    queueing: Queueing::AtEngines,
+    queueing: QueueLocation::AtEngines,
     admission: AdmissionMode::None,
     foresees: false,
 };

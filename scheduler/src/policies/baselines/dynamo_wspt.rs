@@ -6,14 +6,14 @@ use baton_types::RequestId;
 
 use super::dynamo;
 use crate::conductor::Conductor;
-use crate::policies::{Choice, FetchRule, Policy, Queueing, Ties};
+use crate::policies::{Choice, FetchRule, Policy, QueueLocation, Ties};
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect};
 
 pub(in crate::policies) const POLICY: Policy = Policy {
     choice: Choice::Least { score: dynamo::score, ties: Ties::ByLot },
     fetch: FetchRule::Never,
-    queueing: Queueing::BeforePlacement,
+    queueing: QueueLocation::BeforePlacement,
     admission: AdmissionMode::None,
     foresees: false,
 };

@@ -2,12 +2,12 @@
 
 use super::mooncake;
 use crate::AdmissionMode;
-use crate::policies::{Choice, FetchRule, Policy, Queueing, Ties};
+use crate::policies::{Choice, FetchRule, Policy, QueueLocation, Ties};
 
 pub(in crate::policies) const POLICY: Policy = Policy {
     choice: Choice::Least { score: mooncake::score, ties: Ties::First },
     fetch: FetchRule::Longer,
-    queueing: Queueing::AtEngines,
+    queueing: QueueLocation::AtEngines,
     admission: AdmissionMode::None,
     foresees: false,
 };

@@ -2,12 +2,12 @@
 
 use crate::AdmissionMode;
 use crate::conductor::Conductor;
-use crate::policies::{Choice, FetchRule, Policy, Queueing};
+use crate::policies::{Choice, FetchRule, Policy, QueueLocation};
 
 pub(in crate::policies) const POLICY: Policy = Policy {
     choice: Choice::Unseen(any),
     fetch: FetchRule::Never,
-    queueing: Queueing::AtEngines,
+    queueing: QueueLocation::AtEngines,
     admission: AdmissionMode::None,
     foresees: false,
 };

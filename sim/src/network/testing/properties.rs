@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 use super::reference::{End, Fate, Reference};
-use super::{Driver, Told};
+use super::{Driver, TimedEffect};
 use crate::network::{
-    Effect, Failure, Input, LinkId, LinkSpec, NetworkConfig, Paced, PathLinks, Priority, TransferId,
+    Effect, Failure, Input, LinkId, LinkSpec, NetworkConfig, PathLinks, Priority, ProducerPace, TransferId,
     TransferRequest,
 };
 
@@ -53,7 +53,8 @@ fn a_start(count: u32) -> impl Strategy<Value = TransferRequest> {
             links,
             bytes,
             priority: Priority::ALL[class],
-            paced: paced.map(|(produced_until_us, last_bytes)| Paced { produced_until_us, last_bytes }),
+            paced: paced
+                .map(|(produced_until_us, last_bytes)| ProducerPace { produced_until_us, last_bytes }),
             deadline_us,
             rate_cap_bytes_per_s,
         },
@@ -67,7 +68,7 @@ fn an_input(count: u32) -> impl Strategy<Value = Input> {
         12 => a_start(count).prop_map(Input::Start),
         2 => name().prop_map(|transfer| Input::Cancel { transfer }),
         2 => (name(), 0u64..8_000, 0u64..1_000_000).prop_map(|(transfer, produced_until_us, last_bytes)| {
-            Input::Repace { transfer, paced: Paced { produced_until_us, last_bytes } }
+            Input::Repace { transfer, paced: ProducerPace { produced_until_us, last_bytes } }
         }),
         1 => link().prop_map(|link| Input::LinkDown { link }),
         2 => link().prop_map(|link| Input::LinkUp { link }),
@@ -153,7 +154,7 @@ fn agrees(told: (u64, Fate, u64), end: &End) -> bool {
 
 /// The engine's ends against the reference's. Where a cancellation, a deadline or a lost link
 /// falls within 2 µs of an end either is right.
-fn compare(told: &[Told], reference: &[(u64, End)]) -> Result<(), TestCaseError> {
+fn compare(told: &[TimedEffect], reference: &[(u64, End)]) -> Result<(), TestCaseError> {
     let ours = by_name(told.iter().map(|(at, effect)| {
         let (name, fate, delivered) = fate_of(effect);
         (name, (*at, fate, delivered))
@@ -274,7 +275,7 @@ proptest! {
             sleepy.step(*now_us, input.clone());
         }
         sleepy.step(u64::MAX / 2_000, Input::TimerFired);
-        let effects = |told: &[Told]| told.iter().map(|t| t.1.clone()).collect::<Vec<_>>();
+        let effects = |told: &[TimedEffect]| told.iter().map(|t| t.1.clone()).collect::<Vec<_>>();
         prop_assert_eq!(effects(&sleepy.told), effects(&play(&run).told));
     }
 

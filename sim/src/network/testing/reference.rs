@@ -1,7 +1,7 @@
 //! The model written a second time, with nothing of the engine's machinery: real-valued time and
 //! bytes, all flights in one list, every rate computed afresh at every event, in µs and bytes.
 
-use crate::network::{Input, LinkSpec, NetworkConfig, Paced, TransferRequest};
+use crate::network::{Input, LinkSpec, NetworkConfig, ProducerPace, TransferRequest};
 use std::collections::BTreeMap;
 
 /// Times this close are the same, µs.
@@ -47,7 +47,7 @@ struct RefFlight {
 
 impl RefFlight {
     /// The production schedule; its slope is a whole number of 10⁻⁹ byte/µs, as documented.
-    fn plan(&mut self, now: f64, made: f64, paced: Paced) {
+    fn plan(&mut self, now: f64, made: f64, paced: ProducerPace) {
         let until = paced.produced_until_us as f64;
         if until <= now {
             self.state = State::Elastic;

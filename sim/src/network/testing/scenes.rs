@@ -1,8 +1,8 @@
 //! Scenes whose outcome can be worked out on paper. Rates are in MB/s, which is bytes per µs.
 
-use super::{Driver, Told, link, request, start};
+use super::{Driver, TimedEffect, link, request, start};
 use crate::network::{
-    Effect, Failure, FlightState, Input, LinkId, NetworkConfig, Paced, Priority, Refusal, TransferId,
+    Effect, Failure, FlightState, Input, LinkId, NetworkConfig, Priority, ProducerPace, Refusal, TransferId,
     TransferRequest,
 };
 
@@ -15,7 +15,7 @@ fn finished(transfer: u64, bytes: u64, started_us: u64) -> Effect {
 }
 
 fn paced_request(transfer: u64, bytes: u64, until_us: u64, last_bytes: u64) -> TransferRequest {
-    let paced = Some(Paced { produced_until_us: until_us, last_bytes });
+    let paced = Some(ProducerPace { produced_until_us: until_us, last_bytes });
     TransferRequest { paced, ..request(transfer, &[0], bytes) }
 }
 
@@ -23,7 +23,7 @@ fn with_priority(transfer: u64, bytes: u64, priority: Priority) -> Input {
     Input::Start(TransferRequest { priority, ..request(transfer, &[0], bytes) })
 }
 
-fn ends_of(told: &[Told], transfer: u64) -> Vec<Effect> {
+fn ends_of(told: &[TimedEffect], transfer: u64) -> Vec<Effect> {
     let named = |effect: &Effect| match effect {
         Effect::Finished { transfer: t, .. } | Effect::Failed { transfer: t, .. } => t.0 == transfer,
     };
@@ -160,7 +160,7 @@ fn a_flight_without_overlap_waits_for_all_its_bytes() {
 fn a_late_prefill_holds_its_flight_back_and_an_early_one_lets_it_go() {
     let repace = |until_us| Input::Repace {
         transfer: TransferId(1),
-        paced: Paced { produced_until_us: until_us, last_bytes: 50_000 },
+        paced: ProducerPace { produced_until_us: until_us, last_bytes: 50_000 },
     };
     let mut late = Driver::over(&[1_000]);
     late.at(0, Input::Start(paced_request(1, 800_000, 10_000, 50_000)));
@@ -181,7 +181,7 @@ fn a_repace_after_the_old_end_holds_what_has_not_left() {
         20_000,
         Input::Repace {
             transfer: TransferId(1),
-            paced: Paced { produced_until_us: 40_000, last_bytes: 1_000 },
+            paced: ProducerPace { produced_until_us: 40_000, last_bytes: 1_000 },
         },
     );
     // 20 kB have left; of the other 10, 9 follow over 20 ms and 1 after them.
@@ -321,7 +321,7 @@ fn full_means_a_typed_refusal() {
 #[test]
 fn odd_inputs_are_counted_and_change_nothing() {
     let mut driver = Driver::over(&[1_000]);
-    let paced = Paced { produced_until_us: 9, last_bytes: 1 };
+    let paced = ProducerPace { produced_until_us: 9, last_bytes: 1 };
     driver.at(5, start(1, &[0], 1_000_000));
     let odd = [
         Input::Cancel { transfer: TransferId(8) },

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use baton_transports::mover::{Location, Memory, Pages};
 
-use super::ends::{Near, Peer};
+use super::ends::{LocalEndpoint, Peer};
 use super::load::{Clock, Figures, Load, nanos};
 
 /// One acknowledgement.
 const ACK_BYTES: usize = 8;
 
 /// Copies blocks between two mappings, in one thread.
-pub fn memcpy(near: &Near, load: &Load) -> Figures {
+pub fn memcpy(near: &LocalEndpoint, load: &Load) -> Figures {
     let bytes = near.memory.bytes();
     let target =
         Memory::shared(bytes, Pages::Ordinary, Location::Anywhere).expect("as much as there is already");

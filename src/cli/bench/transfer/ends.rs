@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use baton_transports::mover::{
-    Exposure, Grant, Inbound, Location, Memory, Notice, Pages, PeerId, RemoteSegment, ShmConfig,
+    Exposure, Grant, Location, Memory, Notice, NoticeReceiver, Pages, PeerId, RemoteSegment, ShmConfig,
     ShmTransport, TcpConfig, TcpTransport, Transport, WindowId,
 };
 
@@ -34,19 +34,19 @@ impl Kind {
 /// Nobody sends notices here.
 struct NoNotices;
 
-impl Inbound for NoNotices {
+impl NoticeReceiver for NoNotices {
     fn notice(&self, _: &PeerId, _: Notice) {}
 }
 
 /// An endpoint of this process, with memory.
-pub struct Near {
+pub struct LocalEndpoint {
     pub transport: Arc<dyn Transport>,
     pub exposure: Arc<Exposure>,
     pub id: PeerId,
     pub memory: Arc<Memory>,
 }
 
-impl Near {
+impl LocalEndpoint {
     pub fn start(kind: Kind, memory_bytes: u64, lanes: u32, poll: bool) -> Result<Self, String> {
         let failed = |why: String| format!("bench: start {}: {why}", kind.name());
         let epoch = u64::from(std::process::id());
@@ -75,7 +75,7 @@ impl Near {
     }
 }
 
-impl Drop for Near {
+impl Drop for LocalEndpoint {
     fn drop(&mut self) {
         self.transport.shutdown();
     }
@@ -157,7 +157,7 @@ fn parse(line: &str, bytes: u64) -> Option<(PeerId, RemoteSegment, u16)> {
 /// The body of the peer's process.
 pub fn serve(kind: Kind, memory_bytes: u64, poll: bool) -> Result<(), String> {
     let failed = |why: String| format!("bench: the peer's process: {why}");
-    let near = Near::start(kind, memory_bytes, 1, poll)?;
+    let near = LocalEndpoint::start(kind, memory_bytes, 1, poll)?;
     let opened = near.exposure.open(near.memory.clone(), 0, memory_bytes, Grant::ReadWrite);
     let window = opened.map_err(|fault| failed(format!("{fault:?}")))?;
     let access = near.transport.access(window, &near.memory, 0, memory_bytes);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use baton_transfer::Priority;
 use baton_transports::mover::{Batch, Mover, MoverSettings, Op, Outcome, Region};
 
-use super::ends::{Near, Peer};
+use super::ends::{LocalEndpoint, Peer};
 use super::load::{Clock, Figures, Load, TIME_LIMIT, nanos};
 
 /// Batches on their way at a time.
@@ -15,7 +15,7 @@ const RUNNING: usize = 2;
 /// A mover over an endpoint of its own, for it ends its transports with itself.
 pub struct Engine {
     mover: Mover,
-    near: Near,
+    near: LocalEndpoint,
     next: u64,
 }
 
@@ -24,7 +24,7 @@ fn failed(why: &str) -> String {
 }
 
 impl Engine {
-    pub fn start(near: Near) -> Result<Self, String> {
+    pub fn start(near: LocalEndpoint) -> Result<Self, String> {
         let transports = vec![near.transport.clone()];
         let mover = Mover::new(MoverSettings::default(), near.exposure.clone(), transports);
         let mover = mover.map_err(|fault| failed(&format!("{fault:?}")))?;

@@ -7,7 +7,7 @@ use baton_transports::mover::{
     Completion, CompletionQueue, Completions, Direction, Memory, Path, PathId, Region, RemoteSegment, Slice,
 };
 
-use super::ends::{Near, Peer};
+use super::ends::{LocalEndpoint, Peer};
 use crate::cli::loadgen::process::CpuTime;
 
 /// Longer than any block takes unless something hangs.
@@ -120,7 +120,7 @@ struct OneWay {
 }
 
 impl Ways {
-    pub fn open(near: &Near, peer: &Peer, threads: u32) -> Result<Self, String> {
+    pub fn open(near: &LocalEndpoint, peer: &Peer, threads: u32) -> Result<Self, String> {
         let bytes = near.memory.bytes() as u64 / u64::from(threads);
         let device = near.transport.devices().remove(0);
         let one = |number: u32| {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use baton_transports::mover::Direction;
 
-use self::ends::{Kind, Near, Peer};
+use self::ends::{Kind, LocalEndpoint, Peer};
 use self::engine::Engine;
 use self::load::{Figures, Load, Ways};
 use self::report::Row;
@@ -118,10 +118,10 @@ pub fn run_peer(args: &PeerArgs) -> Result<ExitCode, String> {
 
 fn throughput(args: &TransferArgs) -> Result<Vec<Row>, String> {
     let memory_bytes = u64::from(args.memory_mib) << 20;
-    let near = Near::start(args.transport, memory_bytes, args.lanes, false)?;
+    let near = LocalEndpoint::start(args.transport, memory_bytes, args.lanes, false)?;
     let peer = Peer::start(args.transport, args.memory_mib, false)?;
     let mut ways = Ways::open(&near, &peer, args.threads)?;
-    let mut engine = Engine::start(Near::start(args.transport, memory_bytes, args.lanes, false)?)?;
+    let mut engine = Engine::start(LocalEndpoint::start(args.transport, memory_bytes, args.lanes, false)?)?;
     let mut rows = Vec::new();
     for block_bytes in &args.block {
         let load = Load {
@@ -144,7 +144,7 @@ fn throughput(args: &TransferArgs) -> Result<Vec<Row>, String> {
 fn block(
     args: &TransferArgs,
     load: &Load,
-    (near, peer): (&Near, &Peer),
+    (near, peer): (&LocalEndpoint, &Peer),
     (ways, engine): (&mut Ways, &mut Engine),
 ) -> Result<Vec<Row>, String> {
     // Every page is touched on both sides before it counts.
@@ -172,7 +172,7 @@ fn latency(args: &TransferArgs) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     let polls: &[bool] = if args.transport == Kind::Shm { &[false, true] } else { &[false] };
     for poll in polls {
-        let near = Near::start(args.transport, u64::from(memory_mib) << 20, 1, *poll)?;
+        let near = LocalEndpoint::start(args.transport, u64::from(memory_mib) << 20, 1, *poll)?;
         let peer = Peer::start(args.transport, memory_mib, *poll)?;
         let mut ways = Ways::open(&near, &peer, 1)?;
         for direction in [Direction::Write, Direction::Read] {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use baton_engine::{Builtin, Engine, Event, KvPool, KvSink, PoolSpec, Sequence, SequenceId};
 use baton_types::{Rng, Sampling};
 
-use crate::play::{Blind, Outcome, blocks_of, builtin, carry, note, play, pool, sequence, slots, text, tiny};
+use crate::play::{
+    NullSink, Outcome, blocks_of, builtin, carry, note, play, pool, sequence, slots, text, tiny,
+};
 
 /// Some way of drawing tokens.
 fn sampling(rng: &mut Rng) -> Sampling {
@@ -58,12 +60,12 @@ fn neighbours_chunks_orders_and_slots_change_nothing() {
             let order = rng.below(3);
             engine.start(Sequence { order, ..sequence(n, tokens, sampling, blocks) }).unwrap();
             for _ in 0..rng.below(4) {
-                engine.step(&mut events, &mut Blind);
+                engine.step(&mut events, &mut NullSink);
             }
         }
         note(&mut outcomes, events);
         let mut events = Vec::new();
-        while engine.step(&mut events, &mut Blind) {}
+        while engine.step(&mut events, &mut NullSink) {}
         note(&mut outcomes, events);
         assert_eq!(outcomes, want, "seed {seed}");
     }
@@ -131,7 +133,7 @@ fn stay(rng: &mut Rng, engine: &mut Builtin, visit: Sequence, quota: u64) -> Out
     let mut outcomes = BTreeMap::new();
     let mut events = Vec::new();
     loop {
-        engine.step(&mut events, &mut Blind);
+        engine.step(&mut events, &mut NullSink);
         let tokens = events.iter().filter(|e| matches!(e, Event::Token { id: of, .. } if *of == id)).count();
         let ended = |e: &Event| matches!(e, Event::Token { id: of, finish: Some(_), .. } if *of == id);
         if tokens as u64 >= quota || events.iter().any(ended) {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_engine::{
-    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, TimedEngine,
+    TimedSpec,
 };
 use baton_types::{Finish, Rng, Sampling, TokenLogprob};
 
@@ -13,9 +14,9 @@ use baton_types::{Finish, Rng, Sampling, TokenLogprob};
 pub const BLOCK_TOKENS: u32 = 4;
 
 /// Sees nothing.
-pub struct Blind;
+pub struct NullSink;
 
-impl KvSink for Blind {
+impl KvSink for NullSink {
     fn layer_computed(&mut self, _: SequenceId, _: u32, _: Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
@@ -45,8 +46,8 @@ pub fn builtin(pass_tokens: u32) -> Builtin {
 }
 
 /// An engine that takes no time.
-pub fn idle(pool: PoolSpec) -> Timed {
-    Timed::new(TimedSpec::zero_work(), pool).unwrap()
+pub fn idle(pool: PoolSpec) -> TimedEngine {
+    TimedEngine::new(TimedSpec::zero_work(), pool).unwrap()
 }
 
 /// A prompt to be computed from its start over the given slots.
@@ -148,7 +149,7 @@ pub fn note(outcomes: &mut BTreeMap<u64, Outcome>, events: impl IntoIterator<Ite
 pub fn play(engine: &mut dyn Engine) -> BTreeMap<u64, Outcome> {
     let mut outcomes = BTreeMap::new();
     let mut events = Vec::new();
-    while engine.step(&mut events, &mut Blind) {
+    while engine.step(&mut events, &mut NullSink) {
         note(&mut outcomes, events.drain(..));
     }
     note(&mut outcomes, events);

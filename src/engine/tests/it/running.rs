@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_engine::{Builtin, Engine, Event, KvPool, KvSink, Sequence, SequenceId, Timed, TimedSpec};
+use baton_engine::{Builtin, Engine, Event, KvPool, KvSink, Sequence, SequenceId, TimedEngine, TimedSpec};
 use baton_types::{Finish, Sampling};
 
-use crate::play::{Blind, builtin, idle, note, play, pool, sequence, tiny};
+use crate::play::{NullSink, builtin, idle, note, play, pool, sequence, tiny};
 
 fn long(max_tokens: u32) -> Sampling {
     Sampling { max_tokens, ignore_eos: true, ..Sampling::default() }
@@ -87,17 +87,17 @@ fn a_starved_sequence_says_so_once_and_goes_on_as_if_it_had_not() {
         engine.start(sequence(1, vec![1; 6], long(12), vec![10, 11])).unwrap();
         let mut outcomes = BTreeMap::new();
         let mut events = Vec::new();
-        while engine.step(&mut events, &mut Blind) {}
-        assert!(!engine.step(&mut events, &mut Blind), "nothing runs while it starves");
+        while engine.step(&mut events, &mut NullSink) {}
+        assert!(!engine.step(&mut events, &mut NullSink), "nothing runs while it starves");
         assert_eq!(engine.load(), (0, 0));
         assert_eq!(events.last(), Some(&Event::Starved { id: SequenceId(1) }));
         engine.extend(SequenceId(1), &[]);
-        assert!(!engine.step(&mut events, &mut Blind), "no slots, no more to do");
+        assert!(!engine.step(&mut events, &mut NullSink), "no slots, no more to do");
         note(&mut outcomes, events.drain(..));
         assert_eq!((outcomes[&1].answer.len(), outcomes[&1].starved), (3, 1));
         for block in [12, 13, 14] {
             engine.extend(SequenceId(1), &[block]);
-            while engine.step(&mut events, &mut Blind) {}
+            while engine.step(&mut events, &mut NullSink) {}
         }
         note(&mut outcomes, events);
         let mut got = outcomes.remove(&1).unwrap();
@@ -126,7 +126,7 @@ fn a_held_sequence_draws_one_token_until_it_may_go_on() {
 
 fn play_on(engine: &mut Builtin, outcomes: &mut BTreeMap<u64, crate::play::Outcome>) -> crate::play::Outcome {
     let mut events = Vec::new();
-    while engine.step(&mut events, &mut Blind) {}
+    while engine.step(&mut events, &mut NullSink) {}
     note(outcomes, events);
     outcomes.remove(&1).unwrap()
 }
@@ -206,7 +206,7 @@ fn equal_seeds_are_equal_models() {
     let mut endless = pool(8);
     (endless.blocks, endless.block_tokens) = (u32::MAX, u32::MAX);
     assert!(Builtin::seeded(&tiny(), endless.clone()).unwrap_err().0.contains("fewer blocks"));
-    assert!(Timed::new(TimedSpec::zero_work(), endless).unwrap_err().0.contains("fewer blocks"));
+    assert!(TimedEngine::new(TimedSpec::zero_work(), endless).unwrap_err().0.contains("fewer blocks"));
     let bad = TimedSpec { time_scale: f64::NAN, ..TimedSpec::zero_work() };
-    assert!(Timed::new(bad, pool(8)).unwrap_err().0.contains("time_scale"));
+    assert!(TimedEngine::new(bad, pool(8)).unwrap_err().0.contains("time_scale"));
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use baton_engine::{Engine, Event, KvPool, KvSink, Sequence, SequenceId, Timed, TimedSpec};
+use baton_engine::{Engine, Event, KvPool, KvSink, Sequence, SequenceId, TimedEngine, TimedSpec};
 use baton_types::{CostProfile, Finish, Rng, Sampling};
 
-use crate::play::{Blind, Outcome, blocks_of, carry, idle, note, play, pool, sequence, slots, text};
+use crate::play::{NullSink, Outcome, blocks_of, carry, idle, note, play, pool, sequence, slots, text};
 
 /// 1 ms and 10 µs a token for a prefill, 2 ms for a decode step, whatever the batch; 4 layers.
 fn profile() -> CostProfile {
@@ -18,9 +18,9 @@ fn profile() -> CostProfile {
     profile
 }
 
-fn timed(time_scale: f64) -> Timed {
+fn timed(time_scale: f64) -> TimedEngine {
     let spec = TimedSpec { time_scale, block_bytes: 1000, ..TimedSpec::new(profile()) };
-    Timed::new(spec, pool(100)).unwrap()
+    TimedEngine::new(spec, pool(100)).unwrap()
 }
 
 fn sampling(seed: u64) -> Sampling {
@@ -141,7 +141,7 @@ fn logprobs_are_even_and_as_many_as_asked_for() {
     let asked = Sampling { prompt_logprobs: Some(1), ..sampling(1) };
     engine.start(sequence(1, vec![1; 9], asked, (0..20).collect())).unwrap();
     let mut events = Vec::new();
-    while engine.step(&mut events, &mut Blind) {}
+    while engine.step(&mut events, &mut NullSink) {}
     let Some(Event::PromptLogprobs { logprobs, .. }) = events.first() else { panic!("{events:?}") };
     assert_eq!(logprobs.len(), 8);
     assert_eq!(logprobs[0].top.len(), 1);

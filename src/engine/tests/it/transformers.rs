@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::play::{blocks_of, play, pool, sequence};
 
 /// Tensors by name: shape, and bytes as stored.
-type Stored = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+type StoredTensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
 /// Some ten times what was measured, with the rounding of the kept digits: see `docs/engine.md`.
 const TOLERANCE: f64 = 1e-5;
@@ -108,7 +108,7 @@ fn dtype(case: &Value) -> Dtype {
 }
 
 /// All tensors of a case.
-fn stored(case: &Value) -> Stored {
+fn stored(case: &Value) -> StoredTensors {
     let encode = |numbers: Vec<f32>| match dtype(case) {
         Dtype::BF16 => numbers.into_iter().flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect(),
         _ => numbers.into_iter().flat_map(f32::to_le_bytes).collect(),

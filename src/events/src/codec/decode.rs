@@ -5,9 +5,9 @@ use super::draft::{Draft, Room, whole};
 use super::field::Field;
 use crate::error::EventError;
 use crate::model::{Batch, Event};
-use crate::msgpack::{Next, Reader};
+use crate::msgpack::{Reader, ValueKind};
 
-type Read<T> = Result<T, EventError>;
+type DecodeResult<T> = Result<T, EventError>;
 
 /// The sequence number in its frame: eight bytes, big endian.
 ///
@@ -62,13 +62,13 @@ fn microseconds(time: f64) -> u64 {
     whole(if time < 1e11 { time * 1e6 } else { time * 1e3 })
 }
 
-fn event(reader: &mut Reader<'_>, room: &mut Room) -> Read<Event> {
+fn event(reader: &mut Reader<'_>, room: &mut Room) -> DecodeResult<Event> {
     match reader.peek()? {
-        Next::Map => {
+        ValueKind::Map => {
             let mut draft = Draft::default();
             for _ in 0..reader.map()? {
                 let field = match reader.peek()? {
-                    Next::Text | Next::Bytes => Field::named(reader.raw()?),
+                    ValueKind::Text | ValueKind::Bytes => Field::named(reader.raw()?),
                     _ => {
                         reader.skip()?;
                         Field::Unknown
@@ -78,13 +78,13 @@ fn event(reader: &mut Reader<'_>, room: &mut Room) -> Read<Event> {
             }
             draft.finish()
         }
-        Next::Array => placed(reader, room),
+        ValueKind::Array => placed(reader, room),
         other => Err(EventError::decode(format!("an event that is {other:?}, neither map nor array"))),
     }
 }
 
 /// An event of the array form: its kind, then its fields by place.
-fn placed(reader: &mut Reader<'_>, room: &mut Room) -> Read<Event> {
+fn placed(reader: &mut Reader<'_>, room: &mut Room) -> DecodeResult<Event> {
     let count = reader.array()?;
     if count == 0 {
         return Err(EventError::decode("an event without its type"));

@@ -3,10 +3,12 @@
 use super::Limits;
 use super::field::{Field, Kind};
 use crate::error::EventError;
-use crate::model::{BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Removed, Source, Stored};
-use crate::msgpack::{Next, Reader};
+use crate::model::{
+    BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, RemovedBlocks, Source, StoredBlocks,
+};
+use crate::msgpack::{Reader, ValueKind};
 
-type Read<T> = Result<T, EventError>;
+type DraftResult<T> = Result<T, EventError>;
 
 /// Extra keys of extra keys go no deeper than this.
 const EXTRA_DEPTH: usize = 4;
@@ -32,13 +34,13 @@ impl Room {
         }
     }
 
-    fn spend(left: &mut usize, count: usize, what: &str) -> Read<()> {
+    fn spend(left: &mut usize, count: usize, what: &str) -> DraftResult<()> {
         let rest = left.checked_sub(count);
         *left = rest.ok_or_else(|| EventError::decode(format!("more {what} than the limit allows")))?;
         Ok(())
     }
 
-    fn text(&self, reader: &mut Reader<'_>) -> Read<String> {
+    fn text(&self, reader: &mut Reader<'_>) -> DraftResult<String> {
         let text = reader.text()?;
         if text.len() > self.text_bytes {
             let message = format!("a text of {} bytes, at most {} are taken", text.len(), self.text_bytes);
@@ -54,7 +56,7 @@ pub(super) struct Draft {
     kind: Option<Kind>,
     word: String,
     hashes: Option<Vec<EngineHash>>,
-    stored: Stored,
+    stored: StoredBlocks,
     /// The salt of the whole chain, which SGLang repeats in each of its parts.
     salt: Option<String>,
     source: Option<Box<Source>>,
@@ -73,7 +75,7 @@ impl Draft {
     }
 
     /// Reads one field's value; a nil leaves the field as it is.
-    pub(super) fn read(&mut self, field: Field, reader: &mut Reader<'_>, room: &mut Room) -> Read<()> {
+    pub(super) fn read(&mut self, field: Field, reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<()> {
         if field == Field::Unknown {
             return reader.skip();
         }
@@ -110,7 +112,7 @@ impl Draft {
         Ok(())
     }
 
-    fn read_source(&mut self, field: Field, reader: &mut Reader<'_>, room: &Room) -> Read<()> {
+    fn read_source(&mut self, field: Field, reader: &mut Reader<'_>, room: &Room) -> DraftResult<()> {
         let source = self.source.get_or_insert_default();
         match field {
             Field::EventId => source.event_id = Some(reader.bits()?),
@@ -127,7 +129,7 @@ impl Draft {
     }
 
     /// The event, once all its fields are read.
-    pub(super) fn finish(self) -> Read<Event> {
+    pub(super) fn finish(self) -> DraftResult<Event> {
         let Self { kind, word, hashes, mut stored, salt, source } = self;
         let object = source.as_ref().is_some_and(|source| source.object.is_some());
         // A publisher that knows only the object's name has no hashes to give.
@@ -149,7 +151,7 @@ impl Draft {
             }
             Some(Kind::Removed) => {
                 let (medium, group) = (stored.medium, stored.group);
-                Change::Removed(Removed { hashes: needed(hashes)?, medium, group })
+                Change::Removed(RemovedBlocks { hashes: needed(hashes)?, medium, group })
             }
             Some(Kind::Cleared) => Change::Cleared(stored.medium),
             Some(Kind::Unknown) => Change::Unknown(word),
@@ -159,7 +161,7 @@ impl Draft {
 }
 
 /// Puts a salt among the extra keys of the first block, where engines that have such keys tell it.
-fn salted(stored: &mut Stored, salt: String) {
+fn salted(stored: &mut StoredBlocks, salt: String) {
     let key = ExtraKey::List(vec![ExtraKey::Text("cache_salt".into()), ExtraKey::Text(salt)]);
     match stored.extra.first_mut().filter(|first| first.block == 0) {
         Some(first) => first.keys.push(key),
@@ -175,14 +177,14 @@ pub(super) fn whole(value: f64) -> u64 {
     whole
 }
 
-fn hash(reader: &mut Reader<'_>) -> Read<EngineHash> {
+fn hash(reader: &mut Reader<'_>) -> DraftResult<EngineHash> {
     let next = reader.peek()?;
-    if next == Next::Integer {
+    if next == ValueKind::Integer {
         return Ok(EngineHash::Word(reader.bits()?));
     }
     let raw = reader.raw()?;
     let found = match raw.len() {
-        _ if next == Next::Text => written_hash(raw),
+        _ if next == ValueKind::Text => written_hash(raw),
         8 => raw.try_into().ok().map(|bytes| EngineHash::Word(u64::from_be_bytes(bytes))),
         16 => raw.try_into().ok().map(EngineHash::Half),
         32 => raw.try_into().ok().map(EngineHash::Full),
@@ -202,15 +204,15 @@ fn written_hash(raw: &[u8]) -> Option<EngineHash> {
     number.map(EngineHash::Word)
 }
 
-fn hashes(reader: &mut Reader<'_>, room: &mut Room) -> Read<Vec<EngineHash>> {
+fn hashes(reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<Vec<EngineHash>> {
     let count = reader.array()?;
     Room::spend(&mut room.blocks, count, "blocks")?;
     (0..count).map(|_| hash(reader)).collect()
 }
 
-fn tokens(reader: &mut Reader<'_>, room: &mut Room, into: &mut Vec<u32>) -> Read<()> {
+fn tokens(reader: &mut Reader<'_>, room: &mut Room, into: &mut Vec<u32>) -> DraftResult<()> {
     into.clear();
-    if reader.peek()? == Next::Array {
+    if reader.peek()? == ValueKind::Array {
         let count = reader.array()?;
         Room::spend(&mut room.tokens, count, "tokens")?;
         return reader.words(count, into);
@@ -224,14 +226,14 @@ fn tokens(reader: &mut Reader<'_>, room: &mut Room, into: &mut Vec<u32>) -> Read
     Ok(())
 }
 
-fn extra_keys(reader: &mut Reader<'_>, room: &mut Room) -> Read<Vec<BlockExtra>> {
+fn extra_keys(reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<Vec<BlockExtra>> {
     let mut found = Vec::new();
     for block in 0..reader.array()? {
         if reader.nil()? {
             continue;
         }
         let count = reader.array()?;
-        let keys = (0..count).map(|_| extra_key(reader, room, 1)).collect::<Read<Vec<_>>>()?;
+        let keys = (0..count).map(|_| extra_key(reader, room, 1)).collect::<DraftResult<Vec<_>>>()?;
         if !keys.is_empty() {
             found.push(BlockExtra { block, keys });
         }
@@ -239,20 +241,20 @@ fn extra_keys(reader: &mut Reader<'_>, room: &mut Room) -> Read<Vec<BlockExtra>>
     Ok(found)
 }
 
-fn extra_key(reader: &mut Reader<'_>, room: &mut Room, depth: usize) -> Read<ExtraKey> {
+fn extra_key(reader: &mut Reader<'_>, room: &mut Room, depth: usize) -> DraftResult<ExtraKey> {
     Room::spend(&mut room.extra, 1, "extra keys")?;
     match reader.peek()? {
-        Next::Text => Ok(ExtraKey::Text(room.text(reader)?)),
-        Next::Bytes => {
+        ValueKind::Text => Ok(ExtraKey::Text(room.text(reader)?)),
+        ValueKind::Bytes => {
             let raw = reader.raw()?;
             Room::spend(&mut room.extra, raw.len() / 64, "extra keys")?;
             Ok(ExtraKey::Bytes(raw.to_vec()))
         }
-        Next::Integer => Ok(ExtraKey::Number(reader.bits()?)),
-        Next::Array if depth < EXTRA_DEPTH => {
+        ValueKind::Integer => Ok(ExtraKey::Number(reader.bits()?)),
+        ValueKind::Array if depth < EXTRA_DEPTH => {
             let count = reader.array()?;
             let keys = (0..count).map(|_| extra_key(reader, room, depth + 1));
-            Ok(ExtraKey::List(keys.collect::<Read<Vec<_>>>()?))
+            Ok(ExtraKey::List(keys.collect::<DraftResult<Vec<_>>>()?))
         }
         other => Err(EventError::decode(format!("an extra key that is {other:?}"))),
     }

@@ -1,6 +1,6 @@
 //! Writes a batch for subscribers.
 
-use crate::model::{Batch, Change, EngineHash, ExtraKey, Medium, Stored};
+use crate::model::{Batch, Change, EngineHash, ExtraKey, Medium, StoredBlocks};
 use crate::msgpack::Writer;
 
 /// The dialect to write.
@@ -111,7 +111,7 @@ fn extra_key(writer: &mut Writer, key: &ExtraKey) {
     }
 }
 
-fn extra_keys(writer: &mut Writer, stored: &Stored) {
+fn extra_keys(writer: &mut Writer, stored: &StoredBlocks) {
     writer.text("extra_keys");
     writer.array(stored.hashes.len());
     let mut extra = stored.extra.iter().peekable();
@@ -147,7 +147,7 @@ fn vllm(writer: &mut Writer, change: &Change) {
     }
 }
 
-fn vllm_stored(writer: &mut Writer, stored: &Stored) {
+fn vllm_stored(writer: &mut Writer, stored: &StoredBlocks) {
     writer.map(11);
     text(writer, "type", Some("BlockStored"));
     hashes(writer, "block_hashes", &stored.hashes);
@@ -184,7 +184,7 @@ impl Standard<'_> {
     }
 
     /// The publisher and its cache: the same fields before every event, and then `more`.
-    fn envelope(&mut self, kind: &str, medium: Option<&Medium>, of: Option<&Stored>, more: usize) {
+    fn envelope(&mut self, kind: &str, medium: Option<&Medium>, of: Option<&StoredBlocks>, more: usize) {
         let Self { writer, batch, speaker, id } = self;
         writer.map(11 + more);
         number(writer, "event_id", *id);
@@ -203,7 +203,7 @@ impl Standard<'_> {
         number(writer, "dp_rank", u64::from(batch.dp_rank.unwrap_or(0)));
     }
 
-    fn stored(&mut self, stored: &Stored) {
+    fn stored(&mut self, stored: &StoredBlocks) {
         let (based, keyed) = (stored.base_block.is_some(), !stored.extra.is_empty());
         let more = 3 + usize::from(based) + usize::from(keyed);
         self.envelope("stored", stored.medium.as_ref(), Some(stored), more);

@@ -1,5 +1,7 @@
 use super::*;
-use crate::model::{Batch, BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Removed, Source, Stored};
+use crate::model::{
+    Batch, BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, RemovedBlocks, Source, StoredBlocks,
+};
 use crate::msgpack::Writer;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -48,11 +50,11 @@ fn listed(w: &mut Writer) {
 fn arrays_of_older_engines_are_read_by_place() {
     let shortest = read(&old_stored(5, listed, |_| ())).unwrap();
     assert_eq!((shortest.sequence, shortest.time_us, shortest.dp_rank), (3, 2_500_000, None));
-    let stored = Stored {
+    let stored = StoredBlocks {
         hashes: vec![EngineHash::Word(7), EngineHash::Word(u64::MAX)],
         tokens: vec![1, 2, 3, 4],
         block_tokens: 2,
-        ..Stored::default()
+        ..StoredBlocks::default()
     };
     assert_eq!(shortest.events, [Event::from(Change::Stored(stored.clone()))]);
     let longest = only(&old_stored(13, listed, |w| {
@@ -72,14 +74,14 @@ fn arrays_of_older_engines_are_read_by_place() {
     let extra = vec![BlockExtra { block: 0, keys: vec![ExtraKey::Text("salt".into())] }];
     let (medium, lora) = (Some(Medium::Cpu), Some("poet".into()));
     let attention = Some("full_attention".into());
-    let all = Stored { medium, lora, extra, group: Some(0), attention, ..stored };
+    let all = StoredBlocks { medium, lora, extra, group: Some(0), attention, ..stored };
     assert_eq!(longest, Event::from(Change::Stored(all)));
 }
 
 #[test]
 fn an_adapter_without_a_name_goes_by_its_number() {
     let event = only(&old_stored(6, listed, |w| w.unsigned(5)));
-    assert!(matches!(event.change, Change::Stored(Stored { lora: Some(lora), .. }) if lora == "5"));
+    assert!(matches!(event.change, Change::Stored(StoredBlocks { lora: Some(lora), .. }) if lora == "5"));
 }
 
 #[test]
@@ -110,7 +112,7 @@ fn removals_and_clears_of_older_engines_are_read() {
         w.unsigned(1);
     });
     let changes: Vec<Change> = read(&bytes).unwrap().events.into_iter().map(|e| e.change).collect();
-    let removed = |hash, medium| Change::Removed(Removed { hashes: vec![hash], medium, group: None });
+    let removed = |hash, medium| Change::Removed(RemovedBlocks { hashes: vec![hash], medium, group: None });
     assert_eq!(
         changes,
         [
@@ -137,7 +139,7 @@ fn the_stores_own_publisher_may_know_the_object_only() {
     };
     let event = only(&store(&[("event_type", "stored"), ("medium", "cpu"), ("object_key", "m@group:0@ab")]));
     let source = Source { event_id: Some(11), object: Some("m@group:0@ab".into()), ..Source::default() };
-    let stored = Stored { medium: Some(Medium::Cpu), ..Stored::default() };
+    let stored = StoredBlocks { medium: Some(Medium::Cpu), ..StoredBlocks::default() };
     assert_eq!(event, Event { change: Change::Stored(stored), source: Some(Box::new(source)) });
     let both = only(&store(&[("type", "BlockDreamt"), ("event_type", "cleared")]));
     assert_eq!(both.change, Change::Cleared(None), "of two words for the kind the known one counts");
@@ -292,11 +294,11 @@ prop_compose! {
         hashes in vec(any_hash(), 0..5), parent in proptest::option::of(any_hash()),
         tokens in vec(any::<u32>(), 0..20), medium in any_medium(), lora in proptest::option::of("[a-z]{1,5}"),
         keys in vec(vec(any_key(), 0..3), 5), base_block in proptest::option::of(any::<u64>()),
-    ) -> Stored {
+    ) -> StoredBlocks {
         let keyed = keys.into_iter().enumerate().take(hashes.len()).filter(|(_, keys)| !keys.is_empty());
         let extra = keyed.map(|(block, keys)| BlockExtra { block, keys }).collect();
         let attention = Some("full_attention".into());
-        Stored {
+        StoredBlocks {
             hashes, parent, base_block, tokens, block_tokens: 4, lora, medium, extra, group: Some(0), attention,
         }
     }
@@ -305,7 +307,7 @@ prop_compose! {
 fn any_change() -> impl Strategy<Value = Change> {
     prop_oneof![
         any_stored().prop_map(Change::Stored),
-        (vec(any_hash(), 0..5), any_medium()).prop_map(|(hashes, medium)| Change::Removed(Removed {
+        (vec(any_hash(), 0..5), any_medium()).prop_map(|(hashes, medium)| Change::Removed(RemovedBlocks {
             hashes,
             medium,
             group: Some(0)

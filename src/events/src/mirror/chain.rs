@@ -3,10 +3,10 @@
 use baton_types::{BlockHash, CacheChange, Tier};
 
 use super::Start;
-use crate::model::{ExtraKey, Stored};
+use crate::model::{ExtraKey, StoredBlocks};
 
 /// The extra keys of a block of an event, without the name of its adapter.
-pub(super) fn besides_lora(stored: &Stored, block: usize) -> Vec<&ExtraKey> {
+pub(super) fn besides_lora(stored: &StoredBlocks, block: usize) -> Vec<&ExtraKey> {
     if stored.extra.is_empty() {
         return Vec::new();
     }

@@ -4,7 +4,7 @@ use baton_types::Tier;
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
 
-use crate::model::Stored;
+use crate::model::StoredBlocks;
 
 /// The state of a parked block, by its name.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,8 +17,8 @@ struct Shadow {
 
 /// Parked events, oldest first.
 #[derive(Debug)]
-pub(super) struct Parked {
-    events: BTreeMap<u64, (Stored, Tier)>,
+pub(super) struct ParkedEvents {
+    events: BTreeMap<u64, (StoredBlocks, Tier)>,
     by_parent: HashMap<u128, Vec<u64>>,
     shadows: HashMap<u128, Shadow>,
     blocks: usize,
@@ -26,7 +26,7 @@ pub(super) struct Parked {
     max_blocks: usize,
 }
 
-impl Parked {
+impl ParkedEvents {
     pub(super) fn new(max_blocks: usize) -> Self {
         let (by_parent, shadows) = (HashMap::new(), HashMap::new());
         Self { events: BTreeMap::new(), by_parent, shadows, blocks: 0, next: 0, max_blocks }
@@ -41,7 +41,7 @@ impl Parked {
     }
 
     /// Parks an event; returns how many blocks were dropped to make room, or for want of it.
-    pub(super) fn park(&mut self, stored: &Stored, tier: Tier) -> u64 {
+    pub(super) fn park(&mut self, stored: &StoredBlocks, tier: Tier) -> u64 {
         let Some(parent) = stored.parent else { return 0 };
         let count = stored.hashes.len();
         if count == 0 || count > self.max_blocks {
@@ -84,12 +84,12 @@ impl Parked {
     /// Takes the events that waited for a block, oldest last. They are no longer parked.
     ///
     /// Their blocks are still [owed](Self::owes) what was removed meanwhile.
-    pub(super) fn waiting_for(&mut self, name: u128) -> Vec<(Stored, Tier)> {
+    pub(super) fn waiting_for(&mut self, name: u128) -> Vec<(StoredBlocks, Tier)> {
         if self.by_parent.is_empty() {
             return Vec::new();
         }
         let tickets = self.by_parent.remove(&name).unwrap_or_default();
-        let mut found: Vec<(Stored, Tier)> =
+        let mut found: Vec<(StoredBlocks, Tier)> =
             tickets.iter().rev().filter_map(|ticket| self.events.remove(ticket)).collect();
         for (stored, tier) in &mut found {
             self.blocks -= stored.hashes.len();

@@ -55,19 +55,19 @@ fn stored(prefix: &Prefix, from: usize, tier: Tier) -> Change {
     let until = |length: usize| (*salt, blocks[..length].to_vec());
     let key = vec![ExtraKey::Text(salt_word(*salt))];
     let salted = from == 0 && *salt > 0;
-    Change::Stored(Stored {
+    Change::Stored(StoredBlocks {
         hashes: (from + 1..=blocks.len()).map(|length| name_of(&until(length))).collect(),
         parent: (from > 0).then(|| name_of(&until(from))),
         tokens: blocks[from..].iter().flat_map(|symbol| tokens_of(*symbol)).collect(),
         block_tokens: BLOCK_TOKENS,
         medium: Some(Medium::at(tier)),
         extra: salted.then_some(BlockExtra { block: 0, keys: key }).into_iter().collect(),
-        ..Stored::default()
+        ..StoredBlocks::default()
     })
 }
 
 fn removed(hashes: Vec<EngineHash>, tier: Tier) -> Change {
-    Change::Removed(Removed { hashes, medium: Some(Medium::at(tier)), group: None })
+    Change::Removed(RemovedBlocks { hashes, medium: Some(Medium::at(tier)), group: None })
 }
 
 /// An action in the simulated engine.
@@ -331,7 +331,7 @@ fn a_copy_told_by_name_alone_counts_where_the_name_is_known() {
     let mut mirror = mirror(config());
     told(&mut mirror, stored(&prompt(0, &[1, 2]), 0, Tier::Hbm));
     let names = [&[1][..], &[1, 2], &[9]].map(|blocks| name_of(&prompt(0, blocks)));
-    let bare = Stored { hashes: names.to_vec(), medium: Some(Medium::Cpu), ..Stored::default() };
+    let bare = StoredBlocks { hashes: names.to_vec(), medium: Some(Medium::Cpu), ..StoredBlocks::default() };
     let hashes = vec![ours(&prompt(0, &[1])), ours(&prompt(0, &[1, 2]))];
     let copied = told(&mut mirror, Change::Stored(bare));
     assert_eq!(copied, [CacheChange::Stored { parent: None, hashes: hashes.clone(), tier: Tier::Dram }]);
@@ -377,13 +377,13 @@ fn what_does_not_count_is_counted() {
     let mut mirror = mirror(config());
     let Change::Stored(event) = stored(&prompt(0, &[1, 2]), 0, Tier::Hbm) else { unreachable!() };
     let cases = [
-        Stored { group: Some(1), ..event.clone() },
-        Stored { attention: Some("sliding_window".into()), ..event.clone() },
-        Stored { medium: Some(Medium::Remote), ..event.clone() },
-        Stored { medium: Some(Medium::Other("tape".into())), ..event.clone() },
-        Stored { block_tokens: 4, ..event.clone() },
-        Stored { tokens: vec![1, 2, 3], ..event.clone() },
-        Stored { base_block: Some(3), ..event.clone() },
+        StoredBlocks { group: Some(1), ..event.clone() },
+        StoredBlocks { attention: Some("sliding_window".into()), ..event.clone() },
+        StoredBlocks { medium: Some(Medium::Remote), ..event.clone() },
+        StoredBlocks { medium: Some(Medium::Other("tape".into())), ..event.clone() },
+        StoredBlocks { block_tokens: 4, ..event.clone() },
+        StoredBlocks { tokens: vec![1, 2, 3], ..event.clone() },
+        StoredBlocks { base_block: Some(3), ..event.clone() },
     ];
     for case in cases {
         assert_eq!(told(&mut mirror, Change::Stored(case)), []);
@@ -392,7 +392,7 @@ fn what_does_not_count_is_counted() {
     let stats = mirror.stats();
     assert_eq!((stats.other_group, stats.elsewhere, stats.odd_size, stats.untold), (4, 4, 4, 2));
     assert_eq!((stats.events, stats.unknown_events, stats.blocks), (7, 1, 0));
-    let gone = Removed { hashes: event.hashes, medium: None, group: Some(1) };
+    let gone = RemovedBlocks { hashes: event.hashes, medium: None, group: Some(1) };
     assert_eq!(told(&mut mirror, Change::Removed(gone)), []);
     assert_eq!(mirror.stats().other_group, 6);
 }

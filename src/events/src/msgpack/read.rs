@@ -2,11 +2,11 @@
 
 use crate::error::EventError;
 
-type Read<T> = Result<T, EventError>;
+type ReadResult<T> = Result<T, EventError>;
 
 /// The type of the next value, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum ValueKind {
     Nil,
     Bool,
     Integer,
@@ -67,14 +67,14 @@ impl<'a> Reader<'a> {
         EventError::decode(format!("byte {at} is 0x{found:02x}, which starts no {wanted}"))
     }
 
-    fn byte(&mut self) -> Read<u8> {
+    fn byte(&mut self) -> ReadResult<u8> {
         let byte = self.bytes.get(self.at).copied();
         let byte = byte.ok_or_else(|| EventError::decode(format!("cut off after {} bytes", self.at)))?;
         self.at += 1;
         Ok(byte)
     }
 
-    fn take(&mut self, length: usize) -> Read<&'a [u8]> {
+    fn take(&mut self, length: usize) -> ReadResult<&'a [u8]> {
         if length > self.left() {
             let message = format!("{length} bytes are announced at byte {}, {} follow", self.at, self.left());
             return Err(EventError::decode(message));
@@ -84,36 +84,36 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn big_endian(&mut self, length: usize) -> Read<u64> {
+    fn big_endian(&mut self, length: usize) -> ReadResult<u64> {
         Ok(self.take(length)?.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }
 
     /// The kind of the next value; nothing is consumed.
-    pub(crate) fn peek(&self) -> Read<Next> {
+    pub(crate) fn peek(&self) -> ReadResult<ValueKind> {
         let byte = self.bytes.get(self.at).copied();
         let byte = byte.ok_or_else(|| EventError::decode(format!("cut off after {} bytes", self.at)))?;
         Ok(match byte {
-            0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => Next::Integer,
-            0x80..=0x8f | 0xde | 0xdf => Next::Map,
-            0x90..=0x9f | 0xdc | 0xdd => Next::Array,
-            0xa0..=0xbf | 0xd9..=0xdb => Next::Text,
-            0xc0 => Next::Nil,
-            0xc2 | 0xc3 => Next::Bool,
-            0xc4..=0xc6 => Next::Bytes,
-            0xca | 0xcb => Next::Float,
-            _ => Next::Other,
+            0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => ValueKind::Integer,
+            0x80..=0x8f | 0xde | 0xdf => ValueKind::Map,
+            0x90..=0x9f | 0xdc | 0xdd => ValueKind::Array,
+            0xa0..=0xbf | 0xd9..=0xdb => ValueKind::Text,
+            0xc0 => ValueKind::Nil,
+            0xc2 | 0xc3 => ValueKind::Bool,
+            0xc4..=0xc6 => ValueKind::Bytes,
+            0xca | 0xcb => ValueKind::Float,
+            _ => ValueKind::Other,
         })
     }
 
     /// Consumes a nil if one is next.
-    pub(crate) fn nil(&mut self) -> Read<bool> {
-        let there = self.peek()? == Next::Nil;
+    pub(crate) fn nil(&mut self) -> ReadResult<bool> {
+        let there = self.peek()? == ValueKind::Nil;
         self.at += usize::from(there);
         Ok(there)
     }
 
     /// Items of the array that starts here: never more than bytes are left.
-    pub(crate) fn array(&mut self) -> Read<usize> {
+    pub(crate) fn array(&mut self) -> ReadResult<usize> {
         let first = self.byte()?;
         let items = match first {
             0x90..=0x9f => u64::from(first & 0x0f),
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Pairs of the map that starts here: never more than half the bytes that are left.
-    pub(crate) fn map(&mut self) -> Read<usize> {
+    pub(crate) fn map(&mut self) -> ReadResult<usize> {
         let first = self.byte()?;
         let pairs = match first {
             0x80..=0x8f => u64::from(first & 0x0f),
@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
         self.items(pairs, 2)
     }
 
-    fn items(&self, items: u64, bytes_each: usize) -> Read<usize> {
+    fn items(&self, items: u64, bytes_each: usize) -> ReadResult<usize> {
         let room = self.left() / bytes_each;
         match usize::try_from(items) {
             Ok(items) if items <= room => Ok(items),
@@ -148,7 +148,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A string or a byte string.
-    pub(crate) fn raw(&mut self) -> Read<&'a [u8]> {
+    pub(crate) fn raw(&mut self) -> ReadResult<&'a [u8]> {
         let first = self.byte()?;
         let length = match first {
             0xa0..=0xbf => u64::from(first & 0x1f),
@@ -161,7 +161,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A string or byte string of UTF-8.
-    pub(crate) fn text(&mut self) -> Read<&'a str> {
+    pub(crate) fn text(&mut self) -> ReadResult<&'a str> {
         let at = self.at;
         let raw = self.raw()?;
         std::str::from_utf8(raw).map_err(|_| EventError::decode(format!("the text at byte {at} is no UTF-8")))
@@ -169,7 +169,7 @@ impl<'a> Reader<'a> {
 
     /// An integer of any width and sign, as its 64 bits: a hash that one engine writes signed and another
     /// unsigned is the same hash.
-    pub(crate) fn bits(&mut self) -> Read<u64> {
+    pub(crate) fn bits(&mut self) -> ReadResult<u64> {
         let first = self.byte()?;
         Ok(match first {
             0x00..=0x7f => u64::from(first),
@@ -185,14 +185,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn signed(&mut self, length: usize) -> Read<u64> {
+    fn signed(&mut self, length: usize) -> ReadResult<u64> {
         let unused = 64 - 8 * length;
         let value = self.big_endian(length)? << unused;
         Ok((value.cast_signed() >> unused).cast_unsigned())
     }
 
     /// An integer of 0..2^32.
-    pub(crate) fn word(&mut self) -> Read<u32> {
+    pub(crate) fn word(&mut self) -> ReadResult<u32> {
         let at = self.at;
         let bits = self.bits()?;
         u32::try_from(bits)
@@ -200,7 +200,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Appends `count` integers of 0..2^32.
-    pub(crate) fn words(&mut self, count: usize, into: &mut Vec<u32>) -> Read<()> {
+    pub(crate) fn words(&mut self, count: usize, into: &mut Vec<u32>) -> ReadResult<()> {
         into.reserve(count);
         for _ in 0..count {
             // Token ids mix widths at random, so a branch on the width is guessed wrong every other time: eight
@@ -222,20 +222,20 @@ impl<'a> Reader<'a> {
     }
 
     /// A number, integer or not.
-    pub(crate) fn float(&mut self) -> Read<f64> {
+    pub(crate) fn float(&mut self) -> ReadResult<f64> {
         match self.peek()? {
-            Next::Float if self.byte()? == 0xca => {
+            ValueKind::Float if self.byte()? == 0xca => {
                 let bits = self.big_endian(4)?;
                 Ok(f64::from(f32::from_bits(u32::try_from(bits).unwrap_or_default())))
             }
-            Next::Float => Ok(f64::from_bits(self.big_endian(8)?)),
+            ValueKind::Float => Ok(f64::from_bits(self.big_endian(8)?)),
             #[expect(clippy::cast_precision_loss, reason = "a time stamp needs no more than 2^53")]
             _ => Ok(self.bits()? as f64),
         }
     }
 
     /// Passes over one value, however it nests: no recursion, so no depth is too deep.
-    pub(crate) fn skip(&mut self) -> Read<()> {
+    pub(crate) fn skip(&mut self) -> ReadResult<()> {
         let mut open = 1u64;
         while open > 0 {
             open -= 1;
@@ -245,15 +245,15 @@ impl<'a> Reader<'a> {
     }
 
     /// Passes over one value's head and own bytes; returns the values that it holds.
-    fn skip_one(&mut self) -> Read<u64> {
+    fn skip_one(&mut self) -> ReadResult<u64> {
         match self.peek()? {
-            Next::Array => return Ok(self.array()? as u64),
-            Next::Map => return Ok(2 * self.map()? as u64),
-            Next::Integer => drop(self.bits()?),
-            Next::Float => drop(self.float()?),
-            Next::Text | Next::Bytes => drop(self.raw()?),
-            Next::Nil | Next::Bool => drop(self.byte()?),
-            Next::Other => {
+            ValueKind::Array => return Ok(self.array()? as u64),
+            ValueKind::Map => return Ok(2 * self.map()? as u64),
+            ValueKind::Integer => drop(self.bits()?),
+            ValueKind::Float => drop(self.float()?),
+            ValueKind::Text | ValueKind::Bytes => drop(self.raw()?),
+            ValueKind::Nil | ValueKind::Bool => drop(self.byte()?),
+            ValueKind::Other => {
                 let first = self.byte()?;
                 let length = match first {
                     0xc7 => self.big_endian(1)? + 1,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 
 use super::ledger::Ledger;
-use super::{Published, PublisherConfig, PublisherStats};
+use super::{PublishedBatch, PublisherConfig, PublisherStats};
 use crate::model::Event;
 
 /// The last batches, by number without a hole.
@@ -22,7 +22,7 @@ pub(super) struct History {
 #[derive(Debug)]
 pub(super) enum Answer {
     /// These, all that there are from that number on.
-    Kept(Vec<Published>),
+    Kept(Vec<PublishedBatch>),
     /// It is too old: the number of the newest batch, and events that tell what is held after it.
     Snapshot(u64, Vec<Event>),
 }
@@ -67,7 +67,7 @@ impl History {
         }
         let skip = usize::try_from(number - oldest).unwrap_or(usize::MAX);
         let kept = self.kept.iter().enumerate().skip(skip);
-        let published = |(at, payload): (usize, &Bytes)| Published {
+        let published = |(at, payload): (usize, &Bytes)| PublishedBatch {
             sequence: oldest + at as u64,
             payload: payload.clone(),
         };

@@ -3,13 +3,13 @@
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
 
-use crate::model::{BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Stored};
+use crate::model::{BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, StoredBlocks};
 
 /// Blocks of a snapshot: in each of four media still fewer events than a subscriber takes in one batch.
 const MAX_BLOCKS: usize = (1 << 17) - 1;
 
 #[derive(Clone, Debug)]
-struct Held {
+struct LedgerBlock {
     hash: EngineHash,
     parent: Option<EngineHash>,
     tokens: Box<[u32]>,
@@ -20,7 +20,7 @@ struct Held {
     media: Vec<Medium>,
 }
 
-impl Held {
+impl LedgerBlock {
     /// Whether one event can contain it together with the block before it.
     fn continues(&self, before: &Self) -> bool {
         self.parent == Some(before.hash)
@@ -34,7 +34,7 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct Ledger {
     places: HashMap<EngineHash, u64>,
-    blocks: BTreeMap<u64, Held>,
+    blocks: BTreeMap<u64, LedgerBlock>,
     next: u64,
     tokens: usize,
     max_tokens: usize,
@@ -73,7 +73,7 @@ impl Ledger {
         }
     }
 
-    fn stored(&mut self, stored: &Stored) {
+    fn stored(&mut self, stored: &StoredBlocks) {
         let medium = stored.medium.clone().unwrap_or(Medium::Gpu);
         let block_tokens = stored.block_tokens.max(1) as usize;
         let mut parent = stored.parent;
@@ -86,7 +86,7 @@ impl Ledger {
                 let tokens =
                     stored.tokens.get(at * block_tokens..(at + 1) * block_tokens).unwrap_or_default();
                 let extra = stored.extra.iter().find(|extra| extra.block == at);
-                self.insert(Held {
+                self.insert(LedgerBlock {
                     hash: *hash,
                     parent,
                     tokens: tokens.into(),
@@ -100,7 +100,7 @@ impl Ledger {
         }
     }
 
-    fn insert(&mut self, held: Held) {
+    fn insert(&mut self, held: LedgerBlock) {
         // A block without tokens costs room as well.
         let cost = held.tokens.len().max(16);
         if self.tokens + cost > self.max_tokens || self.blocks.len() >= MAX_BLOCKS {
@@ -127,7 +127,7 @@ impl Ledger {
     /// Events that clear, and then store everything that is held.
     pub(super) fn snapshot(&self) -> Vec<Event> {
         let mut events = vec![Event::from(Change::Cleared(None))];
-        let blocks: Vec<&Held> = self.blocks.values().collect();
+        let blocks: Vec<&LedgerBlock> = self.blocks.values().collect();
         for run in blocks.chunk_by(|before, after| after.continues(before)) {
             for medium in &run[0].media {
                 events.push(Change::Stored(told(run, medium)).into());
@@ -138,9 +138,9 @@ impl Ledger {
 }
 
 /// A run of blocks as one event.
-fn told(run: &[&Held], medium: &Medium) -> Stored {
+fn told(run: &[&LedgerBlock], medium: &Medium) -> StoredBlocks {
     let keyed = run.iter().enumerate().filter(|(_, held)| !held.extra.is_empty());
-    Stored {
+    StoredBlocks {
         hashes: run.iter().map(|held| held.hash).collect(),
         parent: run[0].parent,
         base_block: None,
@@ -157,21 +157,25 @@ fn told(run: &[&Held], medium: &Medium) -> Stored {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Removed;
+    use crate::model::RemovedBlocks;
 
     fn stored(names: &[u64], parent: Option<u64>, medium: Medium) -> Change {
-        Change::Stored(Stored {
+        Change::Stored(StoredBlocks {
             hashes: names.iter().map(|name| EngineHash::Word(*name)).collect(),
             parent: parent.map(EngineHash::Word),
             tokens: names.iter().flat_map(|name| [*name as u32, 0]).collect(),
             block_tokens: 2,
             medium: Some(medium),
-            ..Stored::default()
+            ..StoredBlocks::default()
         })
     }
 
     fn removed(name: u64, medium: Medium) -> Change {
-        Change::Removed(Removed { hashes: vec![EngineHash::Word(name)], medium: Some(medium), group: None })
+        Change::Removed(RemovedBlocks {
+            hashes: vec![EngineHash::Word(name)],
+            medium: Some(medium),
+            group: None,
+        })
     }
 
     fn ledger(max_tokens: usize, changes: &[Change]) -> Ledger {

@@ -14,7 +14,7 @@ use super::Shared;
 use super::history::Answer;
 use crate::codec::sequence_of;
 use crate::error::{EventError, Kind, Stage};
-use crate::zmtp::{Connection, Outgoing, Received, Role, WireLimits};
+use crate::zmtp::{Connection, ConnectionWriter, PeerInput, Role, WireLimits};
 
 /// Number of the message that ends a replay.
 const END: u64 = u64::MAX;
@@ -76,7 +76,7 @@ async fn shake(stream: TcpStream, role: Role, shared: &Shared) -> Result<Connect
     timeout(time_limit(shared), shaking).await.map_err(|_| late())?
 }
 
-async fn send(outgoing: &mut Outgoing, frames: &[&[u8]], shared: &Shared) -> Result<(), EventError> {
+async fn send(outgoing: &mut ConnectionWriter, frames: &[&[u8]], shared: &Shared) -> Result<(), EventError> {
     timeout(time_limit(shared), outgoing.send(frames)).await.map_err(|_| late())?
 }
 
@@ -90,9 +90,9 @@ async fn live(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
     loop {
         tokio::select! {
             received = incoming.next() => match received? {
-                Received::Ping(context) => outgoing.pong(&context).await?,
-                Received::Subscribe(wanted, prefix) => subscribe(&mut topics, wanted, &prefix),
-                Received::Message(frames) => {
+                PeerInput::Ping(context) => outgoing.pong(&context).await?,
+                PeerInput::Subscribe(wanted, prefix) => subscribe(&mut topics, wanted, &prefix),
+                PeerInput::Message(frames) => {
                     if let Some((mark @ 0..=1, prefix)) = frames.first().and_then(|frame| frame.split_first()) {
                         subscribe(&mut topics, *mark == 1, prefix);
                     }
@@ -126,10 +126,10 @@ async fn replay(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
     let Connection { mut incoming, mut outgoing } = shake(stream, Role::Router, shared).await?;
     loop {
         match incoming.next().await? {
-            Received::Ping(context) => outgoing.pong(&context).await?,
-            Received::Subscribe(..) => {}
+            PeerInput::Ping(context) => outgoing.pong(&context).await?,
+            PeerInput::Subscribe(..) => {}
             // As vLLM: no answer without the empty frame.
-            Received::Message(frames) => {
+            PeerInput::Message(frames) => {
                 if let [delimiter, number] = frames.as_slice()
                     && delimiter.is_empty()
                     && let Ok(number) = sequence_of(number)
@@ -141,7 +141,7 @@ async fn replay(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
     }
 }
 
-async fn repeat(outgoing: &mut Outgoing, number: u64, shared: &Shared) -> Result<(), EventError> {
+async fn repeat(outgoing: &mut ConnectionWriter, number: u64, shared: &Shared) -> Result<(), EventError> {
     add(&shared.counts.replays, 1);
     let topic = shared.config.topic.as_bytes();
     let answer = shared.history.lock().from(number);

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use crate::codec::sequence_of;
 use crate::error::{EventError, Kind, Stage};
-use crate::zmtp::{Connection, Endpoint, Received, Role, WireLimits};
+use crate::zmtp::{Connection, Endpoint, PeerInput, Role, WireLimits};
 
 /// Number of the message that ends a replay.
 const END: u64 = u64::MAX;
@@ -42,9 +42,9 @@ impl Replay {
                 EventError::new(Kind::Unavailable, Stage::Replay, message)
             };
             match timeout(self.time_limit, self.connection.incoming.next()).await.map_err(late)?? {
-                Received::Ping(context) => self.connection.outgoing.pong(&context).await?,
-                Received::Subscribe(..) => {}
-                Received::Message(frames) => {
+                PeerInput::Ping(context) => self.connection.outgoing.pong(&context).await?,
+                PeerInput::Subscribe(..) => {}
+                PeerInput::Message(frames) => {
                     // Older publishers leave the topic away, so frames count from the end.
                     let [.., sequence, payload] = frames.as_slice() else {
                         return Err(EventError::decode("an answer to a replay without a number"));

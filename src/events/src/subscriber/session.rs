@@ -4,17 +4,17 @@ use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::live::{Live, judge};
+use super::live::{LivePosition, judge};
 use super::replay::Replay;
-use super::stream::{Gone, Stream};
+use super::stream::{ConsumerGoneError, Stream};
 use super::{EpochReason, SubscriberConfig, micros};
 use crate::codec::sequence_of;
 use crate::error::{EventError, Kind};
-use crate::zmtp::{Connection, Endpoint, Received, Role, WireLimits, subscription};
+use crate::zmtp::{Connection, Endpoint, PeerInput, Role, WireLimits, subscription};
 
 /// How a round of replays ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Caught {
+enum ReplayOutcome {
     /// Everything that was asked for came.
     Up,
     /// Not everything came, and asking again does not help.
@@ -22,13 +22,13 @@ enum Caught {
 }
 
 /// Why a connection is left.
-enum Left {
+enum DisconnectReason {
     Gone,
     Lost(EventError),
 }
 
-impl From<Gone> for Left {
-    fn from(_: Gone) -> Self {
+impl From<ConsumerGoneError> for DisconnectReason {
+    fn from(_: ConsumerGoneError) -> Self {
         Self::Gone
     }
 }
@@ -50,7 +50,7 @@ impl Session {
         }
     }
 
-    async fn follow(&self, stream: &mut Stream) -> Result<(), Gone> {
+    async fn follow(&self, stream: &mut Stream) -> Result<(), ConsumerGoneError> {
         stream.begin(EpochReason::Started, None).await?;
         let mut backoff_us = self.config.backoff_min_us;
         loop {
@@ -62,8 +62,8 @@ impl Session {
                         status.connections += 1;
                     });
                     match self.listen(connection, stream).await {
-                        Left::Gone => return Err(Gone),
-                        Left::Lost(error) => error,
+                        DisconnectReason::Gone => return Err(ConsumerGoneError),
+                        DisconnectReason::Lost(error) => error,
                     }
                 }
                 Err(error) => {
@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// Reads one connection to its end.
-    async fn listen(&self, mut connection: Connection, stream: &mut Stream) -> Left {
+    async fn listen(&self, mut connection: Connection, stream: &mut Stream) -> DisconnectReason {
         match self.listen_on(&mut connection, stream).await {
             Err(left) => left,
             Ok(never) => match never {},
@@ -102,16 +102,16 @@ impl Session {
         &self,
         connection: &mut Connection,
         stream: &mut Stream,
-    ) -> Result<std::convert::Infallible, Left> {
+    ) -> Result<std::convert::Infallible, DisconnectReason> {
         self.rejoin(stream).await?;
         let (mut last, mut probe_us) = (None, self.config.probe_min_us);
         let mut probe_at = Instant::now() + micros(probe_us);
         loop {
             tokio::select! {
-                received = connection.incoming.next() => match received.map_err(Left::Lost)? {
-                    Received::Ping(context) => connection.outgoing.pong(&context).await.map_err(Left::Lost)?,
-                    Received::Subscribe(..) => {}
-                    Received::Message(frames) => {
+                received = connection.incoming.next() => match received.map_err(DisconnectReason::Lost)? {
+                    PeerInput::Ping(context) => connection.outgoing.pong(&context).await.map_err(DisconnectReason::Lost)?,
+                    PeerInput::Subscribe(..) => {}
+                    PeerInput::Message(frames) => {
                         self.message(&frames, &mut last, stream).await?;
                         probe_us = self.config.probe_min_us;
                         probe_at = Instant::now() + micros(probe_us);
@@ -127,7 +127,7 @@ impl Session {
     }
 
     /// A new connection: finds out whether the engine is the one we knew, and gets what we missed.
-    async fn rejoin(&self, stream: &mut Stream) -> Result<(), Gone> {
+    async fn rejoin(&self, stream: &mut Stream) -> Result<(), ConsumerGoneError> {
         if self.replay.is_none() {
             // Whether it is the same engine cannot be known, and what was said meanwhile is lost.
             return stream.begin(EpochReason::Lost, None).await;
@@ -161,7 +161,7 @@ impl Session {
         frames: &[Bytes],
         last: &mut Option<u64>,
         stream: &mut Stream,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), ConsumerGoneError> {
         let read = match frames {
             [.., sequence, payload] => sequence_of(sequence).map(|sequence| (sequence, payload)),
             _ => Err(EventError::decode("a message without a number")),
@@ -178,16 +178,16 @@ impl Session {
         *last = Some(sequence);
         match found {
             // The replay socket may still have the batches before it.
-            Live::Next if stream.next().is_none() && sequence > 0 && self.replay.is_some() => {
+            LivePosition::Next if stream.next().is_none() && sequence > 0 && self.replay.is_some() => {
                 self.fill(sequence, stream).await?;
             }
-            Live::Next => {}
-            Live::Known => return Ok(()),
-            Live::AfterGap => {
+            LivePosition::Next => {}
+            LivePosition::Known => return Ok(()),
+            LivePosition::AfterGap => {
                 stream.count(|status| status.gaps += 1);
                 self.fill(sequence, stream).await?;
             }
-            Live::Fell => {
+            LivePosition::Fell => {
                 stream.begin(EpochReason::Restarted, Some(0)).await?;
                 self.fill(sequence, stream).await?;
             }
@@ -199,8 +199,8 @@ impl Session {
     }
 
     /// Fills the hole before `sequence`, or gives up what is in it.
-    async fn fill(&self, sequence: u64, stream: &mut Stream) -> Result<(), Gone> {
-        if self.catch_up(stream, Some(sequence)).await? == Caught::Short {
+    async fn fill(&self, sequence: u64, stream: &mut Stream) -> Result<(), ConsumerGoneError> {
+        if self.catch_up(stream, Some(sequence)).await? == ReplayOutcome::Short {
             stream.begin(EpochReason::Lost, Some(sequence)).await?;
         }
         Ok(())
@@ -224,7 +224,11 @@ impl Session {
     ///
     /// Replays may be lossy: a publisher drops what does not fit its queue. So a hole inside one is asked for
     /// again, as long as each round brings something.
-    async fn catch_up(&self, stream: &mut Stream, until: Option<u64>) -> Result<Caught, Gone> {
+    async fn catch_up(
+        &self,
+        stream: &mut Stream,
+        until: Option<u64>,
+    ) -> Result<ReplayOutcome, ConsumerGoneError> {
         let mut fruitless = 0;
         while self.replay.is_some() && fruitless < self.config.replay_attempts {
             let before = stream.next();
@@ -233,14 +237,14 @@ impl Session {
             let ended = self.one_replay(stream, until, sure).await?;
             let reached = until.is_some_and(|until| stream.next().is_some_and(|next| next >= until));
             match ended {
-                _ if reached => return Ok(Caught::Up),
-                Ok(()) if until.is_none() => return Ok(Caught::Up),
+                _ if reached => return Ok(ReplayOutcome::Up),
+                Ok(()) if until.is_none() => return Ok(ReplayOutcome::Up),
                 Ok(()) => {}
                 Err(error) => stream.note(&error),
             }
             fruitless = if stream.next() == before { fruitless + 1 } else { 0 };
         }
-        Ok(Caught::Short)
+        Ok(ReplayOutcome::Short)
     }
 
     /// One replay: `Ok` within if it came to its end or to `until`, an error if it broke off or has a hole.
@@ -251,7 +255,7 @@ impl Session {
         stream: &mut Stream,
         until: Option<u64>,
         sure: bool,
-    ) -> Result<Result<(), EventError>, Gone> {
+    ) -> Result<Result<(), EventError>, ConsumerGoneError> {
         let from = stream.next().unwrap_or(0);
         let mut replay = match self.ask(from, stream).await {
             Ok(replay) => replay,

@@ -9,7 +9,7 @@ use crate::error::EventError;
 
 /// The consumer has gone: there is nobody to follow for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gone;
+pub(super) struct ConsumerGoneError;
 
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -57,7 +57,11 @@ impl Stream {
     }
 
     /// Begins an epoch, at number `next` if it is known; the one before is kept if nothing came in it yet.
-    pub(super) async fn begin(&mut self, why: EpochReason, next: Option<u64>) -> Result<(), Gone> {
+    pub(super) async fn begin(
+        &mut self,
+        why: EpochReason,
+        next: Option<u64>,
+    ) -> Result<(), ConsumerGoneError> {
         let lost = match (why, self.next, next) {
             (EpochReason::Lost, Some(before), Some(next)) => next.saturating_sub(before),
             _ => 0,
@@ -75,7 +79,7 @@ impl Stream {
             return Ok(());
         }
         let cleared = Feed::Cleared { epoch: self.epoch, why };
-        self.feed.send(cleared).await.map_err(|_| Gone)
+        self.feed.send(cleared).await.map_err(|_| ConsumerGoneError)
     }
 
     /// Hands out a batch, whose number must be the next.
@@ -86,7 +90,7 @@ impl Stream {
         sequence: u64,
         payload: &[u8],
         replayed: bool,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), ConsumerGoneError> {
         let batch = match decode(sequence, payload, &self.limits) {
             Ok(batch) => batch,
             Err(error) => {
@@ -104,7 +108,7 @@ impl Stream {
             status.next_sequence = sequence.wrapping_add(1);
             status.last_batch_us = batch.time_us;
         });
-        self.feed.send(Feed::Batch { epoch: self.epoch, batch }).await.map_err(|_| Gone)
+        self.feed.send(Feed::Batch { epoch: self.epoch, batch }).await.map_err(|_| ConsumerGoneError)
     }
 
     /// Resolves when the consumer has gone.

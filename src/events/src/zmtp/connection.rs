@@ -17,10 +17,10 @@ const READ_BYTES: usize = 64 * 1024;
 
 /// Something that a peer sent.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Received {
+pub(crate) enum PeerInput {
     /// A message of one frame or more.
     Message(Vec<Bytes>),
-    /// It asks whether we live; the answer is [`Outgoing::pong`] with this context.
+    /// It asks whether we live; the answer is [`ConnectionWriter::pong`] with this context.
     Ping(Bytes),
     /// It begins (`true`) or ends a subscription by command, as ZMTP 3.1 does.
     Subscribe(bool, Bytes),
@@ -28,14 +28,14 @@ pub(crate) enum Received {
 
 /// The half that reads.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct ConnectionReader {
     stream: OwnedReadHalf,
-    arrived: Arrived,
+    arrived: ReceiveBuffer,
 }
 
 /// The bytes and frames that have arrived and were not handed on yet.
 #[derive(Debug)]
-struct Arrived {
+struct ReceiveBuffer {
     buffer: BytesMut,
     message: Vec<Bytes>,
     limits: WireLimits,
@@ -43,7 +43,7 @@ struct Arrived {
 
 /// The half that writes.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct ConnectionWriter {
     stream: OwnedWriteHalf,
     buffer: BytesMut,
 }
@@ -51,8 +51,8 @@ pub(crate) struct Outgoing {
 /// Both halves.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) incoming: Incoming,
-    pub(crate) outgoing: Outgoing,
+    pub(crate) incoming: ConnectionReader,
+    pub(crate) outgoing: ConnectionWriter,
 }
 
 impl Connection {
@@ -81,8 +81,8 @@ impl Connection {
     pub(crate) async fn shake(stream: TcpStream, role: Role, limits: WireLimits) -> Result<Self, EventError> {
         stream.set_nodelay(true).map_err(|error| EventError::io(Stage::Handshake, &error))?;
         let (read, write) = stream.into_split();
-        let mut incoming = Incoming { stream: read, arrived: Arrived::new(limits) };
-        let mut outgoing = Outgoing { stream: write, buffer: BytesMut::new() };
+        let mut incoming = ConnectionReader { stream: read, arrived: ReceiveBuffer::new(limits) };
+        let mut outgoing = ConnectionWriter { stream: write, buffer: BytesMut::new() };
         outgoing.buffer.extend_from_slice(&handshake::greeting());
         frame::put_command(&mut outgoing.buffer, "READY", &handshake::ready(role));
         outgoing.flush().await?;
@@ -96,9 +96,9 @@ impl Connection {
     }
 }
 
-impl Incoming {
+impl ConnectionReader {
     /// Waits for the next message or command.
-    pub(crate) async fn next(&mut self) -> Result<Received, EventError> {
+    pub(crate) async fn next(&mut self) -> Result<PeerInput, EventError> {
         loop {
             if let Some(received) = self.arrived.parse()? {
                 return Ok(received);
@@ -117,7 +117,7 @@ impl Incoming {
     }
 }
 
-impl Arrived {
+impl ReceiveBuffer {
     fn new(limits: WireLimits) -> Self {
         Self { buffer: BytesMut::new(), message: Vec::new(), limits }
     }
@@ -145,7 +145,7 @@ impl Arrived {
         Ok(true)
     }
 
-    fn parse(&mut self) -> Result<Option<Received>, EventError> {
+    fn parse(&mut self) -> Result<Option<PeerInput>, EventError> {
         loop {
             let used: usize = self.message.iter().map(Bytes::len).sum();
             let Some(frame) = frame::take(&mut self.buffer, used, &self.limits)? else { return Ok(None) };
@@ -153,16 +153,16 @@ impl Arrived {
                 match frame::command(&frame.body) {
                     // Two bytes say how long we may be silent; the rest is to come back.
                     Some((b"PING", body)) => {
-                        return Ok(Some(Received::Ping(body.slice(body.len().min(2)..))));
+                        return Ok(Some(PeerInput::Ping(body.slice(body.len().min(2)..))));
                     }
-                    Some((b"SUBSCRIBE", prefix)) => return Ok(Some(Received::Subscribe(true, prefix))),
-                    Some((b"CANCEL", prefix)) => return Ok(Some(Received::Subscribe(false, prefix))),
+                    Some((b"SUBSCRIBE", prefix)) => return Ok(Some(PeerInput::Subscribe(true, prefix))),
+                    Some((b"CANCEL", prefix)) => return Ok(Some(PeerInput::Subscribe(false, prefix))),
                     _ => continue,
                 }
             }
             self.message.push(frame.body);
             if !frame.more {
-                return Ok(Some(Received::Message(std::mem::take(&mut self.message))));
+                return Ok(Some(PeerInput::Message(std::mem::take(&mut self.message))));
             }
             if self.message.len() >= self.limits.frames {
                 let message = format!("a message of more than {} frames", self.limits.frames);
@@ -178,8 +178,8 @@ pub(crate) fn take_all<const PIECES: usize>(
     role: Role,
     limits: WireLimits,
     pieces: [BytesMut; PIECES],
-) -> Result<Vec<Received>, (Vec<Received>, EventError)> {
-    let (mut arrived, mut received) = (Arrived::new(limits), Vec::new());
+) -> Result<Vec<PeerInput>, (Vec<PeerInput>, EventError)> {
+    let (mut arrived, mut received) = (ReceiveBuffer::new(limits), Vec::new());
     let (mut greeted, mut ready) = (false, false);
     for piece in pieces {
         arrived.buffer.extend_from_slice(&piece);
@@ -198,7 +198,7 @@ pub(crate) fn take_all<const PIECES: usize>(
     if ready { Ok(received) } else { Err((received, EventError::decode("no handshake"))) }
 }
 
-impl Outgoing {
+impl ConnectionWriter {
     /// Sends a message.
     pub(crate) async fn send(&mut self, frames: &[&[u8]]) -> Result<(), EventError> {
         frame::put_message(&mut self.buffer, frames);
@@ -248,16 +248,16 @@ mod tests {
         let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap());
         let long = vec![7; 3000];
         ours.outgoing.send(&[b"", b"ask", &long]).await.unwrap();
-        let Received::Message(frames) = theirs.incoming.next().await.unwrap() else {
+        let PeerInput::Message(frames) = theirs.incoming.next().await.unwrap() else {
             panic!("a message was sent")
         };
         assert_eq!(frames, [&b""[..], b"ask", &long]);
         frame::put_command(&mut theirs.outgoing.buffer, "PING", b"\0\x01ctx");
         theirs.outgoing.flush().await.unwrap();
-        let Received::Ping(context) = ours.incoming.next().await.unwrap() else { panic!("a ping was sent") };
+        let PeerInput::Ping(context) = ours.incoming.next().await.unwrap() else { panic!("a ping was sent") };
         ours.outgoing.pong(&context).await.unwrap();
         ours.outgoing.send(&[b"after"]).await.unwrap();
-        let Received::Message(frames) = theirs.incoming.next().await.unwrap() else {
+        let PeerInput::Message(frames) = theirs.incoming.next().await.unwrap() else {
             panic!("pongs are passed over")
         };
         assert_eq!((&context[..], &frames[0][..]), (&b"ctx"[..], &b"after"[..]));

@@ -1,9 +1,9 @@
 //! Messages of real engines (`testdata/`), read and compared with what the engines' own decoder made of them.
 
-use baton_events::{Batch, Change, EngineHash, ExtraKey, Limits, Medium, Stored, decode, sequence_of};
+use baton_events::{Batch, Change, EngineHash, ExtraKey, Limits, Medium, StoredBlocks, decode, sequence_of};
 use serde_json::Value;
 
-use crate::vllm_hashes::{Algorithm, Tagged};
+use crate::vllm_hashes::{Algorithm, TaggedKey};
 
 pub fn unhex(text: &str) -> Vec<u8> {
     let digit = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
@@ -43,7 +43,7 @@ fn hashes_of(value: &Value) -> Vec<EngineHash> {
     value.as_array().unwrap().iter().map(hash_of).collect()
 }
 
-fn compare_stored(stored: &Stored, told: &Value) {
+fn compare_stored(stored: &StoredBlocks, told: &Value) {
     assert_eq!(stored.hashes, hashes_of(&told["block_hashes"]));
     let parent = &told["parent_block_hash"];
     assert_eq!(stored.parent, (!parent.is_null()).then(|| hash_of(parent)));
@@ -149,7 +149,7 @@ fn recomputed(name: &str, algorithm: Algorithm, announced: impl Fn(EngineHash) -
                 stored.parent.map_or(root, |hash| full(hash).expect("its parent came before it"));
             for (at, tokens) in stored.tokens.chunks(stored.block_tokens as usize).enumerate() {
                 let salt = stored.extra.iter().find(|extra| extra.block == at).map(|extra| &extra.keys[0]);
-                let extra: Vec<Tagged<'_>> = match salt {
+                let extra: Vec<TaggedKey<'_>> = match salt {
                     Some(ExtraKey::Text(salt)) => vec![("cache_salt", salt)],
                     _ => vec![],
                 };

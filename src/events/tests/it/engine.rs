@@ -1,8 +1,8 @@
 //! A pretended engine with a cache of its own, and a consumer that follows it: both ends of every loopback test.
 
 use baton_events::{
-    BlockExtra, Change, EngineHash, EpochReason, ExtraKey, Feed, Medium, Mirror, MirrorConfig, Removed,
-    Stored, Subscriber,
+    BlockExtra, Change, EngineHash, EpochReason, ExtraKey, Feed, Medium, Mirror, MirrorConfig, RemovedBlocks,
+    StoredBlocks, Subscriber,
 };
 use baton_types::{BlockHash, BlockKey, CacheChange, ChainHasher, Rng, Tier};
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,14 +100,14 @@ impl Engine {
         let new: Vec<Prefix> = (there + 1..=length).map(until).collect();
         new.iter().for_each(|prefix| drop(self.held.insert(prefix.clone(), Medium::Gpu)));
         let key = BlockExtra { block: 0, keys: vec![ExtraKey::Text("salt".into())] };
-        Change::Stored(Stored {
+        Change::Stored(StoredBlocks {
             hashes: new.iter().map(name).collect(),
             parent: (there > 0).then(|| name(&until(there))),
             tokens: blocks[there..].iter().flat_map(|symbol| tokens(*symbol)).collect(),
             block_tokens: BLOCK_TOKENS,
             medium: Some(Medium::Gpu),
             extra: (salted && there == 0 && !new.is_empty()).then_some(key).into_iter().collect(),
-            ..Stored::default()
+            ..StoredBlocks::default()
         })
     }
 
@@ -121,7 +121,7 @@ impl Engine {
         let leaves: Vec<Prefix> = self.held.keys().filter(leaf).cloned().collect();
         let gone = leaves[self.rng.below(leaves.len() as u64) as usize].clone();
         self.held.remove(&gone);
-        Change::Removed(Removed { hashes: vec![name(&gone)], medium: Some(Medium::Gpu), group: None })
+        Change::Removed(RemovedBlocks { hashes: vec![name(&gone)], medium: Some(Medium::Gpu), group: None })
     }
 
     /// Blocks of a prompt that it holds from the first on.

@@ -7,7 +7,7 @@ use baton_events::EngineHash;
 use sha2::{Digest as _, Sha256};
 
 /// An extra key and what it is, such as `("cache_salt", "s")`.
-pub type Tagged<'a> = (&'a str, &'a str);
+pub type TaggedKey<'a> = (&'a str, &'a str);
 
 /// vLLM's `--prefix-caching-hash-algo`.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl Algorithm {
     }
 
     /// The name of the block with `tokens` after `parent`.
-    pub fn block(self, parent: EngineHash, tokens: &[u32], extra: &[Tagged<'_>]) -> EngineHash {
+    pub fn block(self, parent: EngineHash, tokens: &[u32], extra: &[TaggedKey<'_>]) -> EngineHash {
         let EngineHash::Full(parent) = parent else { panic!("a SHA-256 has 32 bytes") };
         digest(match self {
             Self::Cbor => cbor_block(&parent, tokens, extra),
@@ -65,7 +65,7 @@ fn cbor_text(into: &mut Vec<u8>, text: &str) {
     into.extend(text.as_bytes());
 }
 
-fn cbor_block(parent: &[u8], tokens: &[u32], extra: &[Tagged<'_>]) -> Vec<u8> {
+fn cbor_block(parent: &[u8], tokens: &[u32], extra: &[TaggedKey<'_>]) -> Vec<u8> {
     let mut into = Vec::new();
     cbor_head(&mut into, 4, 3);
     cbor_head(&mut into, 2, parent.len());
@@ -85,7 +85,7 @@ fn cbor_block(parent: &[u8], tokens: &[u32], extra: &[Tagged<'_>]) -> Vec<u8> {
     into
 }
 
-fn pickle_block(parent: &[u8], tokens: &[u32], extra: &[Tagged<'_>]) -> Vec<u8> {
+fn pickle_block(parent: &[u8], tokens: &[u32], extra: &[TaggedKey<'_>]) -> Vec<u8> {
     let mut pickle = Pickle(Vec::new());
     pickle.short(b'C', parent);
     pickle.tuple(tokens, |pickle, token| pickle.token(*token));

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::{Served, WIDE, get};
+use crate::{TestServer, WIDE, get};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -80,7 +80,7 @@ async fn each_way_to_have_no_answer_is_told_apart() {
     assert_eq!(next_piece(&mut body).await.unwrap().unwrap(), "short");
     assert!(matches!(next_piece(&mut body).await, Err(Error::Broken(_))));
 
-    let served = Served::start(WIDE).await;
+    let served = TestServer::start(WIDE).await;
     let mut body = client.send(get(&format!("{}/long", served.base))).await.unwrap().into_body();
     assert_eq!(next_piece(&mut body).await.unwrap().unwrap(), "/long");
     assert_eq!(next_piece(&mut body).await, Ok(None));

@@ -27,7 +27,7 @@ const WIDE: Bounds = Bounds {
 };
 
 /// A server that is stopped by its token.
-struct Served {
+struct TestServer {
     base: String,
     stop: CancellationToken,
     /// Requests that came.
@@ -35,7 +35,7 @@ struct Served {
     ended: JoinHandle<()>,
 }
 
-impl Served {
+impl TestServer {
     /// Answers each request with its path, after as many milliseconds as its query says.
     async fn start(bounds: Bounds) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -11,11 +11,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Served, WIDE, get};
+use crate::{TestServer, WIDE, get};
 
 const SOON: Duration = Duration::from_secs(20);
 
-async fn connected(served: &Served) -> TcpStream {
+async fn connected(served: &TestServer) -> TcpStream {
     TcpStream::connect(served.address()).await.unwrap()
 }
 
@@ -30,7 +30,7 @@ async fn read_to_end(stream: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn connections_beyond_the_bound_wait_for_a_place() {
-    let served = Served::start(Bounds { connections: 2, ..WIDE }).await;
+    let served = TestServer::start(Bounds { connections: 2, ..WIDE }).await;
     let (first, second) = (connected(&served).await, connected(&served).await);
     let mut third = connected(&served).await;
     third.write_all(b"GET /third HTTP/1.1\r\nconnection: close\r\n\r\n").await.unwrap();
@@ -44,7 +44,7 @@ async fn connections_beyond_the_bound_wait_for_a_place() {
 #[tokio::test]
 async fn a_head_that_does_not_come_or_is_too_long_ends_the_connection() {
     let limit = Duration::from_millis(100);
-    let served = Served::start(Bounds { head_timeout: limit, ..WIDE }).await;
+    let served = TestServer::start(Bounds { head_timeout: limit, ..WIDE }).await;
     let began = Instant::now();
     let mut slow = connected(&served).await;
     slow.write_all(b"GET /slow HTTP/1.1\r\nhos").await.unwrap();
@@ -78,7 +78,7 @@ async fn a_client_that_reads_nothing_is_cut_off() {
 
 #[tokio::test]
 async fn the_end_waits_for_answers_and_not_for_idle_connections() {
-    let served = Served::start(WIDE).await;
+    let served = TestServer::start(WIDE).await;
     let mut idle = connected(&served).await;
     idle.write_all(b"GET /idle HTTP/1.1\r\n\r\n").await.unwrap();
     let mut came = [0; 4096];
@@ -95,7 +95,7 @@ async fn the_end_waits_for_answers_and_not_for_idle_connections() {
 
 #[tokio::test]
 async fn what_outlasts_the_drain_is_broken_off() {
-    let served = Served::start(Bounds { drain: Duration::from_millis(100), ..WIDE }).await;
+    let served = TestServer::start(Bounds { drain: Duration::from_millis(100), ..WIDE }).await;
     let asking = tokio::spawn(ask(served.base.clone(), "/never?60000"));
     while served.asked.load(Ordering::Relaxed) < 1 {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -9,7 +9,7 @@ pub(crate) const MEDIA: usize = Tier::LOCAL.len();
 
 /// The part of a prompt that one instance holds, in tokens from its beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Matched {
+pub struct PrefixMatch {
     /// The longest prefix that one of its ranks holds, over all media.
     pub longest: u64,
     /// Where the prefix ends that device, host and disk give, in this order: each goes on where the one before

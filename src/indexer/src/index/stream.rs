@@ -5,7 +5,7 @@
 //! special care: a block that left while it waited is simply not there when its place becomes known.
 
 use baton_events::hash::Rolling;
-use baton_events::{Batch, Change, Event, ExtraKey, Medium, Removed, Source, Stored};
+use baton_events::{Batch, Change, Event, ExtraKey, Medium, RemovedBlocks, Source, StoredBlocks};
 use baton_types::Tier;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as Slot;
@@ -179,7 +179,7 @@ impl Stream {
         other(&source.tenant, &self.registration.tenant) || other(&source.model, &self.registration.model)
     }
 
-    fn stored(&mut self, stored: &Stored, source: Option<&Source>, tables: &mut Tables) {
+    fn stored(&mut self, stored: &StoredBlocks, source: Option<&Source>, tables: &mut Tables) {
         let blocks = stored.hashes.len();
         let full = |kind: &String| kind.contains("full") || kind.contains("mla");
         let counts = stored.group.unwrap_or(0) == 0 && stored.attention.as_ref().is_none_or(full);
@@ -215,7 +215,7 @@ impl Stream {
     }
 
     /// Where an event's first block goes on; `None` if its parent is not known.
-    fn start(&self, stored: &Stored, source: Option<&Source>, tables: &mut Tables) -> Option<Start> {
+    fn start(&self, stored: &StoredBlocks, source: Option<&Source>, tables: &mut Tables) -> Option<Start> {
         let nowhere = Start { place: Place::NOWHERE, chain: Rolling::new(self.seed) };
         match stored.parent {
             Some(parent) => {
@@ -229,7 +229,7 @@ impl Stream {
     }
 
     /// The context of a chain that begins with an event.
-    fn root(&self, stored: &Stored, source: Option<&Source>, tables: &mut Tables) -> Place {
+    fn root(&self, stored: &StoredBlocks, source: Option<&Source>, tables: &mut Tables) -> Place {
         let mut keys = salts(stored, 0);
         let request = match (keys.next(), keys.next()) {
             (None, _) => None,
@@ -264,7 +264,7 @@ impl Stream {
         &mut self,
         names: &[u64],
         medium: usize,
-        (stored, source): (&Stored, Option<&Source>),
+        (stored, source): (&StoredBlocks, Option<&Source>),
         tables: &mut Tables,
     ) {
         let standard = source.is_some().then(|| self.root(stored, source, tables));
@@ -335,7 +335,7 @@ impl Stream {
         }
     }
 
-    fn removed(&mut self, removed: &Removed, tables: &mut Tables) {
+    fn removed(&mut self, removed: &RemovedBlocks, tables: &mut Tables) {
         let blocks = removed.hashes.len() as u64;
         let counts = removed.group.unwrap_or(0) == 0;
         let Some(medium) = own_medium(removed.medium.as_ref()).filter(|_| counts) else {
@@ -432,7 +432,7 @@ pub(super) fn bucket<T>(map: &HashMap<u64, T>, name: u64) -> u64 {
 }
 
 /// The further inputs of a block's hash besides tokens and adapter: each is a salt, or `None` for any other key.
-fn salts(stored: &Stored, block: usize) -> impl Iterator<Item = Option<&str>> {
+fn salts(stored: &StoredBlocks, block: usize) -> impl Iterator<Item = Option<&str>> {
     let extra = stored.extra.iter().filter(move |extra| extra.block == block);
     let lora = stored.lora.as_deref();
     extra.flat_map(|extra| &extra.keys).filter_map(move |key| match key {

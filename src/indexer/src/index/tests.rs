@@ -1,7 +1,9 @@
 //! The index against a naive model that keeps whole prefixes, and the paths that blocks take into it.
 
 use baton_events::hash::Rolling;
-use baton_events::{BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Removed, Source, Stored};
+use baton_events::{
+    BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, RemovedBlocks, Source, StoredBlocks,
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -36,14 +38,14 @@ fn medium(at: usize) -> Medium {
     [Medium::Gpu, Medium::Cpu, Medium::Disk][at].clone()
 }
 
-fn stored(prefix: &[u32], from: usize, at: usize) -> Stored {
-    Stored {
+fn stored(prefix: &[u32], from: usize, at: usize) -> StoredBlocks {
+    StoredBlocks {
         hashes: (from + 1..=prefix.len()).map(|n| name(&prefix[..n])).collect(),
         parent: (from > 0).then(|| name(&prefix[..from])),
         tokens: tokens(&prefix[from..]),
         block_tokens: SIZE,
         medium: Some(medium(at)),
-        ..Stored::default()
+        ..StoredBlocks::default()
     }
 }
 
@@ -64,7 +66,7 @@ fn longest(index: &Index, salt: &str, prefix: &[u32]) -> u64 {
 }
 
 fn remove(prefix: &[u32], at: usize) -> Change {
-    Change::Removed(Removed { hashes: vec![name(prefix)], medium: Some(medium(at)), group: None })
+    Change::Removed(RemovedBlocks { hashes: vec![name(prefix)], medium: Some(medium(at)), group: None })
 }
 
 #[test]
@@ -87,13 +89,13 @@ fn salts_adapters_and_tenants_share_nothing_and_pictures_are_not_found() {
     let (mut index, id) = index();
     let with = |keys: Vec<ExtraKey>, symbol: u32| {
         let extra = vec![BlockExtra { block: 0, keys }];
-        Change::Stored(Stored { extra, ..stored(&[symbol, symbol], 0, 0) })
+        Change::Stored(StoredBlocks { extra, ..stored(&[symbol, symbol], 0, 0) })
     };
     tell(&mut index, id, with(vec![ExtraKey::Text("s".into())], 1));
     let tagged = ExtraKey::List(vec![ExtraKey::Text("cache_salt".into()), ExtraKey::Text("t".into())]);
     tell(&mut index, id, with(vec![tagged], 2));
     tell(&mut index, id, with(vec![ExtraKey::Bytes(vec![1])], 3));
-    let lora = Stored { lora: Some("l".into()), ..stored(&[4, 4], 0, 0) };
+    let lora = StoredBlocks { lora: Some("l".into()), ..stored(&[4, 4], 0, 0) };
     tell(&mut index, id, Change::Stored(lora));
     let found = |salt: &str| [1, 2, 3, 4].map(|symbol| longest(&index, salt, &[symbol, symbol]));
     assert_eq!((found(""), found("s"), found("t")), ([0; 4], [4, 0, 0, 0], [0, 4, 0, 0]));
@@ -131,7 +133,8 @@ fn a_store_that_tells_no_tokens_is_found_by_standard_hashes() {
     let (mut index, id) = index();
     let mut chain = Rolling::new(0);
     let hashes = tokens(&[8, 9]).chunks(2).map(|block| EngineHash::Word(chain.push(block))).collect();
-    let told = Stored { hashes, block_tokens: SIZE, medium: Some(Medium::Cpu), ..Stored::default() };
+    let told =
+        StoredBlocks { hashes, block_tokens: SIZE, medium: Some(Medium::Cpu), ..StoredBlocks::default() };
     let source = Some(Box::new(Source { tenant: Some("default".into()), ..Source::default() }));
     let event = Event { change: Change::Stored(told.clone()), source };
     index.apply(id, &Batch { sequence: 0, time_us: 0, dp_rank: None, events: vec![event] });
@@ -154,7 +157,7 @@ fn bounds_hold_and_are_counted() {
     assert_eq!((index.counts(id).orphans, index.counts(id).abandoned), (0, 3), "more than may wait");
     let salted = vec![BlockExtra { block: 0, keys: vec![ExtraKey::Text("s".into())] }];
     tell(&mut index, id, Change::Cleared(None));
-    tell(&mut index, id, Change::Stored(Stored { extra: salted, ..stored(&[1], 0, 0) }));
+    tell(&mut index, id, Change::Stored(StoredBlocks { extra: salted, ..stored(&[1], 0, 0) }));
     assert_eq!(longest(&index, "s", &[1]), 2, "an empty context makes room");
     index.remove(id);
     assert_eq!(index.contexts().len(), 0);

@@ -1,6 +1,6 @@
 //! The contract: what is answered, and what is refused and how.
 
-use baton_events::{Change, Medium, Stored};
+use baton_events::{Change, Medium, StoredBlocks};
 use baton_indexer::{Indexer, ServerSettings};
 use serde_json::{Value, json};
 
@@ -92,13 +92,13 @@ async fn an_answer_tells_media_and_ranks() {
     served.post("/register", &second).await;
     let stored = |from: usize, to: usize, medium| {
         let prefix = [1, 2, 3];
-        Change::Stored(Stored {
+        Change::Stored(StoredBlocks {
             hashes: (from + 1..=to).map(|n| name(&prefix[..n])).collect(),
             parent: (from > 0).then(|| name(&prefix[..from])),
             tokens: tokens(&prefix[from..to]),
             block_tokens: BLOCK as u32,
             medium: Some(medium),
-            ..Stored::default()
+            ..StoredBlocks::default()
         })
     };
     let last = publisher.announce(vec![stored(0, 2, Medium::Gpu), stored(2, 3, Medium::Cpu)]);

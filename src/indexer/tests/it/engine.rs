@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_events::{
-    Change, EngineHash, Medium, Publisher, PublisherConfig, Removed, Stored, SubscriberConfig,
+    Change, EngineHash, Medium, Publisher, PublisherConfig, RemovedBlocks, StoredBlocks, SubscriberConfig,
 };
 use baton_indexer::{Indexer, IndexerSettings, ServerSettings};
 use baton_types::Rng;
@@ -16,13 +16,13 @@ use tokio_util::sync::CancellationToken;
 pub const BLOCK: usize = 4;
 
 /// An indexer that serves until it is dropped.
-pub struct Served {
+pub struct ServedIndexer {
     pub indexer: Arc<Indexer>,
     pub address: String,
     stop: CancellationToken,
 }
 
-impl Drop for Served {
+impl Drop for ServedIndexer {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -40,19 +40,19 @@ pub fn settings() -> IndexerSettings {
     IndexerSettings { subscription: Some(subscription), ..IndexerSettings::default() }
 }
 
-pub async fn indexer() -> Served {
+pub async fn indexer() -> ServedIndexer {
     served(Indexer::new(settings()), ServerSettings::default()).await
 }
 
-pub async fn served(indexer: Arc<Indexer>, settings: ServerSettings) -> Served {
+pub async fn served(indexer: Arc<Indexer>, settings: ServerSettings) -> ServedIndexer {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let stop = CancellationToken::new();
     tokio::spawn(baton_indexer::serve(Arc::clone(&indexer), listener, settings, stop.clone()));
-    Served { indexer, address, stop }
+    ServedIndexer { indexer, address, stop }
 }
 
-impl Served {
+impl ServedIndexer {
     /// Sends a request and gives status, head and body.
     pub async fn send(&self, method: &str, path: &str, body: &[u8]) -> (u16, String, Vec<u8>) {
         let mut stream = tokio::net::TcpStream::connect(&self.address).await.unwrap();
@@ -153,13 +153,13 @@ impl Engine {
         for n in from + 1..=length {
             self.held.insert(prompt[..n].to_vec(), ());
         }
-        let mut told = vec![Change::Stored(Stored {
+        let mut told = vec![Change::Stored(StoredBlocks {
             hashes: (from + 1..=length).map(|n| name(&prompt[..n])).collect(),
             parent: (from > 0).then(|| name(&prompt[..from])),
             tokens: tokens(&prompt[from..]),
             block_tokens: BLOCK as u32,
             medium: Some(Medium::Gpu),
-            ..Stored::default()
+            ..StoredBlocks::default()
         })];
         while self.held.len() > 40 {
             let inner =
@@ -167,7 +167,7 @@ impl Engine {
             let leaves: Vec<Vec<u32>> = self.held.keys().filter(|prefix| !inner(prefix)).cloned().collect();
             let gone = &leaves[self.rng.below(leaves.len() as u64) as usize];
             self.held.remove(gone);
-            told.push(Change::Removed(Removed { hashes: vec![name(gone)], medium: None, group: None }));
+            told.push(Change::Removed(RemovedBlocks { hashes: vec![name(gone)], medium: None, group: None }));
         }
         told
     }
@@ -185,7 +185,7 @@ impl Engine {
     }
 
     /// That an indexer knows of every prompt of up to three blocks, and of all that is held, what the engine holds.
-    pub async fn agrees(&self, served: &Served, instance: &str) {
+    pub async fn agrees(&self, served: &ServedIndexer, instance: &str) {
         let short = (0..39u32).map(|n| vec![n % 3, n / 3 % 3, n / 9 % 3]);
         for prompt in short.chain(self.held.keys().cloned()) {
             let blocks = (1..=prompt.len()).take_while(|n| self.held.contains_key(&prompt[..*n])).count();

@@ -1,12 +1,13 @@
 //! Damaged snapshots and registrations: refused by name, or taken in sound; never more memory than their bytes pay for.
 
-use baton_events::{Batch, Change, EngineHash, Medium, Removed, Stored};
+use baton_events::{Batch, Change, EngineHash, Medium, RemovedBlocks, StoredBlocks};
 use baton_fuzz::{Fuzz, Verdict};
 use baton_indexer::snapshot::{Reader, footer, header, section};
 use baton_indexer::{Index, IndexLimits, IndexerError, Lookup, Registration, read_config};
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 const HEADER_BYTES: usize = 20;
 const FRAME_BYTES: usize = 17;
@@ -120,16 +121,16 @@ fn write_corpus() {
         let (registration, _) = Registration::parse(json.as_bytes()).unwrap();
         let id = index.add(registration).unwrap();
         let stored = |parent: Option<u64>, hashes: &[u64], medium| {
-            Change::Stored(Stored {
+            Change::Stored(StoredBlocks {
                 hashes: hashes.iter().map(|hash| EngineHash::Word(*hash)).collect(),
                 parent: parent.map(EngineHash::Word),
                 tokens: (0..hashes.len() as u32 * 2).collect(),
                 block_tokens: 2,
                 medium: Some(medium),
-                ..Stored::default()
+                ..StoredBlocks::default()
             })
         };
-        let removed = Removed { hashes: vec![EngineHash::Word(3)], ..Removed::default() };
+        let removed = RemovedBlocks { hashes: vec![EngineHash::Word(3)], ..RemovedBlocks::default() };
         let events = vec![
             stored(None, &[1, 2, 3], Medium::Gpu).into(),
             stored(Some(2), &[4, 5], Medium::Cpu).into(),

@@ -8,10 +8,10 @@ use baton_events::Publisher;
 use baton_indexer::snapshot::{Reader, footer, header};
 use baton_indexer::{Indexer, Kind, ServerSettings, join};
 
-use crate::engine::{Engine, Served, indexer, publisher, served, settings};
+use crate::engine::{Engine, ServedIndexer, indexer, publisher, served, settings};
 
 /// An indexer that knows one engine, and what it gives as a snapshot.
-async fn known(engine: &mut Engine, publisher: &Publisher) -> (Served, Vec<u8>) {
+async fn known(engine: &mut Engine, publisher: &Publisher) -> (ServedIndexer, Vec<u8>) {
     let served = indexer().await;
     served.register(publisher, publisher.endpoint(), "i").await;
     let last = engine.announce(publisher, 60).await;
@@ -27,7 +27,7 @@ async fn known(engine: &mut Engine, publisher: &Publisher) -> (Served, Vec<u8>) 
 }
 
 /// A new indexer that reads a file of these bytes.
-async fn read(bytes: &[u8]) -> (Served, Result<(u64, u64), baton_indexer::IndexerError>) {
+async fn read(bytes: &[u8]) -> (ServedIndexer, Result<(u64, u64), baton_indexer::IndexerError>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("index");
     std::fs::write(&path, bytes).unwrap();

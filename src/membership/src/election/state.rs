@@ -163,7 +163,7 @@ pub enum EndReason {
 
 /// A lease that is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+struct HeldLease {
     id: u64,
     /// Before this it cannot have ended.
     lasts_until_us: u64,
@@ -190,7 +190,7 @@ enum Phase {
 pub struct Election {
     settings: Settings,
     phase: Phase,
-    lease: Option<Held>,
+    lease: Option<HeldLease>,
     now_us: u64,
     /// The revision at which the key was last seen vacant.
     vacant_at: u64,
@@ -329,7 +329,7 @@ impl Election {
             return;
         }
         let renew_at_us = self.now_us + self.settings.renew_every_us;
-        self.lease = Some(Held { id, lasts_until_us, renew_at_us, renewing: false });
+        self.lease = Some(HeldLease { id, lasts_until_us, renew_at_us, renewing: false });
         self.phase = Phase::Candidate { campaign_at_us: self.now_us, campaigning: false };
     }
 

@@ -8,12 +8,12 @@ fn settings() -> Settings {
 }
 
 /// A candidate and what it wanted last.
-struct Alone {
+struct LoneCandidate {
     election: Election,
     effects: Vec<Effect>,
 }
 
-impl Alone {
+impl LoneCandidate {
     fn new() -> Self {
         let mut alone = Self { election: Election::new(settings()), effects: Vec::new() };
         assert_eq!(alone.step(0, Input::TimerFired), [Effect::Grant { ttl_us: 10 * S }]);
@@ -44,7 +44,7 @@ impl Alone {
 
 #[test]
 fn a_leader_may_act_until_a_margin_before_its_lease_can_end() {
-    let alone = Alone::leader();
+    let alone = LoneCandidate::leader();
     // Counted from when the lease was asked for, not from when the answer came.
     assert_eq!(alone.election.acts_until_us(), Some(8 * S));
     assert_eq!(alone.election.may_act(8 * S - 1), Some(50));
@@ -53,7 +53,7 @@ fn a_leader_may_act_until_a_margin_before_its_lease_can_end() {
 
 #[test]
 fn renewals_count_from_when_they_were_asked_and_never_shorten() {
-    let mut alone = Alone::leader();
+    let mut alone = LoneCandidate::leader();
     assert_eq!(alone.step(3 * S + S / 2, Input::TimerFired), [Effect::Renew { lease: 7 }]);
     assert_eq!(alone.step(4 * S, Input::TimerFired), [], "one renewal at a time");
     alone.step(5 * S, Input::Renewed { lease: 7, ttl_us: 10 * S, sent_us: 3 * S + S / 2 });
@@ -66,7 +66,7 @@ fn renewals_count_from_when_they_were_asked_and_never_shorten() {
 
 #[test]
 fn a_leader_that_cannot_renew_steps_down_and_starts_anew() {
-    let mut alone = Alone::leader();
+    let mut alone = LoneCandidate::leader();
     alone.step(3 * S + S / 2, Input::TimerFired);
     assert_eq!(alone.step(4 * S, Input::RenewFailed { lease: 7 }), []);
     assert_eq!(
@@ -87,7 +87,7 @@ fn a_leader_that_cannot_renew_steps_down_and_starts_anew() {
 
 #[test]
 fn a_frozen_leader_knows_before_it_is_stepped() {
-    let mut alone = Alone::leader();
+    let mut alone = LoneCandidate::leader();
     assert_eq!(alone.election.may_act(60 * S), None);
     let woken = alone.step(60 * S, Input::Renewed { lease: 7, ttl_us: 10 * S, sent_us: 2 * S });
     assert_eq!(woken[0], Effect::Deposed { token: 50, why: EndReason::TimeUp });
@@ -95,17 +95,17 @@ fn a_frozen_leader_knows_before_it_is_stepped() {
 
 #[test]
 fn an_election_that_is_won_too_late_is_not_taken() {
-    let mut alone = Alone::candidate();
+    let mut alone = LoneCandidate::candidate();
     let late = alone.step(9 * S, Input::Won { lease: 7, token: 50 });
     assert_eq!(late, [Effect::Revoke { lease: 7 }, Effect::Grant { ttl_us: 10 * S }]);
-    let mut alone = Alone::new();
+    let mut alone = LoneCandidate::new();
     let late = alone.step(9 * S, Input::Granted { lease: 7, ttl_us: 10 * S, sent_us: 0 });
     assert_eq!(late, [Effect::Revoke { lease: 7 }], "no use in a lease that is all but over");
 }
 
 #[test]
 fn who_waits_tries_again_when_the_key_is_seen_vacant() {
-    let mut alone = Alone::candidate();
+    let mut alone = LoneCandidate::candidate();
     assert_eq!(alone.step(2 * S, Input::Held { lease: 7, token: 40 }), []);
     assert_eq!(alone.step(2 * S, Input::SeenHeld { lease: 3, token: 40 }), []);
     assert_eq!(alone.step(2 * S, Input::SeenVacant { revision: 45 }), [Effect::Campaign { lease: 7 }]);
@@ -120,7 +120,7 @@ fn who_waits_tries_again_when_the_key_is_seen_vacant() {
 
 #[test]
 fn an_attempt_whose_answer_was_lost_is_found_out_by_watching() {
-    let mut alone = Alone::candidate();
+    let mut alone = LoneCandidate::candidate();
     alone.step(S, Input::CampaignFailed { lease: 7 });
     let seen = alone.step(S, Input::SeenHeld { lease: 7, token: 50 });
     assert_eq!(seen, [Effect::Elected { token: 50 }]);
@@ -137,7 +137,7 @@ fn a_leader_whose_key_is_gone_or_anothers_steps_down() {
         (Input::LeaseGone { lease: 3 }, false),
         (Input::LeaseGone { lease: 7 }, true),
     ] {
-        let mut alone = Alone::leader();
+        let mut alone = LoneCandidate::leader();
         alone.step(2 * S, seen);
         assert_eq!(alone.election.may_act(2 * S), (!ousted).then_some(50), "{seen:?}");
     }
@@ -145,7 +145,7 @@ fn a_leader_whose_key_is_gone_or_anothers_steps_down() {
 
 #[test]
 fn a_token_that_does_not_grow_is_not_led_with() {
-    let mut alone = Alone::leader();
+    let mut alone = LoneCandidate::leader();
     alone.step(2 * S, Input::LeaseGone { lease: 7 });
     alone.step(3 * S, Input::TimerFired);
     let granted = Input::Granted { lease: 8, ttl_us: 10 * S, sent_us: 3 * S };
@@ -156,12 +156,12 @@ fn a_token_that_does_not_grow_is_not_led_with() {
 
 #[test]
 fn who_resigns_stops_at_once_and_for_good() {
-    let mut alone = Alone::leader();
+    let mut alone = LoneCandidate::leader();
     let left = alone.step(2 * S, Input::Resign);
     assert_eq!(left, [Effect::Deposed { token: 50, why: EndReason::Resigned }, Effect::Revoke { lease: 7 }]);
     assert!(alone.election.resigned() && alone.election.next_deadline_us().is_none());
     assert_eq!(alone.step(3 * S, Input::SeenVacant { revision: 90 }), []);
-    let mut alone = Alone::new();
+    let mut alone = LoneCandidate::new();
     alone.step(S, Input::Resign);
     let late = alone.step(2 * S, Input::Granted { lease: 7, ttl_us: 10 * S, sent_us: 0 });
     assert_eq!(late, [Effect::Revoke { lease: 7 }], "what came too late is given back");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::Following;
+use super::FollowFuture;
 use crate::directory::{Board, listed};
 use crate::error::{MembershipError, Result};
 use crate::member::{Member, MemberRole};
@@ -19,9 +19,9 @@ type Answer = Pin<Box<dyn Future<Output = std::io::Result<Vec<IpAddr>>> + Send>>
 
 /// How a name is looked up: by the system, or by something else, as tests do.
 #[derive(Clone, Default)]
-pub struct Resolve(Option<Arc<dyn Fn(String) -> Answer + Send + Sync>>);
+pub struct NameLookup(Option<Arc<dyn Fn(String) -> Answer + Send + Sync>>);
 
-impl Resolve {
+impl NameLookup {
     /// Asks `look_up` instead of the system.
     pub fn by(look_up: impl Fn(String) -> Answer + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(look_up)))
@@ -35,7 +35,7 @@ impl Resolve {
     }
 }
 
-impl fmt::Debug for Resolve {
+impl fmt::Debug for NameLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Resolve(own)" } else { "Resolve(system)" })
     }
@@ -58,7 +58,7 @@ pub struct DnsSource {
     /// leave some out each time.
     pub absences: u32,
     /// How it is looked up.
-    pub resolve: Resolve,
+    pub resolve: NameLookup,
 }
 
 impl DnsSource {
@@ -66,10 +66,18 @@ impl DnsSource {
     #[must_use]
     pub fn new(name: impl Into<String>, port: u16, role: MemberRole) -> Self {
         let (every_us, timeout_us) = (5_000_000, 5_000_000);
-        Self { name: name.into(), port, role, every_us, timeout_us, absences: 2, resolve: Resolve::default() }
+        Self {
+            name: name.into(),
+            port,
+            role,
+            every_us,
+            timeout_us,
+            absences: 2,
+            resolve: NameLookup::default(),
+        }
     }
 
-    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<FollowFuture> {
         let wrong = |why: &str| Err(MembershipError::invalid(format!("DNS name '{}': {why}", self.name)));
         if self.name.is_empty() || self.name.len() > 253 {
             return wrong("a name has 1 to 253 characters; give that of the service");

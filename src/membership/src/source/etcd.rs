@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use tokio_util::sync::CancellationToken;
 
-use super::Following;
+use super::FollowFuture;
 use crate::directory::{Board, listed};
 use crate::error::{MembershipError, Result};
 use crate::etcd::{Batch, Entry, Etcd, Event, Follower, Keys, Listing, follow};
 use crate::member::Member;
-use crate::view::{Listed, MEMBERS_MAX, Revision};
+use crate::view::{ListedMember, MEMBERS_MAX, Revision};
 
 /// The members of the cluster that calls itself `cluster`, as [`crate::Registration`] writes them.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub(crate) fn check_cluster(cluster: &str) -> Result<()> {
 }
 
 impl EtcdSource {
-    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<FollowFuture> {
         check_cluster(&self.cluster)?;
         let keys = Keys::Under(members_prefix(&self.cluster));
         let roster = Roster { board, entries: BTreeMap::new(), more: false, revision: "".into() };
@@ -48,7 +48,7 @@ impl EtcdSource {
 /// The state of the keys, and the board that reports it.
 struct Roster {
     board: Board,
-    entries: BTreeMap<String, Option<Listed>>,
+    entries: BTreeMap<String, Option<ListedMember>>,
     more: bool,
     revision: Revision,
 }

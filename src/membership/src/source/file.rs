@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{Following, all_listed};
+use super::{FollowFuture, all_listed};
 use crate::directory::Board;
 use crate::error::{Kind, MembershipError, Result, Stage};
 use crate::member::{Member, MemberRole};
-use crate::view::{Listed, Revision};
+use crate::view::{ListedMember, Revision};
 
 /// A file longer than this is no list of members.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -33,7 +33,7 @@ pub struct FileSource {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct WrittenMember {
     name: String,
     role: Option<MemberRole>,
     addresses: Vec<String>,
@@ -47,7 +47,7 @@ struct Written {
 #[serde(deny_unknown_fields)]
 struct Document {
     #[serde(default)]
-    member: Vec<Written>,
+    member: Vec<WrittenMember>,
 }
 
 impl FileSource {
@@ -57,7 +57,7 @@ impl FileSource {
         Self { path: path.into(), every_us: 1_000_000, role: MemberRole::Both }
     }
 
-    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<FollowFuture> {
         if self.every_us == 0 {
             return Err(MembershipError::invalid("a file cannot be read every 0 µs; give a longer pause"));
         }
@@ -102,10 +102,10 @@ async fn read(path: &Path) -> Result<Vec<u8>> {
     tokio::fs::read(path).await.map_err(|e| wrong(e.to_string()))
 }
 
-fn parse((path, role): (&Path, MemberRole), text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
+fn parse((path, role): (&Path, MemberRole), text: &[u8], revision: &Revision) -> Result<Vec<ListedMember>> {
     let wrong =
         |why: String| MembershipError::new(Kind::Corrupt, Stage::Read, format!("{}: {why}", path.display()));
-    let written: Vec<Written> = if path.extension().is_some_and(|end| end == "json") {
+    let written: Vec<WrittenMember> = if path.extension().is_some_and(|end| end == "json") {
         serde_json::from_slice(text).map_err(|e| wrong(format!("no list of members as JSON: {e}")))?
     } else {
         let text = std::str::from_utf8(text).map_err(|e| wrong(format!("no text: {e}")))?;
@@ -115,7 +115,7 @@ fn parse((path, role): (&Path, MemberRole), text: &[u8], revision: &Revision) ->
         }
         toml::from_str::<Document>(text).map_err(|e| wrong(format!("no members as TOML: {e}")))?.member
     };
-    let member = |one: Written| Member {
+    let member = |one: WrittenMember| Member {
         name: one.name,
         role: one.role.unwrap_or(role),
         addresses: one.addresses,

@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Following, all_listed};
+use super::{FollowFuture, all_listed};
 use crate::directory::Board;
 use crate::error::Result;
 use crate::member::Member;
@@ -15,7 +15,7 @@ pub struct ListSource {
 }
 
 impl ListSource {
-    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<FollowFuture> {
         let all = all_listed(self.members, &"1".into())?;
         Ok(Box::pin(async move {
             board.replace(all, "1".into(), 0);

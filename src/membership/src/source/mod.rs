@@ -10,7 +10,7 @@ use std::pin::Pin;
 
 use tokio_util::sync::CancellationToken;
 
-pub use dns::{DnsSource, Resolve};
+pub use dns::{DnsSource, NameLookup};
 pub use etcd::EtcdSource;
 pub(crate) use etcd::{check_cluster, members_prefix};
 pub use file::FileSource;
@@ -20,7 +20,7 @@ pub use list::ListSource;
 use crate::directory::{Board, listed};
 use crate::error::{MembershipError, Result};
 use crate::member::Member;
-use crate::view::{Listed, MEMBERS_MAX, Revision};
+use crate::view::{ListedMember, MEMBERS_MAX, Revision};
 
 /// One of the sources, and how it is asked.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub enum Source {
 }
 
 /// A whole list of members as a directory has it.
-fn all_listed(members: Vec<Member>, revision: &Revision) -> Result<Vec<Listed>> {
+fn all_listed(members: Vec<Member>, revision: &Revision) -> Result<Vec<ListedMember>> {
     let wrong = |why: String| Err(MembershipError::invalid(why));
     if members.len() > MEMBERS_MAX {
         return wrong(format!("{} members, at most {MEMBERS_MAX}; split the cluster", members.len()));
@@ -50,11 +50,11 @@ fn all_listed(members: Vec<Member>, revision: &Revision) -> Result<Vec<Listed>> 
     members.into_iter().map(|member| listed(member, revision)).collect()
 }
 
-pub(crate) type Following = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type FollowFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Source {
     /// A future that follows the source and writes to `board` until `stop` is cancelled.
-    pub(crate) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+    pub(crate) fn following(self, board: Board, stop: CancellationToken) -> Result<FollowFuture> {
         match self {
             Self::List(source) => source.following(board, stop),
             Self::File(source) => source.following(board, stop),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_membership::etcd::{Act, Keys};
 use baton_membership::{
-    Change, Directory, EtcdSource, Member, MemberRole, Registered, Registration, Snapshot, Source,
+    Change, Directory, EtcdSource, Member, MemberRole, Registration, RegistrationState, Snapshot, Source,
 };
 
 use crate::eventually;
@@ -26,7 +26,7 @@ fn register(server: &Server, name: &str) -> Registration {
 
 async fn epoch_of(registration: &Registration) -> u64 {
     eventually("it is registered", || match *registration.standing().borrow() {
-        Registered::Yes { epoch } => Some(epoch),
+        RegistrationState::Yes { epoch } => Some(epoch),
         _ => None,
     })
     .await
@@ -74,7 +74,7 @@ async fn who_goes_without_a_word_is_gone_when_its_lease_ends() {
     shows(&directory, &["a", "b"]).await;
     drop(a);
     shows(&directory, &["b"]).await;
-    assert!(matches!(*b.standing().borrow(), Registered::Yes { .. }));
+    assert!(matches!(*b.standing().borrow(), RegistrationState::Yes { .. }));
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn a_restart_takes_its_name_over_at_once_and_the_older_life_knows() {
     let second = epoch_of(&newer).await;
     assert!(second > first);
     let superseded = eventually("it is superseded", || match *older.standing().borrow() {
-        Registered::Superseded { epoch } => Some(epoch),
+        RegistrationState::Superseded { epoch } => Some(epoch),
         _ => None,
     });
     assert_eq!(superseded.await, second);
@@ -125,14 +125,15 @@ async fn of_many_that_start_with_one_name_at_once_one_stays() {
     let server = Server::start().await;
     let many: Vec<Registration> = (0..4).map(|_| register(&server, "a")).collect();
     let settled = eventually("one stays", || {
-        let standings: Vec<Registered> = many.iter().map(|one| one.standing().borrow().clone()).collect();
-        let yes = standings.iter().filter(|one| matches!(one, Registered::Yes { .. })).count();
-        let out = standings.iter().filter(|one| matches!(one, Registered::Superseded { .. })).count();
+        let standings: Vec<RegistrationState> =
+            many.iter().map(|one| one.standing().borrow().clone()).collect();
+        let yes = standings.iter().filter(|one| matches!(one, RegistrationState::Yes { .. })).count();
+        let out = standings.iter().filter(|one| matches!(one, RegistrationState::Superseded { .. })).count();
         (yes == 1 && out == 3).then_some(standings)
     })
     .await;
     let epochs = settled.iter().map(|one| match one {
-        Registered::Yes { epoch } | Registered::Superseded { epoch } => *epoch,
+        RegistrationState::Yes { epoch } | RegistrationState::Superseded { epoch } => *epoch,
         other => panic!("{other:?}"),
     });
     let (server_says, _) = server.client().get("/baton/test/members/a").await.expect("read");
@@ -195,7 +196,7 @@ async fn registrations_that_cannot_work_are_refused() {
     assert!(refused("a", Member { name: "a b".into(), ..member() }, TTL_US).contains("visible ASCII"));
     let down = Registration::start(&etcd, "a", member(), TTL_US).expect("it goes on trying");
     eventually("it says why", || match &*down.standing().borrow() {
-        Registered::No { why } if why.contains("see whether it runs") => Some(()),
+        RegistrationState::No { why } if why.contains("see whether it runs") => Some(()),
         _ => None,
     })
     .await;

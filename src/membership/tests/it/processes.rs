@@ -28,12 +28,12 @@ async fn candidate() {
 }
 
 /// A candidate that runs elsewhere.
-struct Elsewhere {
+struct RemoteCandidate {
     child: Child,
     acts: mpsc::Receiver<(u64, u64)>,
 }
 
-impl Elsewhere {
+impl RemoteCandidate {
     fn start(server: &Server) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
             .args(["--ignored", "--exact", "processes::candidate", "--nocapture"])
@@ -80,7 +80,7 @@ impl Elsewhere {
     }
 }
 
-impl Drop for Elsewhere {
+impl Drop for RemoteCandidate {
     fn drop(&mut self) {
         // It may be frozen; this ends it all the same.
         let _ = self.child.kill();
@@ -98,9 +98,9 @@ fn judge(mut acts: Vec<(u64, u64)>) {
 #[tokio::test]
 async fn a_frozen_leader_wakes_up_knowing_that_it_leads_no_more() {
     let server = Server::start().await;
-    let first = Elsewhere::start(&server);
+    let first = RemoteCandidate::start(&server);
     let (token, _) = first.acts_above(0);
-    let second = Elsewhere::start(&server);
+    let second = RemoteCandidate::start(&server);
     first.signal("-STOP");
     let mut acts = first.rest();
     let (next, taken) = second.acts_above(token);
@@ -123,9 +123,9 @@ async fn a_frozen_leader_wakes_up_knowing_that_it_leads_no_more() {
 #[tokio::test]
 async fn a_killed_leader_is_followed_by_another_within_a_few_leases() {
     let server = Server::start().await;
-    let first = Elsewhere::start(&server);
+    let first = RemoteCandidate::start(&server);
     let (token, _) = first.acts_above(0);
-    let second = Elsewhere::start(&server);
+    let second = RemoteCandidate::start(&server);
     std::thread::sleep(Duration::from_millis(300));
     let mut acts = first.rest();
     assert!(second.rest().is_empty(), "one at a time");

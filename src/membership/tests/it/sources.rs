@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baton_membership::{Directory, DnsSource, FileSource, MemberRole, Resolve, Source};
+use baton_membership::{Directory, DnsSource, FileSource, MemberRole, NameLookup, Source};
 
 use crate::eventually;
 
@@ -51,7 +51,7 @@ async fn a_file_is_followed_and_a_wrong_one_leaves_what_is_known() {
 async fn a_name_is_looked_up_again_and_again() {
     let answer: Arc<Mutex<Result<Vec<IpAddr>, ErrorKind>>> = Arc::new(Mutex::new(Ok(Vec::new())));
     let asked = answer.clone();
-    let resolve = Resolve::by(move |name| {
+    let resolve = NameLookup::by(move |name| {
         assert_eq!(name, "nodes.test");
         let answer = asked.lock().expect("whole").clone();
         Box::pin(async move { answer.map_err(Error::from) })
@@ -79,7 +79,7 @@ async fn the_system_resolves_localhost_and_a_silent_resolver_is_given_up_on() {
     let directory = directory.expect("a directory");
     let first = tokio::time::timeout(crate::SOON, directory.read_once()).await.expect("in time");
     assert!(first.members.keys().any(|name| name == "127.0.0.1:1" || name == "[::1]:1"), "{first:?}");
-    let resolve = Resolve::by(|_| Box::pin(std::future::pending()));
+    let resolve = NameLookup::by(|_| Box::pin(std::future::pending()));
     let source = DnsSource { timeout_us: 10_000, resolve, ..DnsSource::new("a", 1, MemberRole::Both) };
     let silent = Directory::start(Source::Dns(source)).expect("a directory");
     stale(&silent, "no answer in time").await;

@@ -1,6 +1,6 @@
 //! The bodies of calls, and their shapes.
 
-use super::model::{MountedSegment, OBJECT, PLACING, Placing, SEGMENT, UUID, Uuid};
+use super::model::{MountedSegment, OBJECT, PLACING, PlacementOptions, SEGMENT, UUID, Uuid};
 use crate::pack::{Shape, pack};
 
 /// The keepers of each object, for callers without an identity.
@@ -58,7 +58,7 @@ pub(super) fn remove(key: &str, force: bool) -> Vec<u8> {
     })
 }
 
-pub(super) fn put_start(client: Uuid, key: &str, bytes: u64, placing: &Placing) -> Vec<u8> {
+pub(super) fn put_start(client: Uuid, key: &str, bytes: u64, placing: &PlacementOptions) -> Vec<u8> {
     pack(&PUT_START, |to| {
         client.write(to);
         to.text(key);

@@ -209,20 +209,20 @@ impl Located {
 
 /// How an object is to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placing {
+pub struct PlacementOptions {
     /// Copies in memory.
     pub replicas: u64,
     /// The segment that is preferred, or nothing.
     pub preferred_segment: String,
 }
 
-impl Default for Placing {
+impl Default for PlacementOptions {
     fn default() -> Self {
         Self { replicas: 1, preferred_segment: String::new() }
     }
 }
 
-impl Placing {
+impl PlacementOptions {
     pub(super) fn write(&self, to: &mut Writer) {
         to.u64(self.replicas);
         // None on drives that are reached over a fabric, none in a distributed file system.

@@ -55,10 +55,11 @@ fn our_calls_are_those_of_a_real_client() {
     same("ExistKey", 0, &KEY, &bodies::key("key-one"));
     same("GetReplicaList", 1, &KEY, &bodies::key("absent"));
     same("Remove", 0, &REMOVE, &bodies::remove("key-one", false));
-    same("PutStart", 0, &PUT_START, &bodies::put_start(client, "key-one", 11, &Placing::default()));
+    same("PutStart", 0, &PUT_START, &bodies::put_start(client, "key-one", 11, &PlacementOptions::default()));
     same("PutEnd", 0, &PUT_END, &bodies::put_end(client, "key-one", None));
     let long = "k".repeat(300);
-    let preferred = Placing { preferred_segment: "127.0.0.1:17811".into(), ..Placing::default() };
+    let preferred =
+        PlacementOptions { preferred_segment: "127.0.0.1:17811".into(), ..PlacementOptions::default() };
     same("PutStart", 2, &PUT_START, &bodies::put_start(client, &long, 5000, &preferred));
     same("PutEnd", 1, &PUT_END, &bodies::put_end(client, &long, None));
 }

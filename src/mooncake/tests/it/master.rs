@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use baton_mooncake::pack::Shape;
 use baton_mooncake::{
-    CallTimes, DataTimes, Kind, Master, NodeSettings, Objects, ObjectsSettings, Placing, RELEASE, StorageNode,
+    CallTimes, DataTimes, Kind, Master, NodeSettings, Objects, ObjectsSettings, PlacementOptions, RELEASE,
+    StorageNode,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -79,7 +80,7 @@ async fn an_object_is_put_got_and_told() {
     let (scripted, owner) = (ScriptedMaster::start().await, Owner::start(10_000).await);
     let objects = Objects::connect(quick(&scripted)).await.unwrap();
     scripted.on("PutStart", Reply::Body(room(&[at(&owner, 10, 5), at(&owner, 500, 5)])));
-    objects.put("key", b"bytes", &Placing::default()).await.unwrap();
+    objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap();
     assert_eq!((scripted.asked("PutEnd"), scripted.asked("PutRevoke")), (1, 0));
     for offset in [10, 500] {
         scripted.on("GetReplicaList", Reply::Body(located(&[at(&owner, offset, 5)], 5000, None)));
@@ -96,22 +97,22 @@ async fn a_put_that_fails_is_revoked() {
     let mut revoked = 0;
     for replicas in [vec![], vec![at(&owner, 0, 4)], vec![outside], vec![at(&owner, 0, 5), dead]] {
         scripted.on("PutStart", Reply::Body(room(&replicas)));
-        objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
+        objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap_err();
         revoked += 1;
         assert_eq!((scripted.asked("PutEnd"), scripted.asked("PutRevoke")), (0, revoked));
     }
     scripted.on("PutStart", Reply::Body(room(&[at(&owner, 0, 5)])));
     scripted.on("PutEnd", Reply::Body(refused(&Shape::Expected(&Shape::Nothing), -704)));
-    objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
+    objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap_err();
     assert_eq!(scripted.asked("PutRevoke"), revoked + 1);
     scripted.on("PutStart", Reply::Body(refused(&REPLICAS, -705)));
-    let there = objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
+    let there = objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap_err();
     assert_eq!(there.kind, Kind::Refused(-705), "{there}");
     assert_eq!(scripted.asked("PutRevoke"), revoked + 1, "there was nothing to revoke");
     // It is unknown whether the master reserved space. The error reports a put that could not be revoked.
     scripted.on("PutStart", Reply::Close);
     scripted.on("PutRevoke", Reply::Body(refused(&Shape::Expected(&Shape::Nothing), -704)));
-    let lost = objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
+    let lost = objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap_err();
     assert_eq!(scripted.asked("PutRevoke"), revoked + 2);
     assert!(lost.kind == Kind::Unavailable && lost.to_string().contains("taken until"), "{lost}");
 }
@@ -153,14 +154,14 @@ async fn a_segment_whose_owner_was_started_anew_is_opened_anew() {
     let objects = Objects::connect(quick(&scripted)).await.unwrap();
     for _ in 0..3 {
         scripted.on("PutStart", Reply::Body(room(&[at(&owner, 0, 5)])));
-        objects.put("key", b"bytes", &Placing::default()).await.unwrap();
+        objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap();
     }
     owner.stop.cancel();
     let second = Owner::start(10_000).await;
     let moved =
         InMemory { address: second.region.base(), endpoint: second.endpoint.clone(), ..at(&owner, 0, 5) };
     scripted.on("PutStart", Reply::Body(room(&[moved])));
-    objects.put("key", b"bytes", &Placing::default()).await.unwrap();
+    objects.put("key", b"bytes", &PlacementOptions::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -170,11 +171,14 @@ async fn keys_and_sizes_that_cannot_be_are_not_asked_about() {
     for key in [String::new(), "k".repeat(5000)] {
         assert_eq!(objects.exists(&key).await.unwrap_err().kind, Kind::Invalid);
         assert_eq!(objects.get(&key).await.unwrap_err().kind, Kind::Invalid);
-        assert_eq!(objects.put(&key, b"b", &Placing::default()).await.unwrap_err().kind, Kind::Invalid);
+        assert_eq!(
+            objects.put(&key, b"b", &PlacementOptions::default()).await.unwrap_err().kind,
+            Kind::Invalid
+        );
         assert_eq!(objects.remove(&key, false).await.unwrap_err().kind, Kind::Invalid);
     }
     for size in [0, (1 << 20) + 1] {
-        let refused = objects.put("key", &vec![0; size], &Placing::default()).await.unwrap_err();
+        let refused = objects.put("key", &vec![0; size], &PlacementOptions::default()).await.unwrap_err();
         assert_eq!(refused.kind, Kind::Invalid);
     }
     assert_eq!(scripted.asked("PutStart"), 0);

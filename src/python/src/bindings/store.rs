@@ -11,7 +11,7 @@ use pyo3::types::PyBytes;
 use super::log;
 use crate::Failure;
 use crate::raw::{Buffers, Span};
-use crate::store::{Answer, KEYS_MAX, Put, Taking};
+use crate::store::{Answer, GetMode, KEYS_MAX, PutValue};
 
 const LOGGER: &str = "mooncake.store";
 /// How long `unregister_buffer` waits for calls that use the buffer.
@@ -20,7 +20,7 @@ const USE_LIMIT: Duration = Duration::from_secs(65);
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A list for each key.
-type Nested = Vec<Vec<u64>>;
+type NestedLists = Vec<Vec<u64>>;
 
 /// Values by key.
 #[pyclass(frozen, subclass, module = "mooncake.store")]
@@ -177,27 +177,45 @@ impl Store {
     }
 
     /// Puts values from registered memory, several pieces each. 0 or below 0 for each key.
-    fn put_spans(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
+    fn put_spans(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        buffers: NestedLists,
+        sizes: NestedLists,
+    ) -> Vec<i64> {
         self.run(py, ("put", keys.len()), |store| {
             let spans = self.spans(keys.len(), &buffers, &sizes)?;
-            Ok(store.put(&keys, &spans.into_iter().map(Put::Spans).collect::<Vec<_>>()))
+            Ok(store.put(&keys, &spans.into_iter().map(PutValue::Spans).collect::<Vec<_>>()))
         })
     }
 
     /// Gets values into registered memory, several pieces each. Bytes or below 0 for each key; a value that does not
     /// fill its pieces is a miss.
-    fn get_spans(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
+    fn get_spans(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        buffers: NestedLists,
+        sizes: NestedLists,
+    ) -> Vec<i64> {
         self.run(py, ("get", keys.len()), |store| {
             let spans = self.spans(keys.len(), &buffers, &sizes)?;
-            Ok(store.get_into(&keys, &spans, Taking::Exact))
+            Ok(store.get_into(&keys, &spans, GetMode::Exact))
         })
     }
 
     /// Gets values into pieces that may be longer than their value.
-    fn get_into_larger(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
+    fn get_into_larger(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        buffers: NestedLists,
+        sizes: NestedLists,
+    ) -> Vec<i64> {
         self.run(py, ("get", keys.len()), |store| {
             let spans = self.spans(keys.len(), &buffers, &sizes)?;
-            Ok(store.get_into(&keys, &spans, Taking::UpTo))
+            Ok(store.get_into(&keys, &spans, GetMode::UpTo))
         })
     }
 
@@ -210,7 +228,7 @@ impl Store {
                     "lists of different lengths; give each key a value",
                 ));
             }
-            Ok(store.put(&keys, &values.iter().map(|value| Put::Bytes(value)).collect::<Vec<_>>()))
+            Ok(store.put(&keys, &values.iter().map(|value| PutValue::Bytes(value)).collect::<Vec<_>>()))
         })
     }
 

@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 use super::log;
 use super::notices::TransferNotify;
 use crate::Failure;
-use crate::engine::{Engine, Moving, Piece, State};
+use crate::engine::{BatchGroup, Engine, Piece, State};
 
 /// Transfers begun and not yet asked about.
 const MOVING_MAX: usize = 65_536;
@@ -20,16 +20,16 @@ const LOGGER: &str = "mooncake.engine";
 type Lists = (Vec<u64>, Vec<u64>, Vec<u64>);
 
 #[derive(Default)]
-struct Begun {
+struct TransferTable {
     next: u64,
-    moving: BTreeMap<u64, Moving>,
+    moving: BTreeMap<u64, BatchGroup>,
 }
 
 /// Moves bytes between registered memory of this process and of others.
 #[pyclass(frozen, subclass, name = "Engine", module = "mooncake.engine")]
 pub(super) struct TransferEngine {
     engine: OnceLock<Engine>,
-    begun: Mutex<Begun>,
+    begun: Mutex<TransferTable>,
 }
 
 impl TransferEngine {
@@ -52,7 +52,7 @@ impl TransferEngine {
         self.run(py, does).map_or_else(|failure| failure.code, |()| 0)
     }
 
-    fn begun(&self) -> std::sync::MutexGuard<'_, Begun> {
+    fn begun(&self) -> std::sync::MutexGuard<'_, TransferTable> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -173,7 +173,7 @@ impl TransferEngine {
             let mut first = Ok(());
             for id in ids {
                 let moving = self.begun().moving.remove(&id);
-                first = first.and(moving.ok_or_else(|| unknown(id)).and_then(Moving::wait));
+                first = first.and(moving.ok_or_else(|| unknown(id)).and_then(BatchGroup::wait));
             }
             first
         })

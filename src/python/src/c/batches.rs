@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use baton_transports::mover::Direction;
 
 use crate::Failure;
-use crate::engine::{Engine, Moving, Note, Piece, State};
+use crate::engine::{BatchGroup, Engine, Note, Piece, State};
 
 /// Batches at once, and requests of one.
 const BATCHES_MAX: usize = 65_536;
@@ -14,7 +14,7 @@ const REQUESTS_MAX: usize = 1 << 20;
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct TransferOrder {
     pub(super) target: String,
     pub(super) way: Direction,
     pub(super) local: u64,
@@ -33,7 +33,7 @@ pub(super) enum Status {
 
 /// Requests that were begun together; they end together.
 struct Run {
-    moving: Moving,
+    moving: BatchGroup,
     state: State,
 }
 
@@ -48,17 +48,17 @@ struct Batch {
 }
 
 #[derive(Default)]
-struct Held {
+struct BatchTable {
     next: u64,
     batches: BTreeMap<u64, Batch>,
 }
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Batches(Mutex<Held>);
+pub(super) struct Batches(Mutex<BatchTable>);
 
 impl Batches {
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, BatchTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,7 +85,7 @@ impl Batches {
         &self,
         engine: &Engine,
         id: u64,
-        wanted: &[Wanted],
+        wanted: &[TransferOrder],
         mut note: Option<Note>,
     ) -> Result<(), Failure> {
         let room = self.held().batches.get(&id).map(|batch| batch.capacity - batch.tasks.len());
@@ -97,7 +97,8 @@ impl Batches {
         let mut tasks = Vec::with_capacity(wanted.len());
         let mut groups = wanted.chunk_by(|a, b| a.target == b.target && a.way == b.way).peekable();
         while let Some(group) = groups.next() {
-            let piece = |one: &Wanted| Piece { local: one.local, remote: one.remote, bytes: one.bytes };
+            let piece =
+                |one: &TransferOrder| Piece { local: one.local, remote: one.remote, bytes: one.bytes };
             let pieces: Vec<Piece> = group.iter().map(piece).collect();
             let note = note.take_if(|_| groups.peek().is_none());
             let begun = engine.start_moving(&group[0].target, group[0].way, &pieces, note);

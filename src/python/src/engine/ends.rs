@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_transports::mover::published::{Publisher, PublisherConfig};
 use baton_transports::mover::{
-    Exposure, Inbound, Mover, MoverSettings, Notice, PeerId, ShmConfig, ShmTransport, TcpConfig,
+    Exposure, Mover, MoverSettings, Notice, NoticeReceiver, PeerId, ShmConfig, ShmTransport, TcpConfig,
     TcpTransport, Transport,
 };
 
@@ -31,7 +31,7 @@ impl Inbox {
     }
 }
 
-impl Inbound for Inbox {
+impl NoticeReceiver for Inbox {
     fn notice(&self, _: &PeerId, notice: Notice) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == NOTICES_MAX {

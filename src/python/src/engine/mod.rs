@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_transfer::Priority;
-use baton_transports::mover::published::{Directory, DirectoryConfig, Published, Publisher};
+use baton_transports::mover::published::{Directory, DirectoryConfig, PublishedSegments, Publisher};
 use baton_transports::mover::{Batch, Direction, Grant, Mover, Notice, Op, Pages, WindowId};
 use baton_transports::mover::{Location, Memory, Region};
 
-pub use self::moving::{Moving, State};
+pub use self::moving::{BatchGroup, State};
 pub use self::note::Note;
 pub use self::pieces::Piece;
 
@@ -29,7 +29,7 @@ const USE_LIMIT: Duration = Duration::from_secs(65);
 
 /// The engine's state of a registered range.
 #[derive(Debug)]
-struct Registered {
+struct RegisteredRange {
     memory: Arc<Memory>,
     window: WindowId,
 }
@@ -39,7 +39,7 @@ pub struct Engine {
     mover: Arc<Mover>,
     publisher: Publisher,
     directory: Directory,
-    ranges: Ranges<Registered>,
+    ranges: Ranges<RegisteredRange>,
     inbox: Arc<Inbox>,
     verify: bool,
 }
@@ -120,7 +120,7 @@ impl Engine {
         });
         match opened {
             Ok(window) => {
-                self.ranges.fill(address, Registered { memory, window });
+                self.ranges.fill(address, RegisteredRange { memory, window });
                 Ok(())
             }
             Err(fault) => {
@@ -250,12 +250,12 @@ impl Engine {
         way: Direction,
         pieces: &[Piece],
         note: Option<Note>,
-    ) -> Result<Moving, Failure> {
+    ) -> Result<BatchGroup, Failure> {
         let named = |failure: Failure| {
             let verb = if way == Direction::Write { "write to" } else { "read from" };
             Failure::new(failure.code, format!("{verb} {target}: {}", failure.text))
         };
-        let mut moving = Moving::new(self.mover.clone(), target, way);
+        let mut moving = BatchGroup::new(self.mover.clone(), target, way);
         if pieces.is_empty() && note.is_none() {
             return Ok(moving);
         }
@@ -277,12 +277,12 @@ impl Engine {
         Ok(moving)
     }
 
-    fn batch(&self, published: &Published, ops: Vec<Op>, notice: Option<Notice>) -> Batch {
+    fn batch(&self, published: &PublishedSegments, ops: Vec<Op>, notice: Option<Notice>) -> Batch {
         let (peer, priority) = (published.peer.clone(), Priority::Handoff);
         Batch { peer, priority, limit: None, verify: self.verify, notice, ops }
     }
 
-    fn look(&self, target: &str) -> Result<Arc<Published>, Failure> {
+    fn look(&self, target: &str) -> Result<Arc<PublishedSegments>, Failure> {
         let found = self.directory.look(target).map_err(|fault| failed(format!("{fault:?}")))?;
         if let Some(ended) = found.ended {
             self.mover.peer_ended(&ended);
@@ -292,6 +292,6 @@ impl Engine {
 }
 
 /// A place of local memory.
-fn region(range: &Registered, at: u64) -> Region {
+fn region(range: &RegisteredRange, at: u64) -> Region {
     Region { memory: range.memory.clone(), at }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_transports::mover::{BatchId, Direction, Mover, Outcome, Progress};
 
-use super::Registered;
+use super::RegisteredRange;
 use crate::Failure;
 use crate::ranges::Use;
 
@@ -25,20 +25,20 @@ pub enum State {
 
 /// Batches that were begun together. Dropped before their end they are cancelled, and waited for: their memory is
 /// their own until then.
-pub struct Moving {
+pub struct BatchGroup {
     mover: Arc<Mover>,
     what: String,
     batches: Vec<BatchId>,
-    used: Vec<Use<Registered>>,
+    used: Vec<Use<RegisteredRange>>,
 }
 
-impl Moving {
+impl BatchGroup {
     pub(super) fn new(mover: Arc<Mover>, target: &str, way: Direction) -> Self {
         let verb = if way == Direction::Write { "write to" } else { "read from" };
         Self { mover, what: format!("{verb} {target}"), batches: Vec::new(), used: Vec::new() }
     }
 
-    pub(super) fn hold(&mut self, used: Vec<Use<Registered>>) {
+    pub(super) fn hold(&mut self, used: Vec<Use<RegisteredRange>>) {
         self.used = used;
     }
 
@@ -97,7 +97,7 @@ impl Moving {
     }
 }
 
-impl Drop for Moving {
+impl Drop for BatchGroup {
     fn drop(&mut self) {
         for batch in &self.batches {
             self.mover.cancel(*batch);

@@ -1,9 +1,9 @@
 //! From addresses to ops: neighbours are joined, and what lies in several ranges is divided at their ends.
 
-use baton_transports::mover::published::Published;
+use baton_transports::mover::published::PublishedSegments;
 use baton_transports::mover::{Direction, Op};
 
-use super::{Registered, region};
+use super::{RegisteredRange, region};
 use crate::Failure;
 use crate::ranges::{Ranges, Use};
 
@@ -30,14 +30,14 @@ pub(super) fn unregistered(address: u64) -> Failure {
 pub(super) fn plan(
     pieces: &[Piece],
     way: Direction,
-    ranges: &Ranges<Registered>,
-    published: &Published,
-) -> Result<(Vec<Op>, Vec<Use<Registered>>), Failure> {
+    ranges: &Ranges<RegisteredRange>,
+    published: &PublishedSegments,
+) -> Result<(Vec<Op>, Vec<Use<RegisteredRange>>), Failure> {
     if pieces.len() > PIECES_MAX {
         let text = format!("{} pieces in one call; give at most {PIECES_MAX}", pieces.len());
         return Err(Failure::new(Failure::FAILED, text));
     }
-    let (mut ops, mut used): (Vec<Op>, Vec<Use<Registered>>) = (Vec::new(), Vec::new());
+    let (mut ops, mut used): (Vec<Op>, Vec<Use<RegisteredRange>>) = (Vec::new(), Vec::new());
     for piece in joined(pieces) {
         let mut done = 0;
         while done < piece.bytes {

@@ -16,7 +16,7 @@ mod watched;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use self::requests::{Put, Taking};
+pub use self::requests::{GetMode, PutValue};
 
 use self::places::Places;
 use self::server::Server;
@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Puts values, each under its key. A key that has one keeps it, which is success: keys name their content.
-    pub fn put(&self, keys: &[String], values: &[Put<'_>]) -> Vec<Answer> {
+    pub fn put(&self, keys: &[String], values: &[PutValue<'_>]) -> Vec<Answer> {
         let put = |session: &mut Session, keys: &[Key], answers: &mut [Option<Answer>]| {
             session.put(keys, values, answers)
         };
@@ -88,7 +88,7 @@ impl Store {
     /// Gets values into memory, each into its parts, and says how many bytes it has. A value of another length
     /// than its parts together is a miss, unless `takes` allows shorter ones; so is one whose checksum does not
     /// hold, and that one is removed.
-    pub fn get_into(&self, keys: &[String], into: &[Vec<Span>], takes: Taking) -> Vec<Answer> {
+    pub fn get_into(&self, keys: &[String], into: &[Vec<Span>], takes: GetMode) -> Vec<Answer> {
         let answers = self.looks(keys, |session, keys, answers| {
             session.get(keys, answers, |at, session, head| session.fill_parts(head, &into[at], takes))
         });

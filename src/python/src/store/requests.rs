@@ -4,14 +4,14 @@ use crate::raw::Span;
 
 /// A value to be put.
 #[derive(Debug)]
-pub enum Put<'a> {
+pub enum PutValue<'a> {
     /// From memory of the engine, piece by piece.
     Spans(Vec<Span>),
     /// From bytes of the caller's.
     Bytes(&'a [u8]),
 }
 
-impl Put<'_> {
+impl PutValue<'_> {
     /// The pieces, in order.
     pub(super) fn pieces(&self) -> Box<dyn Iterator<Item = &[u8]> + '_> {
         match self {
@@ -31,7 +31,7 @@ impl Put<'_> {
 
 /// Which values a get takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taking {
+pub enum GetMode {
     /// Those that fill their parts.
     Exact,
     /// Shorter ones too.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use baton_objects::resp::client::{Client, Reply, Url};
 
-use super::session::{Broken, Session};
+use super::session::{BrokenConnection, Session};
 use super::watched::{ANSWER, TIME_LIMIT};
 use super::{Answer, Key};
 use crate::Failure;
@@ -102,7 +102,7 @@ impl Server {
         let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
         let ended = self.run(|session| {
             let ended = does(session, keys, &mut answers);
-            ended.map_err(|text| Broken { text, heard: answers.iter().any(Option::is_some) })
+            ended.map_err(|text| BrokenConnection { text, heard: answers.iter().any(Option::is_some) })
         });
         (answers, ended.err().unwrap_or_else(|| "it gave no answer".into()))
     }
@@ -111,7 +111,7 @@ impl Server {
     /// restarted, say) before anything was heard on it, a fresh one is tried, once. A server that was silent is not.
     fn run<T>(
         self: &Arc<Self>,
-        mut does: impl FnMut(&mut Session) -> Result<T, Broken>,
+        mut does: impl FnMut(&mut Session) -> Result<T, BrokenConnection>,
     ) -> Result<T, String> {
         let kept = self.begin()?;
         let mut outcome = None;

@@ -5,9 +5,9 @@ use std::net::ToSocketAddrs as _;
 
 use baton_objects::resp::client::Url;
 
-use super::requests::{Put, Taking};
+use super::requests::{GetMode, PutValue};
 use super::value::{HEAD_BYTES, Head, Sum};
-use super::watched::Watched;
+use super::watched::WatchedStream;
 use super::{Answer, Key};
 use crate::Failure;
 use crate::raw::Span;
@@ -24,7 +24,7 @@ const IN_BYTES: usize = 32 << 10;
 const KEY_MAX_BYTES: usize = baton_objects::KEY_MAX_BYTES;
 
 /// How a connection ended.
-pub(super) struct Broken {
+pub(super) struct BrokenConnection {
     pub(super) text: String,
     /// Whether some answers had come.
     pub(super) heard: bool,
@@ -42,7 +42,7 @@ enum Reply {
 
 /// See the module.
 pub(super) struct Session {
-    stream: BufReader<Watched>,
+    stream: BufReader<WatchedStream>,
     out: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ impl Session {
         let failed = |e: io::Error| format!("connect: {e}; is the store running there?");
         let mut found = url.address.to_socket_addrs().map_err(failed)?;
         let address = found.next().ok_or("connect: no such host")?;
-        let stream = Watched::connect(address).map_err(failed)?;
+        let stream = WatchedStream::connect(address).map_err(failed)?;
         let mut session = Self { stream: BufReader::with_capacity(IN_BYTES, stream), out: Vec::new() };
         if let Some((user, password)) = &url.login {
             session.command(&[b"AUTH", user.as_bytes(), password.as_bytes()]);
@@ -147,9 +147,9 @@ impl Session {
     }
 
     /// Reads a value into its parts.
-    pub(super) fn fill_parts(&mut self, head: Head, parts: &[Span], takes: Taking) -> io::Result<Answer> {
+    pub(super) fn fill_parts(&mut self, head: Head, parts: &[Span], takes: GetMode) -> io::Result<Answer> {
         let room: u64 = parts.iter().map(|part| part.bytes() as u64).sum();
-        if head.bytes > room || (head.bytes < room && takes == Taking::Exact) {
+        if head.bytes > room || (head.bytes < room && takes == GetMode::Exact) {
             self.skip(head.bytes)?;
             let text = format!("the value has {} bytes, the buffers have {room}", head.bytes);
             let code = if head.bytes > room { Failure::ARGUMENT } else { Failure::ABSENT };
@@ -237,7 +237,7 @@ impl Session {
     pub(super) fn put(
         &mut self,
         keys: &[Key],
-        values: &[Put<'_>],
+        values: &[PutValue<'_>],
         answers: &mut [Option<Answer>],
     ) -> Result<(), String> {
         let lost = |e: io::Error| format!("put: {e}");
@@ -259,7 +259,7 @@ impl Session {
         Ok(())
     }
 
-    fn set(&mut self, key: &[u8], value: &Put<'_>) -> io::Result<()> {
+    fn set(&mut self, key: &[u8], value: &PutValue<'_>) -> io::Result<()> {
         let mut sum = Sum::new();
         value.pieces().for_each(|piece| sum.add(piece));
         let (bytes, sum) = (value.bytes(), sum.end());
@@ -370,7 +370,7 @@ fn odd() -> io::Error {
 }
 
 /// Sends all of it.
-fn send_all(stream: &mut Watched, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+fn send_all(stream: &mut WatchedStream, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
     while !slices.is_empty() {
         match stream.write_vectored(slices) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

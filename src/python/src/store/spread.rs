@@ -21,7 +21,7 @@ pub(super) struct Spread {
 }
 
 /// A key that has no answer yet.
-struct Pending {
+struct PendingKey {
     at: usize,
     /// One bit for each server that was asked.
     asked: u64,
@@ -35,7 +35,7 @@ struct Pending {
 /// The result of asking one server.
 struct ServerReply {
     server: usize,
-    keys: Vec<(Pending, Option<Answer>)>,
+    keys: Vec<(PendingKey, Option<Answer>)>,
     /// Why the rest has no answer.
     why: String,
 }
@@ -62,8 +62,8 @@ impl Spread {
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
         let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
-        let fresh = |at| Pending { at, asked: 0, looks: 0, nothing: None, lost: None };
-        let mut pending: Vec<Pending> = (0..keys.len()).map(fresh).collect();
+        let fresh = |at| PendingKey { at, asked: 0, looks: 0, nothing: None, lost: None };
+        let mut pending: Vec<PendingKey> = (0..keys.len()).map(fresh).collect();
         while !pending.is_empty() {
             let by_server = self.assign(keys, pending, &mut answers);
             pending = Vec::new();
@@ -99,7 +99,7 @@ impl Spread {
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
-        let fresh = |at| Pending { at, asked: 0, looks: 0, nothing: None, lost: None };
+        let fresh = |at| PendingKey { at, asked: 0, looks: 0, nothing: None, lost: None };
         let all = self.servers.iter().map(|_| (0..keys.len()).map(fresh).collect()).collect();
         let mut gathered = vec![Vec::new(); keys.len()];
         for ServerReply { server, keys, why } in self.ask(all, |at| named(&keys[at]), &does) {
@@ -114,13 +114,13 @@ impl Spread {
     fn assign(
         &self,
         keys: &[String],
-        pending: Vec<Pending>,
+        pending: Vec<PendingKey>,
         answers: &mut [Option<Answer>],
-    ) -> Vec<Vec<Pending>> {
+    ) -> Vec<Vec<PendingKey>> {
         let refusals: Vec<Option<String>> = self.servers.iter().map(Server::refusal).collect();
         let away =
             (0..refusals.len()).filter(|at| refusals[*at].is_some()).fold(0, |bits, at| bits | 1 << at);
-        let mut by_server: Vec<Vec<Pending>> = self.servers.iter().map(|_| Vec::new()).collect();
+        let mut by_server: Vec<Vec<PendingKey>> = self.servers.iter().map(|_| Vec::new()).collect();
         for mut key in pending {
             let next = self.places.best(&keys[key.at], key.asked | away);
             if let Some(server) = next.filter(|_| key.looks < LOOKS) {
@@ -139,14 +139,14 @@ impl Spread {
     /// Asks servers at the same time.
     fn ask<F>(
         &self,
-        work: Vec<Vec<Pending>>,
+        work: Vec<Vec<PendingKey>>,
         named: impl Fn(usize) -> String + Sync,
         does: &F,
     ) -> Vec<ServerReply>
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
-        let one = |(server, pending): (usize, Vec<Pending>)| {
+        let one = |(server, pending): (usize, Vec<PendingKey>)| {
             let keys: Vec<Key> = pending.iter().map(|key| (key.at, named(key.at))).collect();
             let (answers, why) = self.servers[server].answers(&keys, does);
             ServerReply { server, keys: pending.into_iter().zip(answers).collect(), why }

@@ -16,13 +16,13 @@ pub(super) const ANSWER: Duration = Duration::from_millis(300);
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// See the module.
-pub(super) struct Watched {
+pub(super) struct WatchedStream {
     stream: TcpStream,
     address: SocketAddr,
     silent: bool,
 }
 
-impl Watched {
+impl WatchedStream {
     pub(super) fn connect(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, ANSWER)?;
         stream.set_nodelay(true)?;
@@ -69,13 +69,13 @@ fn lives(address: SocketAddr) -> bool {
     asked().is_ok_and(|bytes: usize| bytes > 0)
 }
 
-impl Read for Watched {
+impl Read for WatchedStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.persist(|stream| stream.read(into))
     }
 }
 
-impl Write for Watched {
+impl Write for WatchedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.persist(|stream| stream.write(bytes))
     }

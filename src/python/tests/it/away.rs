@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baton_python::Failure;
-use baton_python::store::{Put, Store};
+use baton_python::store::{PutValue, Store};
 
-use crate::scene::Served;
+use crate::scene::ServedStore;
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 const ADDRESS: &str = "BATON_TEST_PYTHON_STORE";
@@ -19,7 +19,7 @@ const COST: Duration = Duration::from_millis(500);
 #[ignore = "runs in a process of its own, which the tests below start"]
 fn server() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
-    let served = Served::start(&address);
+    let served = ServedStore::start(&address);
     println!("store {}", served.address);
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -82,7 +82,7 @@ fn keys(from: usize) -> Vec<String> {
 
 /// How many of the keys are stored now.
 fn put(store: &Store, keys: &[String]) -> usize {
-    let puts: Vec<Put<'_>> = keys.iter().map(|key| Put::Bytes(key.as_bytes())).collect();
+    let puts: Vec<PutValue<'_>> = keys.iter().map(|key| PutValue::Bytes(key.as_bytes())).collect();
     store.put(keys, &puts).iter().filter(|answer| answer.is_ok()).count()
 }
 

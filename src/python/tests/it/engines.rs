@@ -8,7 +8,7 @@ use baton_python::Failure;
 use baton_python::engine::{Engine, Note, Piece, State};
 use baton_transports::mover::Direction;
 
-use crate::scene::{Held, engine, register, register_all, target};
+use crate::scene::{ForeignMemory, engine, register, register_all, target};
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 const PEER: &str = "BATON_TEST_PYTHON_PEER";
@@ -21,14 +21,14 @@ fn piece(local: u64, remote: u64, bytes: u64) -> Piece {
 #[test]
 fn pieces_go_both_ways_over_several_ranges() {
     let (here, there) = (engine(), engine());
-    let (mut source, mut sink) = (Held::new(3 << 20, 1), Held::new(3 << 20, 99));
+    let (mut source, mut sink) = (ForeignMemory::new(3 << 20, 1), ForeignMemory::new(3 << 20, 99));
     let (from, to) = (source.address(), sink.address());
     // Two ranges here and three there, with other ends: a piece may lie over all of them.
     register_all(&here, &[(from, 1_000_000), (from + 1_000_000, source.len() - 1_000_000)]).unwrap();
     register_all(&there, &[(to, 10), (to + 10, 2 << 20), (to + 10 + (2 << 20), (1 << 20) - 10)]).unwrap();
     here.run(&target(&there), Direction::Write, &[piece(from, to, source.len())]).unwrap();
     assert_eq!(source.bytes(), sink.bytes());
-    let mut back = Held::new(5_000, 0);
+    let mut back = ForeignMemory::new(5_000, 0);
     let at = back.address();
     register(&here, at, 5_000).unwrap();
     let pieces: Vec<Piece> = (0..5_000).rev().map(|n| piece(at + n, to + 2 * n, 1)).collect();
@@ -40,7 +40,8 @@ fn pieces_go_both_ways_over_several_ranges() {
 #[test]
 fn foreign_addresses_are_refused_on_either_side() {
     let (here, there) = (engine(), engine());
-    let (mut ours, mut theirs, mut foreign) = (Held::new(4_096, 1), Held::new(4_096, 2), Held::new(4_096, 3));
+    let (mut ours, mut theirs, mut foreign) =
+        (ForeignMemory::new(4_096, 1), ForeignMemory::new(4_096, 2), ForeignMemory::new(4_096, 3));
     let (from, to, other) = (ours.address(), theirs.address(), foreign.address());
     register(&here, from, 4_096).unwrap();
     register(&there, to, 4_096).unwrap();
@@ -52,7 +53,7 @@ fn foreign_addresses_are_refused_on_either_side() {
     refused(&here, piece(from, other, 8), "not memory that it has registered");
     refused(&here, piece(from, to + 4_000, 97), "not memory that it has registered");
     refused(&here, piece(from, u64::MAX, 97), "not memory that it has registered");
-    assert_eq!(theirs.bytes(), Held::new(4_096, 2).bytes(), "nothing of it has landed");
+    assert_eq!(theirs.bytes(), ForeignMemory::new(4_096, 2).bytes(), "nothing of it has landed");
     assert_eq!(register(&here, from + 1, 8).unwrap_err().code, Failure::OVERLAPS);
     assert!(register(&here, 16, 8).unwrap_err().text.contains("not mapped"));
     let all = register_all(&here, &[(other, 8), (from, 8)]).unwrap_err();
@@ -64,7 +65,7 @@ fn foreign_addresses_are_refused_on_either_side() {
 #[test]
 fn memory_taken_off_is_reached_by_nobody_any_more() {
     let (here, there) = (engine(), engine());
-    let (mut ours, mut theirs) = (Held::new(64, 1), Held::new(64, 2));
+    let (mut ours, mut theirs) = (ForeignMemory::new(64, 1), ForeignMemory::new(64, 2));
     let (from, to) = (ours.address(), theirs.address());
     register(&here, from, 64).unwrap();
     register(&there, to, 64).unwrap();
@@ -114,7 +115,7 @@ fn what_is_begun_can_be_asked_about_and_notices_come_after_the_bytes() {
 #[test]
 fn memory_that_a_transfer_holds_can_be_unregistered_again_once_it_has_ended() {
     let (here, there) = (engine(), engine());
-    let (mut source, mut sink) = (Held::new(64, 1), Held::new(64, 0));
+    let (mut source, mut sink) = (ForeignMemory::new(64, 1), ForeignMemory::new(64, 0));
     let (from, to) = (source.address(), sink.address());
     register(&here, from, 64).unwrap();
     register(&there, to, 64).unwrap();
@@ -136,7 +137,7 @@ fn memory_that_a_transfer_holds_can_be_unregistered_again_once_it_has_ended() {
 fn peer() {
     let Ok(host) = std::env::var(PEER) else { return };
     let engine = Engine::start(&host, "tcp", true).unwrap();
-    let mut held = Held::new(PEER_BYTES, 0);
+    let mut held = ForeignMemory::new(PEER_BYTES, 0);
     register(&engine, held.address(), held.len()).unwrap();
     println!("peer {} {}", engine.port(), held.address());
     let _ = std::io::stdin().read(&mut [0]);
@@ -184,7 +185,7 @@ impl Drop for Peer {
 #[test]
 fn a_killed_peer_is_a_failure_and_its_next_life_is_another() {
     let here = engine();
-    let mut held = Held::new(PEER_BYTES, 5);
+    let mut held = ForeignMemory::new(PEER_BYTES, 5);
     let from = held.address();
     register(&here, from, held.len()).unwrap();
     let mut peer = Peer::start("127.0.0.1");

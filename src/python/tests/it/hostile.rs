@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use baton_objects::resp::client::{Client, Reply};
 use baton_python::raw::Buffers;
-use baton_python::store::{Put, Store, Taking};
+use baton_python::store::{GetMode, PutValue, Store};
 use baton_types::Rng;
 
-use crate::scene::{Held, Served, offer};
+use crate::scene::{ForeignMemory, ServedStore, offer};
 
 const VALUE: &[u8] = b"what was stored under this key";
 
@@ -63,9 +63,9 @@ fn damaged(reply: &[u8], rng: &mut Rng) -> Vec<u8> {
 
 /// The reply of a real server to a get of the value.
 fn reply() -> Vec<u8> {
-    let served = Served::start("127.0.0.1:0");
+    let served = ServedStore::start("127.0.0.1:0");
     let store = Store::open(&served.address, "default").unwrap();
-    assert!(store.put(&["k".to_owned()], &[Put::Bytes(VALUE)])[0].is_ok());
+    assert!(store.put(&["k".to_owned()], &[PutValue::Bytes(VALUE)])[0].is_ok());
     let url = format!("redis://{}", served.address).parse().unwrap();
     let Reply::Bulk(stored) =
         Client::connect(&url, Duration::from_secs(30)).unwrap().call(&[b"GET", b"k"]).unwrap()
@@ -80,7 +80,7 @@ fn no_damaged_reply_is_taken_for_a_value() {
     let (liar, reply, mut rng) = (Liar::start(), reply(), Rng::new(18));
     let key = ["k".to_owned()];
     let buffers = Buffers::default();
-    let mut room = Held::new(VALUE.len(), 0);
+    let mut room = ForeignMemory::new(VALUE.len(), 0);
     offer(&buffers, &mut room);
     let (mut whole, mut refused) = (0, 0);
     for turn in 0..300 {
@@ -97,14 +97,14 @@ fn no_damaged_reply_is_taken_for_a_value() {
         }
         let store = Store::open(&liar.address, "default").unwrap();
         let into = vec![vec![buffers.span(room.address(), VALUE.len() as u64).unwrap()]];
-        if store.get_into(&key, &into, Taking::UpTo)[0].is_ok() {
+        if store.get_into(&key, &into, GetMode::UpTo)[0].is_ok() {
             assert_eq!(room.bytes(), VALUE);
         }
         room.fill(0);
         let store = Store::open(&liar.address, "default").unwrap();
         // Numbers and refusals of any kind: they only must come to an end.
         store.sizes(&key);
-        store.put(&key, &[Put::Bytes(VALUE)]);
+        store.put(&key, &[PutValue::Bytes(VALUE)]);
     }
     assert!(whole >= 1 && refused >= 200, "{whole} whole, {refused} refused");
 }

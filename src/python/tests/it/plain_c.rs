@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use baton_python::c::*;
 
-use crate::scene::Held;
+use crate::scene::ForeignMemory;
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 const DONE: i32 = 4;
@@ -35,7 +35,7 @@ impl End {
         }
     }
 
-    fn register(&self, held: &mut Held) -> u64 {
+    fn register(&self, held: &mut ForeignMemory) -> u64 {
         let address = held.address();
         let (at, bytes) =
             (std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap()), held.len());
@@ -77,7 +77,7 @@ fn request(opcode: i32, source: u64, target_id: i32, target_offset: u64, length:
 
 #[test]
 fn a_batch_of_c_moves_bytes_and_leaves_notices() {
-    let (mut ours, mut theirs) = (Held::new(100_000, 1), Held::new(100_000, 2));
+    let (mut ours, mut theirs) = (ForeignMemory::new(100_000, 1), ForeignMemory::new(100_000, 2));
     let (here, there) = (End::start(), End::start());
     let (from, to) = (here.register(&mut ours), there.register(&mut theirs));
     // SAFETY: strings and lists that live during the calls.

@@ -7,9 +7,9 @@ use baton_python::engine::Engine;
 use baton_python::raw::Buffers;
 
 /// Memory as another language would own it: known by address, and looked into when nothing moves.
-pub struct Held(Vec<u8>);
+pub struct ForeignMemory(Vec<u8>);
 
-impl Held {
+impl ForeignMemory {
     pub fn new(bytes: usize, seed: u8) -> Self {
         Self((0..bytes).map(|at| seed.wrapping_add(u8::try_from(at % 251).unwrap())).collect())
     }
@@ -51,7 +51,7 @@ pub fn register_all(engine: &Engine, ranges: &[(u64, u64)]) -> Result<(), Failur
 
 /// Registers a range with the store.
 #[allow(unsafe_code, reason = "what engines of other languages do")]
-pub fn offer(buffers: &Buffers, held: &mut Held) {
+pub fn offer(buffers: &Buffers, held: &mut ForeignMemory) {
     // SAFETY: as in `register`.
     unsafe { buffers.register(held.address(), held.len()) }.unwrap();
 }
@@ -61,14 +61,14 @@ pub fn target(engine: &Engine) -> String {
 }
 
 /// A store as `baton store serve` runs it, on a runtime of its own.
-pub struct Served {
+pub struct ServedStore {
     pub address: String,
     pub store: ObjectStore,
     /// The server runs as long as it lives.
     _runtime: tokio::runtime::Runtime,
 }
 
-impl Served {
+impl ServedStore {
     /// At an address, which one that comes back is given.
     pub fn start(address: &str) -> Self {
         let config =

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use baton_python::Failure;
 use baton_python::raw::{Buffers, Span};
-use baton_python::store::{Answer, Put, Store, Taking};
+use baton_python::store::{Answer, GetMode, PutValue, Store};
 
-use crate::scene::{Held, Served, offer};
+use crate::scene::{ForeignMemory, ServedStore, offer};
 
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
@@ -29,7 +29,7 @@ fn codes(answers: &[Answer]) -> Vec<i64> {
 }
 
 /// Memory with two spans for each key, of different lengths.
-fn spans(buffers: &Buffers, held: &mut Held, count: usize, sizes: [u64; 2]) -> Vec<Vec<Span>> {
+fn spans(buffers: &Buffers, held: &mut ForeignMemory, count: usize, sizes: [u64; 2]) -> Vec<Vec<Span>> {
     let each = sizes[0] + sizes[1];
     let base = held.address();
     let one = |n: usize| {
@@ -41,25 +41,25 @@ fn spans(buffers: &Buffers, held: &mut Held, count: usize, sizes: [u64; 2]) -> V
 
 #[test]
 fn values_of_many_buffers_come_back_whole_in_one_batch() {
-    let (one, two) = (Served::start("127.0.0.1:0"), Served::start("127.0.0.1:0"));
+    let (one, two) = (ServedStore::start("127.0.0.1:0"), ServedStore::start("127.0.0.1:0"));
     let store = store(&format!("{}, {}", one.address, two.address));
     assert_eq!(store.reachable(), (2, 2));
     // Small ones are sent together, large ones by themselves.
     for (count, sizes) in [(300, [100, 37]), (40, [70_000, 33_000])] {
         let buffers = Buffers::default();
         let bytes = count * usize::try_from(sizes[0] + sizes[1]).unwrap();
-        let (mut sent, mut got) = (Held::new(bytes, 3), Held::new(bytes, 200));
+        let (mut sent, mut got) = (ForeignMemory::new(bytes, 3), ForeignMemory::new(bytes, 200));
         offer(&buffers, &mut sent);
         offer(&buffers, &mut got);
         let keys: Vec<String> = keys(count).iter().map(|key| format!("{key}{bytes}")).collect();
         assert!(store.exist(&keys).iter().all(|found| *found == 0));
-        let puts: Vec<Put<'_>> =
-            spans(&buffers, &mut sent, count, sizes).into_iter().map(Put::Spans).collect();
+        let puts: Vec<PutValue<'_>> =
+            spans(&buffers, &mut sent, count, sizes).into_iter().map(PutValue::Spans).collect();
         assert!(store.put(&keys, &puts).iter().all(Result::is_ok));
         assert!(store.put(&keys, &puts).iter().all(Result::is_ok), "what is there already is well");
         assert!(store.exist(&keys).iter().all(|found| *found == 1));
         let into = spans(&buffers, &mut got, count, sizes);
-        let answers = store.get_into(&keys, &into, Taking::Exact);
+        let answers = store.get_into(&keys, &into, GetMode::Exact);
         assert!(codes(&answers).iter().all(|bytes| *bytes == i64::try_from(sizes[0] + sizes[1]).unwrap()));
         assert_eq!(sent.bytes(), got.bytes());
         assert!(codes(&store.sizes(&keys)).iter().all(|b| *b == i64::try_from(sizes[0] + sizes[1]).unwrap()));
@@ -71,36 +71,36 @@ fn values_of_many_buffers_come_back_whole_in_one_batch() {
 
 #[test]
 fn what_does_not_fit_or_was_changed_is_a_miss() {
-    let served = Served::start("127.0.0.1:0");
+    let served = ServedStore::start("127.0.0.1:0");
     let store = store(&served.address);
     let buffers = Buffers::default();
-    let mut room = Held::new(64, 0);
+    let mut room = ForeignMemory::new(64, 0);
     let at = room.address();
     offer(&buffers, &mut room);
     let into = |bytes: u64| vec![vec![buffers.span(at, bytes).unwrap()]];
     let key = vec!["k".to_owned()];
-    assert_eq!(codes(&store.put(&key, &[Put::Bytes(b"twelve bytes")])), [0]);
+    assert_eq!(codes(&store.put(&key, &[PutValue::Bytes(b"twelve bytes")])), [0]);
     assert_eq!(store.get(&key), [Ok(b"twelve bytes".to_vec())]);
     let get = |bytes, takes| codes(&store.get_into(&key, &into(bytes), takes))[0];
-    assert_eq!(get(12, Taking::Exact), 12);
-    assert_eq!(get(13, Taking::Exact), i64::from(Failure::ABSENT));
-    assert_eq!(get(13, Taking::UpTo), 12);
-    assert_eq!(get(11, Taking::UpTo), i64::from(Failure::ARGUMENT));
+    assert_eq!(get(12, GetMode::Exact), 12);
+    assert_eq!(get(13, GetMode::Exact), i64::from(Failure::ABSENT));
+    assert_eq!(get(13, GetMode::UpTo), 12);
+    assert_eq!(get(11, GetMode::UpTo), i64::from(Failure::ARGUMENT));
     let long = vec!["k".repeat(2_000), String::new(), "k".to_owned()];
     let refused = i64::from(Failure::KEY);
     assert_eq!(codes(&store.sizes(&long)), [refused, refused, 12]);
-    let puts = [Put::Bytes(b"x"), Put::Bytes(b"x"), Put::Bytes(b"x")];
+    let puts = [PutValue::Bytes(b"x"), PutValue::Bytes(b"x"), PutValue::Bytes(b"x")];
     assert_eq!(codes(&store.put(&long, &puts)), [refused, refused, 0]);
 }
 
 #[test]
 fn a_value_that_is_not_what_was_stored_is_refused_and_makes_room() {
-    let served = Served::start("127.0.0.1:0");
+    let served = ServedStore::start("127.0.0.1:0");
     let store = store(&served.address);
     let url = format!("redis://{}", served.address).parse().unwrap();
     let mut client = baton_objects::resp::client::Client::connect(&url, TIME_LIMIT).unwrap();
     let key = vec!["k".to_owned()];
-    assert_eq!(codes(&store.put(&key, &[Put::Bytes(b"whole")])), [0]);
+    assert_eq!(codes(&store.put(&key, &[PutValue::Bytes(b"whole")])), [0]);
     let baton_objects::resp::client::Reply::Bulk(mut kept) = client.call(&[b"GET", b"k"]).unwrap() else {
         panic!("it was stored")
     };
@@ -118,12 +118,12 @@ fn a_value_that_is_not_what_was_stored_is_refused_and_makes_room() {
 
 #[test]
 fn tenants_do_not_see_each_other() {
-    let served = Served::start("127.0.0.1:0");
+    let served = ServedStore::start("127.0.0.1:0");
     let (one, two) =
         (Store::open(&served.address, "one").unwrap(), Store::open(&served.address, "two").unwrap());
     let key = vec!["k".to_owned()];
-    assert_eq!(codes(&one.put(&key, &[Put::Bytes(b"of one")])), [0]);
-    assert_eq!(codes(&two.put(&key, &[Put::Bytes(b"of two")])), [0]);
+    assert_eq!(codes(&one.put(&key, &[PutValue::Bytes(b"of one")])), [0]);
+    assert_eq!(codes(&two.put(&key, &[PutValue::Bytes(b"of two")])), [0]);
     assert_eq!(one.get(&key), [Ok(b"of one".to_vec())]);
     assert_eq!(one.remove_all(), Ok(1));
     assert_eq!((one.exist(&key), two.exist(&key)), (vec![0], vec![1]));
@@ -145,13 +145,13 @@ fn whoever_is_no_store_or_says_nothing_is_a_miss() {
 }
 
 /// A server that answers pings, and of a value sends half at once and the rest when it may.
-struct Slow {
+struct SlowServer {
     address: String,
     half_sent: mpsc::Receiver<()>,
     go: mpsc::Sender<()>,
 }
 
-impl Slow {
+impl SlowServer {
     fn start(value: Vec<u8>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -192,8 +192,8 @@ impl Slow {
 
 /// A value as the package stores it, out of a real server.
 fn as_stored(value: &[u8]) -> Vec<u8> {
-    let served = Served::start("127.0.0.1:0");
-    assert_eq!(codes(&store(&served.address).put(&["k".to_owned()], &[Put::Bytes(value)])), [0]);
+    let served = ServedStore::start("127.0.0.1:0");
+    assert_eq!(codes(&store(&served.address).put(&["k".to_owned()], &[PutValue::Bytes(value)])), [0]);
     let url = format!("redis://{}", served.address).parse().unwrap();
     let mut client = baton_objects::resp::client::Client::connect(&url, TIME_LIMIT).unwrap();
     match client.call(&[b"GET", b"k"]).unwrap() {
@@ -205,16 +205,16 @@ fn as_stored(value: &[u8]) -> Vec<u8> {
 #[test]
 fn unregistering_waits_for_a_get_and_memory_is_left_alone_after_it() {
     const BYTES: usize = 8 << 20;
-    let slow = Slow::start(as_stored(&vec![b'A'; BYTES]));
+    let slow = SlowServer::start(as_stored(&vec![b'A'; BYTES]));
     let store = store(&slow.address);
     let buffers = Buffers::default();
-    let mut room = Held::new(BYTES, 0);
+    let mut room = ForeignMemory::new(BYTES, 0);
     offer(&buffers, &mut room);
     let address = room.address();
     std::thread::scope(|scope| {
         let getting = scope.spawn(|| {
             let into = vec![vec![buffers.span(address, BYTES as u64).unwrap()]];
-            codes(&store.get_into(&["k".to_owned()], &into, Taking::Exact))
+            codes(&store.get_into(&["k".to_owned()], &into, GetMode::Exact))
         });
         slow.half_sent.recv_timeout(TIME_LIMIT).unwrap();
         let code = |limit| buffers.unregister(address, limit).map_err(|failure| failure.code);

@@ -11,7 +11,7 @@ use super::text::{FakeTokenizer, Voice};
 
 /// The content of a request to `/v1/completions`.
 #[derive(Debug)]
-pub(super) struct Asks {
+pub(super) struct CompletionRequest {
     pub(super) voice: Voice,
     pub(super) tokenizer: FakeTokenizer,
     pub(super) salt: String,
@@ -25,7 +25,7 @@ pub(super) struct Asks {
 }
 
 /// Why a request is not served.
-pub(super) type Wrong = String;
+pub(super) type RefusalReason = String;
 
 /// A 400 as vLLM words it.
 pub(super) fn bad_request(message: &str) -> Reply {
@@ -45,7 +45,7 @@ pub(super) fn server_error() -> Reply {
 
 /// A request's fields, and its prompt. A long prompt is parsed once, without intermediate values.
 #[derive(Debug, Default)]
-pub(super) struct Read {
+pub(super) struct ReadRequest {
     pub(super) fields: Value,
     prompt: Option<Prompt>,
 }
@@ -56,7 +56,7 @@ enum Prompt {
     Text(String),
 }
 
-impl Read {
+impl ReadRequest {
     /// Reads a JSON object; nothing for anything else.
     pub(super) fn new(body: &[u8]) -> Option<Self> {
         let all: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
@@ -77,7 +77,7 @@ impl Read {
         &mut self,
         chat: bool,
         tokenizer: FakeTokenizer,
-    ) -> Result<(Voice, Vec<u32>), Wrong> {
+    ) -> Result<(Voice, Vec<u32>), RefusalReason> {
         if chat {
             return Ok((Voice::Chat, tokenizer.tokens_of_chat(&self.fields["messages"], true)?));
         }
@@ -98,14 +98,14 @@ impl Read {
 const NO_LIST: &str = "the prompt is no list of token ids";
 
 /// Token ids of the vocabulary, at least one.
-fn token_list(value: &Value, tokenizer: FakeTokenizer) -> Result<Vec<u32>, Wrong> {
+fn token_list(value: &Value, tokenizer: FakeTokenizer) -> Result<Vec<u32>, RefusalReason> {
     let list = value.as_array().ok_or(NO_LIST)?;
     let ids: Option<Vec<u32>> =
         list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
     known(ids.ok_or(NO_LIST)?, tokenizer)
 }
 
-fn known(ids: Vec<u32>, tokenizer: FakeTokenizer) -> Result<Vec<u32>, Wrong> {
+fn known(ids: Vec<u32>, tokenizer: FakeTokenizer) -> Result<Vec<u32>, RefusalReason> {
     if ids.is_empty() {
         return Err(NO_LIST.into());
     }
@@ -115,14 +115,14 @@ fn known(ids: Vec<u32>, tokenizer: FakeTokenizer) -> Result<Vec<u32>, Wrong> {
     }
 }
 
-fn flag(body: &Value, name: &str) -> Result<bool, Wrong> {
+fn flag(body: &Value, name: &str) -> Result<bool, RefusalReason> {
     match &body[name] {
         Value::Null => Ok(false),
         value => value.as_bool().ok_or_else(|| format!("{name} should be a valid boolean")),
     }
 }
 
-fn count(body: &Value, name: &str) -> Result<Option<u32>, Wrong> {
+fn count(body: &Value, name: &str) -> Result<Option<u32>, RefusalReason> {
     match &body[name] {
         Value::Null => Ok(None),
         value => {
@@ -132,7 +132,11 @@ fn count(body: &Value, name: &str) -> Result<Option<u32>, Wrong> {
     }
 }
 
-fn real(body: &Value, name: &str, range: std::ops::RangeInclusive<f64>) -> Result<Option<f64>, Wrong> {
+fn real(
+    body: &Value,
+    name: &str,
+    range: std::ops::RangeInclusive<f64>,
+) -> Result<Option<f64>, RefusalReason> {
     match &body[name] {
         Value::Null => Ok(None),
         value => match value.as_f64() {
@@ -143,7 +147,7 @@ fn real(body: &Value, name: &str, range: std::ops::RangeInclusive<f64>) -> Resul
 }
 
 /// Checks the draws that both engines name alike.
-pub(super) fn draws(params: &Value) -> Result<(), Wrong> {
+pub(super) fn draws(params: &Value) -> Result<(), RefusalReason> {
     real(params, "temperature", 0.0..=f64::MAX)?;
     real(params, "top_p", f64::MIN_POSITIVE..=1.0)?;
     real(params, "top_k", -1.0..=f64::MAX)?;
@@ -164,7 +168,7 @@ pub(super) fn lengths(
     params: &Value,
     (most, least): (&str, &str),
     tokenizer: FakeTokenizer,
-) -> Result<Sampling, Wrong> {
+) -> Result<Sampling, RefusalReason> {
     let max_tokens = count(params, most)?.unwrap_or(16);
     let min_tokens = count(params, least)?.unwrap_or(0);
     if max_tokens == 0 {
@@ -183,10 +187,10 @@ pub(super) fn lengths(
 
 /// Reads a request to `/v1/completions` or, as a chat, to `/v1/chat/completions`.
 pub(super) fn completion(
-    mut read: Read,
+    mut read: ReadRequest,
     chat: bool,
     (tokenizer, max_model_tokens): (FakeTokenizer, u32),
-) -> Result<Asks, Wrong> {
+) -> Result<CompletionRequest, RefusalReason> {
     let (voice, prompt) = read.prompt(chat, tokenizer)?;
     let salt = read.salt();
     let body = &read.fields;
@@ -216,7 +220,7 @@ pub(super) fn completion(
         Value::Object(params) => Some(params.clone()),
         _ => return Err("kv_transfer_params should be a valid dictionary".into()),
     };
-    Ok(Asks {
+    Ok(CompletionRequest {
         voice,
         tokenizer,
         salt,
@@ -236,7 +240,7 @@ pub(super) fn most_tokens(body: &Value) -> &'static str {
 }
 
 /// Further fields are texts, numbers, or lists of these.
-fn xargs(given: &Value) -> Result<(), Wrong> {
+fn xargs(given: &Value) -> Result<(), RefusalReason> {
     let plain = |value: &Value| value.is_string() || value.is_number();
     let fits = |value: &Value| plain(value) || value.as_array().is_some_and(|list| list.iter().all(plain));
     match given {
@@ -246,7 +250,7 @@ fn xargs(given: &Value) -> Result<(), Wrong> {
     }
 }
 
-fn top(body: &Value, name: &str) -> Result<Option<u8>, Wrong> {
+fn top(body: &Value, name: &str) -> Result<Option<u8>, RefusalReason> {
     match count(body, name)? {
         None => Ok(None),
         Some(number) if number <= 20 => Ok(u8::try_from(number).ok()),

@@ -10,7 +10,7 @@ const MOST: usize = 1_024;
 
 /// A request as it came.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Received {
+pub struct ReceivedRequest {
     /// Its path.
     pub path: String,
     /// Its `X-Request-Id`.
@@ -26,12 +26,12 @@ pub struct Received {
 /// The book of one stand-in.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    received: Mutex<VecDeque<Received>>,
+    received: Mutex<VecDeque<ReceivedRequest>>,
     violations: Mutex<Vec<String>>,
 }
 
 impl Book {
-    pub(super) fn receive(&self, received: Received) {
+    pub(super) fn receive(&self, received: ReceivedRequest) {
         let mut all = self.received.lock();
         if all.len() == MOST {
             all.pop_front();
@@ -46,7 +46,7 @@ impl Book {
         }
     }
 
-    pub(super) fn received(&self) -> Vec<Received> {
+    pub(super) fn received(&self) -> Vec<ReceivedRequest> {
         self.received.lock().iter().cloned().collect()
     }
 

@@ -71,26 +71,27 @@ impl Faults {
     }
 
     /// The next fault, if it is one of those that need no request to be read; `exit` ends the server.
-    pub(super) async fn meet(&self, exit: impl FnOnce()) -> Met {
+    pub(super) async fn meet(&self, exit: impl FnOnce()) -> FaultOutcome {
         let next = self.next.lock().pop_front();
         if self.is_dead() {
-            return Met::Ended(self.engine_dies());
+            return FaultOutcome::Ended(self.engine_dies());
         }
         match next {
             Some(Fault::Delay(time)) => {
                 tokio::time::sleep(time).await;
-                Met::GoOn(None)
+                FaultOutcome::GoOn(None)
             }
-            Some(Fault::Status(status)) => {
-                Met::Ended(Reply::json(status, &json!({"error": {"message": "as ordered", "code": status}})))
-            }
-            Some(Fault::NeverAnswer) => Met::Ended(never().await),
-            Some(Fault::Hangup) => Met::Ended(Reply::Hangup),
+            Some(Fault::Status(status)) => FaultOutcome::Ended(Reply::json(
+                status,
+                &json!({"error": {"message": "as ordered", "code": status}}),
+            )),
+            Some(Fault::NeverAnswer) => FaultOutcome::Ended(never().await),
+            Some(Fault::Hangup) => FaultOutcome::Ended(Reply::Hangup),
             Some(Fault::Exit) => {
                 exit();
-                Met::Ended(Reply::Hangup)
+                FaultOutcome::Ended(Reply::Hangup)
             }
-            other => Met::GoOn(other),
+            other => FaultOutcome::GoOn(other),
         }
     }
 
@@ -105,7 +106,7 @@ impl Faults {
 }
 
 /// The effect of a fault on a request.
-pub(super) enum Met {
+pub(super) enum FaultOutcome {
     /// That was the answer.
     Ended(Reply),
     /// It is served, with what goes wrong later.

@@ -22,7 +22,7 @@ mod text;
 mod toy;
 mod vllm;
 
-pub use book::Received;
+pub use book::ReceivedRequest;
 pub use compute::Cost;
 pub use fabric::Fabric;
 pub use fault::Fault;

@@ -8,7 +8,7 @@ use super::pool::Standing;
 
 /// How it ends when it does not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failed {
+pub(super) enum FailureMode {
     /// This request fails with a 500.
     Request,
     /// The whole server exits.
@@ -24,10 +24,10 @@ pub(super) struct Reading<'a> {
 
 impl Reading<'_> {
     /// The tokens whose KV the parameters lead to, right or wrong.
-    pub(super) fn read(&self, prompt: &[u32], params: &Map<String, Value>) -> Result<Vec<u32>, Failed> {
+    pub(super) fn read(&self, prompt: &[u32], params: &Map<String, Value>) -> Result<Vec<u32>, FailureMode> {
         let fatal = |what: &str| {
             self.book.violate(format!("decode: {what}; the real server exits"));
-            Err(Failed::Server)
+            Err(FailureMode::Server)
         };
         let Some(blocks) = blocks_of(params.get("remote_block_ids")) else {
             return fatal("remote_block_ids are missing or no lists of numbers");
@@ -44,18 +44,23 @@ impl Reading<'_> {
         self.fetch(prompt, params, &blocks)
     }
 
-    fn fetch(&self, prompt: &[u32], params: &Map<String, Value>, blocks: &[u64]) -> Result<Vec<u32>, Failed> {
+    fn fetch(
+        &self,
+        prompt: &[u32],
+        params: &Map<String, Value>,
+        blocks: &[u64],
+    ) -> Result<Vec<u32>, FailureMode> {
         let word = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default();
         let pool = self.fabric.0.state.lock().pools.get(word("remote_engine_id")).cloned();
         // An engine that is gone is nobody's fault; the request fails.
-        let Some(pool) = pool else { return Err(Failed::Request) };
+        let Some(pool) = pool else { return Err(FailureMode::Request) };
         if params.get("remote_num_tokens").and_then(Value::as_u64) != Some(prompt.len() as u64) {
             self.book.violate("decode: another length than the prefill's");
-            return Err(Failed::Request);
+            return Err(FailureMode::Request);
         }
         let Some((mut tokens, standing)) = pool.read(word("remote_request_id"), blocks) else {
             self.book.violate("decode: blocks that do not exist");
-            return Err(Failed::Request);
+            return Err(FailureMode::Request);
         };
         if standing == Standing::NotLent {
             self.book.violate("decode: blocks that are not lent: used twice, or after the lease");

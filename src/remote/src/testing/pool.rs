@@ -135,19 +135,19 @@ impl State {
 
 /// Blocks of a running request, freed when it goes.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldBlocks {
     pub(super) pool: std::sync::Arc<Pool>,
     pub(super) blocks: Vec<u32>,
 }
 
-impl Held {
+impl HeldBlocks {
     /// The blocks, which are no longer this request's.
     pub(super) fn keep(mut self) -> Vec<u32> {
         std::mem::take(&mut self.blocks)
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBlocks {
     fn drop(&mut self) {
         self.pool.free(&self.blocks);
     }

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 const MAX_BODY_BYTES: usize = 64 << 20;
 
 /// A request in one piece.
-pub(super) struct Asked {
+pub(super) struct WholeRequest {
     pub(super) path: String,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
@@ -49,7 +49,7 @@ impl Reply {
 
 /// The handler of requests.
 pub(super) trait Site: Send + Sync + 'static {
-    fn answer(self: Arc<Self>, asked: Asked) -> impl Future<Output = Reply> + Send;
+    fn answer(self: Arc<Self>, asked: WholeRequest) -> impl Future<Output = Reply> + Send;
 }
 
 /// Ends a server, from within and from without.
@@ -116,7 +116,7 @@ pub(super) async fn serve<S: Site>(site: Arc<S>, life: Life, port: u16) -> io::R
 async fn respond<S: Site>(site: Arc<S>, request: Request<Incoming>) -> Result<Response<Stream>, io::Error> {
     let (head, body) = request.into_parts();
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(io::Error::other)?.to_bytes();
-    let asked = Asked { path: head.uri.path().to_owned(), headers: head.headers, body };
+    let asked = WholeRequest { path: head.uri.path().to_owned(), headers: head.headers, body };
     let (status, kind, body) = match site.answer(asked).await {
         Reply::Page(status, kind, page) => (status, kind, Stream::Page(Some(page))),
         Reply::Stream(events) => (200, "text/event-stream; charset=utf-8", Stream::Events(events)),

@@ -17,16 +17,16 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use self::requests::{Asks, refused_late, uncompiled};
+use self::requests::{GenerateRequest, refused_late, uncompiled};
 use self::responses::Answer;
 use super::FakeRole;
-use super::body::Read;
-use super::book::Received;
+use super::body::ReadRequest;
+use super::book::ReceivedRequest;
 use super::compute::{Cost, Prompts};
 use super::fabric::Fabric;
-use super::fault::{Fault, Met};
-use super::pool::{Held, Pool};
-use super::server::{Asked, Life, Reply, Site, event, pass, serve};
+use super::fault::{Fault, FaultOutcome};
+use super::pool::{HeldBlocks, Pool};
+use super::server::{Life, Reply, Site, WholeRequest, event, pass, serve};
 use super::stand::Stand;
 use super::text::FakeTokenizer;
 use super::toy::answer_in;
@@ -189,16 +189,16 @@ impl Drop for FakeSglang {
 }
 
 /// A request that is worked on; it is nobody's when this goes.
-struct Running {
+struct RunningRequest {
     site: Arc<Sglang>,
     rid: String,
-    held: Option<Held>,
+    held: Option<HeldBlocks>,
     /// The room that a prefill leg is in.
     room: Option<(String, u16, u64)>,
     abort: watch::Receiver<bool>,
 }
 
-impl Drop for Running {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.site.running.lock().remove(&self.rid);
         self.held = None;
@@ -213,7 +213,7 @@ impl Drop for Running {
 }
 
 impl Site for Sglang {
-    async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
+    async fn answer(self: Arc<Self>, asked: WholeRequest) -> Reply {
         match asked.path.as_str() {
             "/health" | "/health_generate" => self.stand.faults.health(),
             "/get_server_info" | "/server_info" => Reply::json(200, &self.told()),
@@ -290,9 +290,9 @@ impl Sglang {
                 "memory_usage": {"token_capacity": pages * self.spec.page_tokens}}]})
     }
 
-    async fn generate(self: Arc<Self>, asked: Asked) -> Reply {
+    async fn generate(self: Arc<Self>, asked: WholeRequest) -> Reply {
         if self.spec.remembers {
-            self.stand.book.receive(Received {
+            self.stand.book.receive(ReceivedRequest {
                 path: asked.path.clone(),
                 request_id: None,
                 dp_rank: None,
@@ -301,10 +301,10 @@ impl Sglang {
             });
         }
         let fault = match self.stand.faults.meet(|| self.exit()).await {
-            Met::Ended(reply) => return reply,
-            Met::GoOn(fault) => fault,
+            FaultOutcome::Ended(reply) => return reply,
+            FaultOutcome::GoOn(fault) => fault,
         };
-        let read = Read::new(&asked.body).unwrap_or_default();
+        let read = ReadRequest::new(&asked.body).unwrap_or_default();
         let refused = uncompiled(&read.fields["sampling_params"]);
         let asks = match self.asks(read, &asked.path) {
             Ok(asks) => asks,
@@ -318,10 +318,15 @@ impl Sglang {
         if self.running.lock().insert(asks.rid.clone(), abort).is_some() {
             self.stand.book.violate(format!("two requests at once with the id {}", asks.rid));
         }
-        let mut running =
-            Running { site: Arc::clone(&self), rid: asks.rid.clone(), held: None, room: None, abort: heard };
+        let mut running = RunningRequest {
+            site: Arc::clone(&self),
+            rid: asks.rid.clone(),
+            held: None,
+            room: None,
+            abort: heard,
+        };
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return failure(500, "no room") };
-        running.held = Some(Held { pool: Arc::clone(&self.pool), blocks });
+        running.held = Some(HeldBlocks { pool: Arc::clone(&self.pool), blocks });
         pass(self.spec.prefill_time).await;
         let cached = match self.spec.role {
             FakeRole::Decode => 0,
@@ -348,10 +353,10 @@ impl Sglang {
 
     fn tell(
         self: Arc<Self>,
-        asks: Asks,
+        asks: GenerateRequest,
         (context, cached): (&[u32], usize),
         fault: Option<Fault>,
-        running: Running,
+        running: RunningRequest,
     ) -> Reply {
         let mut sampling = asks.sampling.clone();
         if self.spec.role == FakeRole::Prefill {

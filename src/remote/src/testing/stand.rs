@@ -1,6 +1,6 @@
 //! The common parts of all stand-ins: the record of requests, faults, and the shutdown.
 
-use super::book::{Book, Received};
+use super::book::{Book, ReceivedRequest};
 use super::fault::{Fault, Faults};
 use super::server::Life;
 
@@ -24,7 +24,7 @@ impl Stand {
 
     /// The requests that it was sent, in order.
     #[must_use]
-    pub fn received(&self) -> Vec<Received> {
+    pub fn received(&self) -> Vec<ReceivedRequest> {
         self.book.received()
     }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::body::Wrong;
+use super::body::RefusalReason;
 use super::toy::VOCAB_TOKENS;
 
 /// How a request and its answer are worded.
@@ -35,11 +35,11 @@ pub(super) fn lettered(token: u32) -> u32 {
     u32::from(letter(token).as_bytes()[0])
 }
 
-type Encode = dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync;
+type EncodeFunction = dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync;
 
 /// A trained tokenizer for stand-ins. The program that starts them supplies it, so that this crate depends on none.
 pub struct TrainedTokenizer {
-    encode: Box<Encode>,
+    encode: Box<EncodeFunction>,
     vocab_tokens: u32,
     /// Ascending by token.
     words: Vec<(u32, String)>,
@@ -117,7 +117,7 @@ impl FakeTokenizer {
 
     /// The tokens of a text, with the mark that begins one if `add_special_tokens`. The trained tokenizer of
     /// `scripts/compare/tokenizer.py` has no such mark.
-    pub(super) fn tokens_of(self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Wrong> {
+    pub(super) fn tokens_of(self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, RefusalReason> {
         if text.is_empty() {
             return Err("the prompt is empty".into());
         }
@@ -145,7 +145,7 @@ impl FakeTokenizer {
 
     /// The tokens of a chat in ChatML, which is the template of Baton's built-in vocabulary and of
     /// `scripts/compare/tokenizer.py`.
-    pub(super) fn tokens_of_chat(self, messages: &Value, opens: bool) -> Result<Vec<u32>, Wrong> {
+    pub(super) fn tokens_of_chat(self, messages: &Value, opens: bool) -> Result<Vec<u32>, RefusalReason> {
         let messages = messages.as_array().filter(|list| !list.is_empty()).ok_or("messages is no list")?;
         let mut text = if self.trained.is_some() { "" } else { MARKS[0].0 }.to_owned();
         for message in messages {
@@ -160,7 +160,7 @@ impl FakeTokenizer {
     }
 
     /// The response of `/tokenize`.
-    pub(super) fn tokenize(self, body: &Value, max_model_tokens: u32) -> Result<Value, Wrong> {
+    pub(super) fn tokenize(self, body: &Value, max_model_tokens: u32) -> Result<Value, RefusalReason> {
         let flag = |name: &str, otherwise: bool| body[name].as_bool().unwrap_or(otherwise);
         let tokens = match body["prompt"].as_str() {
             Some(text) => self.tokens_of(text, flag("add_special_tokens", true))?,
@@ -173,7 +173,7 @@ impl FakeTokenizer {
 }
 
 /// An answer in text, about to be sent.
-pub(super) struct Telling<'a> {
+pub(super) struct TextAnswer<'a> {
     pub(super) voice: Voice,
     pub(super) tokenizer: FakeTokenizer,
     pub(super) id: &'a str,
@@ -182,7 +182,7 @@ pub(super) struct Telling<'a> {
     pub(super) usage: &'a Value,
 }
 
-impl Telling<'_> {
+impl TextAnswer<'_> {
     const fn kind(&self, stream: bool) -> &'static str {
         match (self.voice, stream) {
             (Voice::Chat, true) => "chat.completion.chunk",
@@ -267,7 +267,7 @@ mod tests {
     fn events_are_json_and_spell_the_whole_answer() {
         let usage = usage(3, 2, 0);
         for voice in [Voice::Chat, Voice::Completion] {
-            let telling = Telling {
+            let telling = TextAnswer {
                 voice,
                 tokenizer: FakeTokenizer::BYTES,
                 id: "x",

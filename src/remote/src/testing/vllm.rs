@@ -19,13 +19,13 @@ use tokio::sync::mpsc;
 
 use self::responses::Answer;
 use super::FakeRole;
-use super::body::{Asks, Read, bad_request, completion, server_error};
-use super::book::Received;
+use super::body::{CompletionRequest, ReadRequest, bad_request, completion, server_error};
+use super::book::ReceivedRequest;
 use super::compute::{Cost, Prompts};
 use super::fabric::Fabric;
-use super::fault::{Fault, Met};
-use super::pool::{Held, Pool};
-use super::server::{Asked, Life, Reply, Site, pass, serve};
+use super::fault::{Fault, FaultOutcome};
+use super::pool::{HeldBlocks, Pool};
+use super::server::{Life, Reply, Site, WholeRequest, pass, serve};
 use super::stand::Stand;
 use super::text::FakeTokenizer;
 use super::toy::{answer_in, toy_answer};
@@ -102,7 +102,7 @@ impl VllmSpec {
 }
 
 /// A salt and a prompt: what an engine finds again in its cache.
-type Cached = (String, Vec<u32>);
+type CachedPrompt = (String, Vec<u32>);
 
 /// A stand-in for vLLM on a port of its own. It goes when it is dropped.
 pub struct FakeVllm {
@@ -120,7 +120,7 @@ struct Vllm {
     count: AtomicU64,
     running: Arc<AtomicU64>,
     /// Prompts, by salt, whose cached KV is another prompt's.
-    poisoned: Mutex<BTreeMap<Cached, Vec<u32>>>,
+    poisoned: Mutex<BTreeMap<CachedPrompt, Vec<u32>>>,
 }
 
 impl FakeVllm {
@@ -209,23 +209,23 @@ impl Drop for FakeVllm {
 }
 
 /// A request that is worked on, until it is dropped.
-struct Running(Arc<AtomicU64>);
+struct RunningGuard(Arc<AtomicU64>);
 
-impl Running {
+impl RunningGuard {
     fn new(count: &Arc<AtomicU64>) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl Site for Vllm {
-    async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
+    async fn answer(self: Arc<Self>, asked: WholeRequest) -> Reply {
         match asked.path.as_str() {
             "/health" => self.stand.faults.health(),
             "/version" => Reply::json(200, &json!({"version": "0.32.0"})),
@@ -281,9 +281,9 @@ impl Vllm {
     }
 
     /// The tokens that a request would be served with, as routers ask for them.
-    fn render(&self, asked: &Asked) -> Reply {
+    fn render(&self, asked: &WholeRequest) -> Reply {
         let chat = asked.path.starts_with("/v1/chat");
-        let read = Read::new(&asked.body).ok_or_else(|| "the body is no JSON object".to_owned());
+        let read = ReadRequest::new(&asked.body).ok_or_else(|| "the body is no JSON object".to_owned());
         match read.and_then(|mut read| read.prompt(chat, self.spec.tokenizer)) {
             Ok((_, tokens)) => {
                 let one = json!({"request_id": "render", "token_ids": tokens, "sampling_params": {}, "model": "tiny"});
@@ -293,12 +293,12 @@ impl Vllm {
         }
     }
 
-    async fn complete(self: Arc<Self>, asked: Asked) -> Reply {
+    async fn complete(self: Arc<Self>, asked: WholeRequest) -> Reply {
         let header =
             |name: &str| asked.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let chat = asked.path == "/v1/chat/completions";
         if self.spec.remembers {
-            self.stand.book.receive(Received {
+            self.stand.book.receive(ReceivedRequest {
                 path: asked.path.clone(),
                 request_id: header("x-request-id"),
                 dp_rank: header("x-data-parallel-rank"),
@@ -306,12 +306,14 @@ impl Vllm {
                 body: serde_json::from_slice(&asked.body).unwrap_or_default(),
             });
         }
-        let running = Running::new(&self.running);
+        let running = RunningGuard::new(&self.running);
         let fault = match self.stand.faults.meet(|| self.exit()).await {
-            Met::Ended(reply) => return reply,
-            Met::GoOn(fault) => fault,
+            FaultOutcome::Ended(reply) => return reply,
+            FaultOutcome::GoOn(fault) => fault,
         };
-        let Some(read) = Read::new(&asked.body) else { return bad_request("the body is no JSON object") };
+        let Some(read) = ReadRequest::new(&asked.body) else {
+            return bad_request("the body is no JSON object");
+        };
         let smuggled = !read.fields["vllm_xargs"]["kv_transfer_params"].is_null();
         let asks = match completion(read, chat, (self.spec.tokenizer, self.spec.max_model_tokens)) {
             Ok(asks) => asks,
@@ -334,11 +336,11 @@ impl Vllm {
 
     async fn whole(
         self: Arc<Self>,
-        asks: Asks,
-        (id, fault, running): (String, Option<Fault>, Running),
+        asks: CompletionRequest,
+        (id, fault, running): (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
-        let held = Held { pool: Arc::clone(&self.pool), blocks };
+        let held = HeldBlocks { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
         // The cached tokens replace those of the prompt, as in a real engine.
@@ -356,11 +358,11 @@ impl Vllm {
     }
 
     /// The wrong KV that the cache holds for a prompt.
-    fn cached(&self, asks: &Asks) -> Option<Vec<u32>> {
+    fn cached(&self, asks: &CompletionRequest) -> Option<Vec<u32>> {
         self.poisoned.lock().get(&(asks.salt.clone(), asks.prompt.clone())).cloned()
     }
 
-    fn tell(self: Arc<Self>, mut told: Answer, rest: (Held, Running)) -> Reply {
+    fn tell(self: Arc<Self>, mut told: Answer, rest: (HeldBlocks, RunningGuard)) -> Reply {
         if told.fault == Some(Fault::OtherPrompt) {
             told.asks.prompt.push(1);
         }

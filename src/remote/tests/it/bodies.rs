@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use baton_remote::testing::{FakeConnector, Received};
+use baton_remote::testing::{FakeConnector, ReceivedRequest};
 use baton_remote::{FIELDS, Kind, RemoteError, Side};
 use baton_types::Sampling;
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ fn sampling() -> impl Strategy<Value = Sampling> {
 }
 
 /// Whether every request that was sent has this prompt.
-fn all_have(received: &[Received], name: &str, tokens: &[u32]) -> bool {
+fn all_have(received: &[ReceivedRequest], name: &str, tokens: &[u32]) -> bool {
     received.iter().filter(|one| one.path != "/abort_request").all(|one| one.body[name] == json!(tokens))
 }
 

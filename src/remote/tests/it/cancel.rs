@@ -139,7 +139,7 @@ async fn an_answer_that_has_ended_is_not_aborted() {
     let pair = SglangPair::new().await;
     pair.serve(&request(&prompt(1, 30), greedy(5))).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let aborts = |received: Vec<baton_remote::testing::Received>| {
+    let aborts = |received: Vec<baton_remote::testing::ReceivedRequest>| {
         received.iter().filter(|one| one.path == "/abort_request").count()
     };
     assert_eq!(aborts(pair.p.received()) + aborts(pair.d.received()), 0);

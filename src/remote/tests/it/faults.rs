@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, Fault, SglangSpec, VllmSpec,
 };
-use baton_remote::{Collected, Dialect, Kind, RemoteEngine, RemoteError, RemoteSettings, Side, Stage};
+use baton_remote::{CollectedAnswer, Dialect, Kind, RemoteEngine, RemoteError, RemoteSettings, Side, Stage};
 
 use crate::scene::{SglangPair, VllmPair, becomes, engine, engine_with, greedy, prompt, request, truth};
 
@@ -21,7 +21,7 @@ fn impatient(settings: RemoteSettings) -> RemoteEngine {
     })
 }
 
-async fn outcome(engine: &RemoteEngine) -> Result<Collected, RemoteError> {
+async fn outcome(engine: &RemoteEngine) -> Result<CollectedAnswer, RemoteError> {
     engine.generate(request(&prompt(2, 40), greedy(8))).await?.all().await
 }
 

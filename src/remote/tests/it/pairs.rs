@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_remote::testing::{FakeConnector, Fault, toy_next};
-use baton_remote::{EngineRole, Handoff, Kind, Next, RemoteSettings, Side, Stage};
+use baton_remote::{EngineRole, Handoff, Kind, NextStep, RemoteSettings, Side, Stage};
 use baton_types::{Finish, Sampling};
 use serde_json::{Value, json};
 
@@ -73,9 +73,10 @@ async fn what_a_decode_leg_leaves_in_its_engines_cache_is_found_by_nobody() {
         for _ in 0..3 {
             pair.serve(&asked).await.unwrap();
         }
-        let salts = |received: Vec<baton_remote::testing::Received>| -> std::collections::BTreeSet<String> {
-            received.iter().map(|one| one.body["cache_salt"].as_str().unwrap().to_owned()).collect()
-        };
+        let salts =
+            |received: Vec<baton_remote::testing::ReceivedRequest>| -> std::collections::BTreeSet<String> {
+                received.iter().map(|one| one.body["cache_salt"].as_str().unwrap().to_owned()).collect()
+            };
         assert_eq!(salts(pair.p.received()).into_iter().collect::<Vec<_>>(), ["of the tenant"]);
         let left = salts(pair.d.received());
         assert!(left.len() == 3 && !left.contains("of the tenant"), "{left:?}");
@@ -142,7 +143,7 @@ async fn what_an_answer_of_one_end_token_leaves_lent_can_be_taken_back() {
     let asked = request(&tokens, stop);
     let pair = VllmPair::new(FakeConnector::Nixl).await;
     let done = pair.prefill.prefill(asked.clone()).await.unwrap().run().await.unwrap();
-    assert!(matches!(done.next, Next::Answer(Finish::Stop)));
+    assert!(matches!(done.next, NextStep::Answer(Finish::Stop)));
     assert!(pair.p.held_blocks() > 0, "NixlConnector lends it all the same");
     let left = Handoff::from_bytes(&done.left.unwrap().into_bytes()).unwrap();
     ids(pair.decode.decode(request(&tokens, greedy(1)), left).await).await.unwrap();
@@ -181,7 +182,7 @@ async fn prompt_logprobs_come_from_the_prefill() {
     let asked = request(&prompt(5, 70), Sampling { prompt_logprobs: Some(1), ..greedy(6) });
     let done = pair.prefill.prefill(asked.clone()).await.unwrap().run().await.unwrap();
     assert_eq!(done.prompt_logprobs.as_ref().unwrap().len(), 69);
-    let Next::Decode(handoff) = done.next else { panic!("no hand-off") };
+    let NextStep::Decode(handoff) = done.next else { panic!("no hand-off") };
     assert_eq!(ids(pair.decode.decode(asked.clone(), handoff).await).await, Ok(truth(&asked)));
     assert_eq!(pair.d.received()[0].body.get("prompt_logprobs"), None);
 }

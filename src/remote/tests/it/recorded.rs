@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use baton_remote::{Dialect, Handoff, HandoffWay, Kind, Next, RemoteSettings, Stage};
+use baton_remote::{Dialect, Handoff, HandoffWay, Kind, NextStep, RemoteSettings, Stage};
 use baton_types::Finish;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -99,7 +99,7 @@ async fn a_prefill_of_nixl() {
     let tokens: Vec<u32> = (1..=20).collect();
     let done = engine(settings).prefill(request(&tokens, greedy(24))).await.unwrap().run().await.unwrap();
     assert_eq!(done.tokens[0].id, 354);
-    let Next::Decode(handoff) = done.next else { panic!("no hand-off") };
+    let NextStep::Decode(handoff) = done.next else { panic!("no hand-off") };
     assert_eq!(handoff.name(), "c0536093-7758-4262-b6b0-745c515b8881/cmpl-nixl-20-101-0-b21cfe72");
     let bytes = String::from_utf8(handoff.into_bytes()).unwrap();
     let params = &body[body.find("{\"do_remote").unwrap()..body.find(",\"ec_transfer").unwrap()];

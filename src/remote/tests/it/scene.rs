@@ -7,7 +7,7 @@ use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec, toy_answer,
 };
 use baton_remote::{
-    Generation, Handoff, Next, Prefilled, RemoteEngine, RemoteError, RemoteSettings, Request,
+    Generation, Handoff, NextStep, PrefillResult, RemoteEngine, RemoteError, RemoteSettings, Request,
 };
 use baton_types::{Finish, Sampling};
 use bytes::Bytes;
@@ -102,12 +102,12 @@ impl VllmPair {
     pub async fn serve(&self, request: &Request) -> Result<(Vec<u32>, Finish), RemoteError> {
         let done = self.prefill.prefill(request.clone()).await?.run().await?;
         match done.next {
-            Next::Answer(finish) => Ok((done.tokens.iter().map(|token| token.id).collect(), finish)),
-            Next::Decode(handoff) => {
+            NextStep::Answer(finish) => Ok((done.tokens.iter().map(|token| token.id).collect(), finish)),
+            NextStep::Decode(handoff) => {
                 let handoff = Handoff::from_bytes(&handoff.into_bytes())?;
                 ids(self.decode.decode(request.clone(), handoff).await).await
             }
-            Next::Offered => panic!("vLLM's hand-offs come after the prefill"),
+            NextStep::Offered => panic!("vLLM's hand-offs come after the prefill"),
         }
     }
 
@@ -122,9 +122,9 @@ impl VllmPair {
     }
 }
 
-pub fn handoff_of(done: Prefilled) -> Handoff {
+pub fn handoff_of(done: PrefillResult) -> Handoff {
     match done.next {
-        Next::Decode(handoff) => handoff,
+        NextStep::Decode(handoff) => handoff,
         other => panic!("no hand-off but {other:?}"),
     }
 }

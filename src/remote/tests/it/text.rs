@@ -6,7 +6,7 @@ use baton_remote::testing::{
     Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, SglangSpec, TrainedTokenizer,
     VllmSpec,
 };
-use baton_remote::{Compared, Sample};
+use baton_remote::{ComparisonExtent, Sample};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
@@ -191,7 +191,7 @@ async fn prompts_answers_and_caches_are_in_tokens_of_a_trained_tokenizer() {
         chat_tokens: Some(chat),
     };
     for (url, settings, compared) in
-        [(v.url(), v.settings(), Compared::All), (s.url(), s.settings(), Compared::Text)]
+        [(v.url(), v.settings(), ComparisonExtent::All), (s.url(), s.settings(), ComparisonExtent::Text)]
     {
         let engine = engine(settings);
         engine.probe().await.unwrap();

@@ -3,7 +3,7 @@
 use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, Fault, SglangSpec, VllmSpec,
 };
-use baton_remote::{Compared, Kind, RemoteSettings, Sample, Stage};
+use baton_remote::{ComparisonExtent, Kind, RemoteSettings, Sample, Stage};
 
 use crate::scene::engine;
 
@@ -46,7 +46,7 @@ async fn sglang(role: FakeRole, tokenizer: FakeTokenizer) -> (FakeSglang, Remote
     (fake, settings)
 }
 
-async fn compared(settings: RemoteSettings, sample: &Sample) -> Result<Compared, String> {
+async fn compared(settings: RemoteSettings, sample: &Sample) -> Result<ComparisonExtent, String> {
     let engine = engine(settings);
     engine.probe().await.unwrap();
     engine.compare(sample).await.map_err(|error| {
@@ -59,20 +59,23 @@ async fn compared(settings: RemoteSettings, sample: &Sample) -> Result<Compared,
 #[tokio::test]
 async fn the_right_tokenizer_is_compared_as_far_as_the_engine_tells() {
     let (right, mute) = (tokenizer(0, false), tokenizer(0, true));
-    assert_eq!(compared(vllm(right).await.1, &sample()).await, Ok(Compared::All));
+    assert_eq!(compared(vllm(right).await.1, &sample()).await, Ok(ComparisonExtent::All));
     let (_vllm, settings) = vllm(right).await;
-    assert_eq!(compared(settings, &Sample { chat_tokens: None, ..sample() }).await, Ok(Compared::Text));
+    assert_eq!(
+        compared(settings, &Sample { chat_tokens: None, ..sample() }).await,
+        Ok(ComparisonExtent::Text)
+    );
     let (_vllm, settings) = vllm(mute).await;
     assert_eq!(
         compared(settings, &sample()).await,
-        Ok(Compared::Text),
+        Ok(ComparisonExtent::Text),
         "its answers name the prompt's tokens"
     );
     let (sglang_, settings) = sglang(FakeRole::Whole, right).await;
-    assert_eq!(compared(settings, &sample()).await, Ok(Compared::Text));
+    assert_eq!(compared(settings, &sample()).await, Ok(ComparisonExtent::Text));
     assert!(sglang_.violations().is_empty(), "{:?}", sglang_.violations());
     let (_sglang, settings) = sglang(FakeRole::Whole, mute).await;
-    assert_eq!(compared(settings, &sample()).await, Ok(Compared::Count));
+    assert_eq!(compared(settings, &sample()).await, Ok(ComparisonExtent::Count));
     for role in [FakeRole::Prefill, FakeRole::Decode] {
         let (pair, settings) = sglang(role, mute).await;
         let mut settings = settings;
@@ -81,7 +84,7 @@ async fn the_right_tokenizer_is_compared_as_far_as_the_engine_tells() {
         } else {
             baton_remote::EngineRole::Decode
         });
-        assert_eq!(compared(settings, &sample()).await, Ok(Compared::Nothing));
+        assert_eq!(compared(settings, &sample()).await, Ok(ComparisonExtent::Nothing));
         assert!(pair.violations().is_empty(), "{:?}", pair.violations());
     }
 }
@@ -124,5 +127,5 @@ async fn an_engine_that_fails_is_not_taken_for_one_that_lacks_the_path() {
     vllm.fault(Fault::Status(500), 1);
     let error = engine.compare(&sample()).await.unwrap_err();
     assert_ne!(error.kind, Kind::Invalid, "{error}");
-    assert_eq!(engine.compare(&sample()).await, Ok(Compared::Text));
+    assert_eq!(engine.compare(&sample()).await, Ok(ComparisonExtent::Text));
 }

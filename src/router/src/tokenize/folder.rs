@@ -29,7 +29,7 @@ pub(crate) struct Folder {
 }
 
 /// A folder with what is worked out from it.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedFolder {
     pub(crate) folder: Folder,
     pub(crate) table: TokenTable,
     /// Whether text is the table's bytes in a row, so that no decoder is needed.
@@ -76,7 +76,7 @@ impl TokenName {
     }
 }
 
-pub(crate) fn load(path: &Path) -> Result<Loaded, LoadError> {
+pub(crate) fn load(path: &Path) -> Result<LoadedFolder, LoadError> {
     let file = path.join("tokenizer.json");
     let bytes = read(&file)?;
     let mut tokenizer = Tokenizer::from_bytes(&bytes)
@@ -100,7 +100,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, LoadError> {
         table_decodes.then(|| longest_token_bytes(&tokenizer, &table, &byte_letters())).flatten();
     let splitter = splitter(&tokenizer);
     let vocab_tokens = u32::try_from(table.len()).expect("bounded by MAX_TOKEN");
-    Ok(Loaded {
+    Ok(LoadedFolder {
         folder: Folder {
             encoder: Encoder::new(tokenizer, &bytes, &file),
             template,

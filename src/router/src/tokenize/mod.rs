@@ -24,8 +24,8 @@ pub use sample::Sample;
 use crate::aside::is_aside;
 use crate::chat::{Chat, ChatError, render_plain};
 use crate::tools::ToolFormat;
-use folder::{Folder, Loaded};
-use prompt::{LookUp, PrefixCache};
+use folder::{Folder, LoadedFolder};
+use prompt::{PartLookup, PrefixCache};
 use splitter::{Mark, Splitter};
 use table::TokenTable;
 use tokio::sync::Semaphore;
@@ -72,13 +72,13 @@ pub struct Tokenization {
 }
 
 /// A prompt whose known parts have been looked up.
-struct Begun {
+struct PartialPrompt {
     ranges: Vec<std::ops::Range<usize>>,
-    known: LookUp,
+    known: PartLookup,
     add_special_tokens: bool,
 }
 
-impl Begun {
+impl PartialPrompt {
     fn missing_bytes(&self) -> usize {
         self.known.missing().map(|at| self.ranges[at].len()).sum()
     }
@@ -122,7 +122,8 @@ impl Tokenization {
     /// The vocabulary and chat template in a folder as Hugging Face lays it out: `tokenizer.json`, and
     /// if there `tokenizer_config.json` and `chat_template.jinja`.
     pub fn folder(path: &Path) -> Result<Self, LoadError> {
-        let Loaded { folder, table, table_decodes, longest_token_bytes, splitter } = folder::load(path)?;
+        let LoadedFolder { folder, table, table_decodes, longest_token_bytes, splitter } =
+            folder::load(path)?;
         Ok(Self {
             vocabulary: Vocabulary::Folder(Box::new(folder)),
             table,
@@ -247,16 +248,16 @@ impl Tokenization {
     }
 
     /// Looks up what is known of the prompt.
-    fn begin(&self, text: &str, add_special_tokens: bool, lineage: &Lineage) -> Begun {
+    fn begin(&self, text: &str, add_special_tokens: bool, lineage: &Lineage) -> PartialPrompt {
         let ranges = self.splitter.parts(text);
         let parts: Vec<&str> = ranges.iter().map(|range| &text[range.clone()]).collect();
         let known = self.cache.look_up(&parts, self.affixes(add_special_tokens).0, lineage);
-        Begun { ranges, known, add_special_tokens }
+        PartialPrompt { ranges, known, add_special_tokens }
     }
 
     /// Tokenises the rest.
-    fn complete(&self, text: &str, begun: Begun, lineage: &Lineage) -> Result<Prompt, String> {
-        let Begun { ranges, known, add_special_tokens } = begun;
+    fn complete(&self, text: &str, begun: PartialPrompt, lineage: &Lineage) -> Result<Prompt, String> {
+        let PartialPrompt { ranges, known, add_special_tokens } = begun;
         let encode = |at: usize| self.encode_part(&text[ranges[at].clone()]);
         let fresh: Result<Vec<Vec<u32>>, String> = known.missing().map(encode).collect();
         Ok(known.assemble(&self.cache, fresh?, self.affixes(add_special_tokens), lineage))

@@ -66,7 +66,7 @@ impl PrefixCache {
     }
 
     /// Looks up the cached parts of a prompt whose first tokens are `prefix`.
-    pub(crate) fn look_up(&self, parts: &[&str], prefix: &[u32], lineage: &Lineage) -> LookUp {
+    pub(crate) fn look_up(&self, parts: &[&str], prefix: &[u32], lineage: &Lineage) -> PartLookup {
         let names = self.names(parts, prefix, lineage);
         let mut cache = self.parts.lock();
         // Deepest first: what others share ends up the newest and stays the longest.
@@ -76,7 +76,7 @@ impl PrefixCache {
         let hits = found.iter().flatten().count() as u64;
         self.hits.fetch_add(hits, Ordering::Relaxed);
         self.misses.fetch_add(names.len() as u64 - hits, Ordering::Relaxed);
-        LookUp { names, found }
+        PartLookup { names, found }
     }
 
     /// A name for each prefix that commits to its text and to all that its keys depend on.
@@ -110,12 +110,12 @@ impl PrefixCache {
 }
 
 /// A prompt whose parts are partly known.
-pub(crate) struct LookUp {
+pub(crate) struct PartLookup {
     names: Vec<u128>,
     found: Vec<Option<Arc<Part>>>,
 }
 
-impl LookUp {
+impl PartLookup {
     /// Indices of the parts that have to be tokenised.
     pub(crate) fn missing(&self) -> impl Iterator<Item = usize> + '_ {
         self.found.iter().enumerate().filter_map(|(at, part)| part.is_none().then_some(at))
@@ -136,7 +136,7 @@ impl LookUp {
             + self.found.iter().flatten().map(|part| part.tokens.len()).sum::<usize>();
         let blocks = total / lineage.block_tokens.max(1) as usize;
         let mut chain: Arc<[BlockKey]> = std::iter::repeat_n(BlockKey(0), blocks).collect();
-        let mut growing = Growing {
+        let mut growing = GrowingChain {
             open: Vec::new(),
             chain: Arc::get_mut(&mut chain).expect("made here, shared with nobody yet"),
             blocks: 0,
@@ -165,7 +165,7 @@ impl LookUp {
 }
 
 /// A chain that grows with a prompt.
-struct Growing<'a> {
+struct GrowingChain<'a> {
     /// The tokens of the last block, which is not full.
     open: Vec<u32>,
     chain: &'a mut [BlockKey],
@@ -173,7 +173,7 @@ struct Growing<'a> {
     lineage: &'a Lineage,
 }
 
-impl Growing<'_> {
+impl GrowingChain<'_> {
     /// Goes on by a part whose keys are known.
     fn take(&mut self, part: &Part) {
         self.chain[self.blocks..self.blocks + part.keys.len()].copy_from_slice(&part.keys);

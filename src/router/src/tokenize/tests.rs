@@ -341,7 +341,7 @@ proptest! {
 #[test]
 fn a_chat_is_the_prompt_that_vllm_makes_of_it() {
     #[derive(serde::Deserialize)]
-    struct Recorded<'a> {
+    struct RecordedCase<'a> {
         template: String,
         #[serde(borrow)]
         body: &'a serde_json::value::RawValue,
@@ -355,7 +355,7 @@ fn a_chat_is_the_prompt_that_vllm_makes_of_it() {
     let with = sources.map(|(name, source)| (name, Tokenization::folder(folder(source).path()).unwrap()));
     let mut count = 0;
     for line in include_str!("../../tests/chats/chats.jsonl").lines() {
-        let recorded: Recorded<'_> = serde_json::from_str(line).unwrap();
+        let recorded: RecordedCase<'_> = serde_json::from_str(line).unwrap();
         let (_, with) = with.iter().find(|(name, _)| *name == recorded.template).unwrap();
         let fields = crate::fields::read(recorded.body.get().as_bytes()).unwrap();
         let told = crate::call::render_chat(with, &fields);

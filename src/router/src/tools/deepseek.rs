@@ -2,7 +2,7 @@
 //! name, and arguments in a code fence; V3.1 as name, mark, arguments.
 
 use super::draft::Draft;
-use super::fixed::Fixed;
+use super::fixed::FixedText;
 use super::value::{Dialect, Step, Value};
 
 /// Before all calls.
@@ -23,55 +23,55 @@ const MAX_NAME_BYTES: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct DeepSeek {
-    at: At,
+    at: DeepseekState,
     word: String,
     fenced: bool,
 }
 
 #[derive(Debug)]
-enum At {
-    Begin(Fixed),
+enum DeepseekState {
+    Begin(FixedText),
     /// Up to the separator.
     First,
     /// Up to the line's end.
     Name,
-    Fence(Fixed),
+    Fence(FixedText),
     Arguments {
         raw: String,
         value: Value,
         begun: bool,
     },
-    FenceEnd(Fixed),
-    End(Fixed),
+    FenceEnd(FixedText),
+    End(FixedText),
     /// Up to the next call's mark, or the last mark.
     Next,
 }
 
 impl DeepSeek {
     pub(super) fn new() -> Self {
-        Self { at: At::Begin(Fixed::new(CALL_BEGIN)), word: String::new(), fenced: false }
+        Self { at: DeepseekState::Begin(FixedText::new(CALL_BEGIN)), word: String::new(), fenced: false }
     }
 
     /// Whether all was read but for marks at the end.
     pub(super) fn is_closing(&self) -> bool {
-        matches!(self.at, At::FenceEnd(_) | At::End(_) | At::Next)
+        matches!(self.at, DeepseekState::FenceEnd(_) | DeepseekState::End(_) | DeepseekState::Next)
     }
 
     pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
         let (step, then) = match &mut self.at {
-            At::Begin(mark) => (mark.push(c), At::First),
-            At::Fence(mark) => (mark.push(c), arguments()),
-            At::FenceEnd(mark) => (mark.push(c), At::End(Fixed::new(CALL_END))),
-            At::End(mark) => (mark.push(c), At::Next),
-            At::First => return self.first(c),
-            At::Name => return self.name(c),
-            At::Arguments { .. } => return self.arguments(c, draft),
-            At::Next => return self.next(c),
+            DeepseekState::Begin(mark) => (mark.push(c), DeepseekState::First),
+            DeepseekState::Fence(mark) => (mark.push(c), arguments()),
+            DeepseekState::FenceEnd(mark) => (mark.push(c), DeepseekState::End(FixedText::new(CALL_END))),
+            DeepseekState::End(mark) => (mark.push(c), DeepseekState::Next),
+            DeepseekState::First => return self.first(c),
+            DeepseekState::Name => return self.name(c),
+            DeepseekState::Arguments { .. } => return self.arguments(c, draft),
+            DeepseekState::Next => return self.next(c),
         };
         self.after(step, then)
     }
 
-    fn after(&mut self, step: Step, then: At) -> Step {
+    fn after(&mut self, step: Step, then: DeepseekState) -> Step {
         if step != Step::Done {
             return step;
         }
@@ -88,7 +88,7 @@ impl DeepSeek {
         self.fenced = first.trim() == "function";
         if self.fenced {
             self.word.clear();
-            self.at = At::Name;
+            self.at = DeepseekState::Name;
         } else {
             self.word = first.trim().to_owned();
             self.at = arguments();
@@ -99,7 +99,7 @@ impl DeepSeek {
     fn name(&mut self, c: char) -> Step {
         if c == '\n' {
             self.word = self.word.trim().to_owned();
-            self.at = At::Fence(Fixed::new(FENCE));
+            self.at = DeepseekState::Fence(FixedText::new(FENCE));
             return Step::More;
         }
         self.word.push(c);
@@ -107,7 +107,7 @@ impl DeepSeek {
     }
 
     fn arguments(&mut self, c: char, draft: &mut Draft) -> Step {
-        let At::Arguments { raw, value, begun } = &mut self.at else { return Step::Broken };
+        let DeepseekState::Arguments { raw, value, begun } = &mut self.at else { return Step::Broken };
         if !*begun {
             if matches!(c, ' ' | '\t' | '\n' | '\r') {
                 return Step::More;
@@ -124,8 +124,8 @@ impl DeepSeek {
             return step;
         }
         draft.end();
-        let fence = || At::FenceEnd(Fixed::new(FENCE_END));
-        self.at = if self.fenced { fence() } else { At::End(Fixed::new(CALL_END)) };
+        let fence = || DeepseekState::FenceEnd(FixedText::new(FENCE_END));
+        self.at = if self.fenced { fence() } else { DeepseekState::End(FixedText::new(CALL_END)) };
         Step::More
     }
 
@@ -139,7 +139,7 @@ impl DeepSeek {
         }
         if self.word == CALL_BEGIN {
             self.word.clear();
-            self.at = At::First;
+            self.at = DeepseekState::First;
         } else if !CALL_BEGIN.starts_with(&self.word) && !CALLS_END.starts_with(&self.word) {
             return Step::Broken;
         }
@@ -147,6 +147,6 @@ impl DeepSeek {
     }
 }
 
-fn arguments() -> At {
-    At::Arguments { raw: String::new(), value: Value::new(Dialect::Json), begun: false }
+fn arguments() -> DeepseekState {
+    DeepseekState::Arguments { raw: String::new(), value: Value::new(Dialect::Json), begun: false }
 }

@@ -4,12 +4,12 @@ use super::value::Step;
 
 /// Reads the text, after whitespace.
 #[derive(Debug)]
-pub(super) struct Fixed {
+pub(super) struct FixedText {
     text: &'static str,
     at: usize,
 }
 
-impl Fixed {
+impl FixedText {
     pub(super) fn new(text: &'static str) -> Self {
         Self { text, at: 0 }
     }

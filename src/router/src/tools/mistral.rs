@@ -14,11 +14,11 @@ const MAX_NAME_BYTES: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Mistral {
-    at: At,
+    at: MistralState,
 }
 
 #[derive(Debug)]
-enum At {
+enum MistralState {
     Begin,
     /// Before an object of the list; true when it may be over.
     Item(Object),
@@ -38,37 +38,37 @@ enum At {
 
 impl Mistral {
     pub(super) fn new() -> Self {
-        Self { at: At::Begin }
+        Self { at: MistralState::Begin }
     }
 
     /// Whether all was read but for what closes the list.
     pub(super) fn is_closing(&self) -> bool {
-        matches!(self.at, At::AfterItem)
+        matches!(self.at, MistralState::AfterItem)
     }
 
     pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
         match &mut self.at {
-            At::Begin | At::AfterItem if c.is_whitespace() => Step::More,
-            At::Begin if c == '[' => self.go_on(At::Item(Object::new(false))),
-            At::Begin if in_name(c) => self.go_on(At::Name(c.to_string())),
-            At::Item(object) => match object.push(c, draft) {
-                Step::Done => self.go_on(At::AfterItem),
+            MistralState::Begin | MistralState::AfterItem if c.is_whitespace() => Step::More,
+            MistralState::Begin if c == '[' => self.go_on(MistralState::Item(Object::new(false))),
+            MistralState::Begin if in_name(c) => self.go_on(MistralState::Name(c.to_string())),
+            MistralState::Item(object) => match object.push(c, draft) {
+                Step::Done => self.go_on(MistralState::AfterItem),
                 step => step,
             },
-            At::AfterItem if c == ',' => self.go_on(At::Item(Object::new(false))),
-            At::AfterItem if c == ']' => Step::Done,
-            At::Name(name) => {
+            MistralState::AfterItem if c == ',' => self.go_on(MistralState::Item(Object::new(false))),
+            MistralState::AfterItem if c == ']' => Step::Done,
+            MistralState::Name(name) => {
                 if in_name(c) && name.len() < MAX_NAME_BYTES {
                     name.push(c);
                     return Step::More;
                 }
                 let name = std::mem::take(name);
                 match c {
-                    '[' => self.go_on(At::Mark { name, mark: c.to_string() }),
+                    '[' => self.go_on(MistralState::Mark { name, mark: c.to_string() }),
                     _ => self.begin_arguments(name, c, draft),
                 }
             }
-            At::Mark { name, mark } => {
+            MistralState::Mark { name, mark } => {
                 mark.push(c);
                 if mark.ends_with(ARGUMENTS) && (mark == ARGUMENTS || mark.starts_with(CALL_ID)) {
                     let (name, raw) = (std::mem::take(name), String::new());
@@ -78,12 +78,12 @@ impl Mistral {
                 let fits = begins(ARGUMENTS) || begins(CALL_ID);
                 if fits && mark.len() <= MAX_NAME_BYTES { Step::More } else { Step::Broken }
             }
-            At::Arguments { .. } => self.arguments(c, draft),
+            MistralState::Arguments { .. } => self.arguments(c, draft),
             _ => Step::Broken,
         }
     }
 
-    fn go_on(&mut self, at: At) -> Step {
+    fn go_on(&mut self, at: MistralState) -> Step {
         self.at = at;
         Step::More
     }
@@ -94,7 +94,7 @@ impl Mistral {
     }
 
     fn arguments(&mut self, c: char, draft: &mut Draft) -> Step {
-        let At::Arguments { raw, value, name } = &mut self.at else { return Step::Broken };
+        let MistralState::Arguments { raw, value, name } = &mut self.at else { return Step::Broken };
         if let Some(known) = name {
             if matches!(c, ' ' | '\t' | '\n' | '\r') {
                 return Step::More;
@@ -114,8 +114,8 @@ impl Mistral {
     }
 }
 
-fn arguments(name: String, raw: String) -> At {
-    At::Arguments { raw, value: Value::new(Dialect::Json), name: Some(name) }
+fn arguments(name: String, raw: String) -> MistralState {
+    MistralState::Arguments { raw, value: Value::new(Dialect::Json), name: Some(name) }
 }
 
 fn in_name(c: char) -> bool {

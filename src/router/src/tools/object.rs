@@ -8,7 +8,7 @@ use super::value::{Dialect, Step, Value};
 pub(super) struct Object {
     /// Whether keys that no call has make it something else.
     strict: bool,
-    at: At,
+    at: ObjectState,
     /// The key or value that is being read, as JSON, without the part that was handed on.
     raw: String,
     name: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct Object {
 }
 
 #[derive(Debug)]
-enum At {
+enum ObjectState {
     Open,
     KeyOrClose,
     NextKey,
@@ -42,7 +42,7 @@ impl Object {
     pub(super) fn new(strict: bool) -> Self {
         Self {
             strict,
-            at: At::Open,
+            at: ObjectState::Open,
             raw: String::new(),
             name: None,
             arguments: None,
@@ -54,21 +54,21 @@ impl Object {
     pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
         let space = matches!(c, ' ' | '\t' | '\n' | '\r');
         match &mut self.at {
-            At::Key(value) => match value.push(c, &mut self.raw) {
+            ObjectState::Key(value) => match value.push(c, &mut self.raw) {
                 Step::Done => self.key_over(),
                 step => step,
             },
-            At::Inside(..) => self.inside(c, draft),
+            ObjectState::Inside(..) => self.inside(c, draft),
             _ if space => Step::More,
-            At::Open if c == '{' => self.go_on(At::KeyOrClose),
-            At::KeyOrClose | At::NextKey if c == '"' => self.begin_key(c),
-            At::AfterValue if c == ',' => self.go_on(At::NextKey),
-            At::KeyOrClose | At::AfterValue if c == '}' => self.close(draft),
-            At::Colon(field) if c == ':' => {
+            ObjectState::Open if c == '{' => self.go_on(ObjectState::KeyOrClose),
+            ObjectState::KeyOrClose | ObjectState::NextKey if c == '"' => self.begin_key(c),
+            ObjectState::AfterValue if c == ',' => self.go_on(ObjectState::NextKey),
+            ObjectState::KeyOrClose | ObjectState::AfterValue if c == '}' => self.close(draft),
+            ObjectState::Colon(field) if c == ':' => {
                 let field = *field;
-                self.go_on(At::Begin(field))
+                self.go_on(ObjectState::Begin(field))
             }
-            At::Begin(field) => {
+            ObjectState::Begin(field) => {
                 let field = *field;
                 self.begin(field, c, draft)
             }
@@ -76,7 +76,7 @@ impl Object {
         }
     }
 
-    fn go_on(&mut self, at: At) -> Step {
+    fn go_on(&mut self, at: ObjectState) -> Step {
         self.at = at;
         Step::More
     }
@@ -84,7 +84,7 @@ impl Object {
     fn begin_key(&mut self, c: char) -> Step {
         let mut value = Value::new(Dialect::Json);
         value.push(c, &mut self.raw);
-        self.go_on(At::Key(value))
+        self.go_on(ObjectState::Key(value))
     }
 
     fn key_over(&mut self) -> Step {
@@ -99,7 +99,7 @@ impl Object {
             _ if self.strict => return Step::Broken,
             _ => Field::Other,
         };
-        self.go_on(At::Colon(field))
+        self.go_on(ObjectState::Colon(field))
     }
 
     fn begin(&mut self, field: Field, c: char, draft: &mut Draft) -> Step {
@@ -120,12 +120,12 @@ impl Object {
                 draft.name(name);
             }
         }
-        self.at = At::Inside(field, Value::new(Dialect::Json));
+        self.at = ObjectState::Inside(field, Value::new(Dialect::Json));
         self.inside(c, draft)
     }
 
     fn inside(&mut self, c: char, draft: &mut Draft) -> Step {
-        let At::Inside(field, value) = &mut self.at else { return Step::Broken };
+        let ObjectState::Inside(field, value) = &mut self.at else { return Step::Broken };
         let field = *field;
         let step = value.push(c, &mut self.raw);
         match field {
@@ -144,7 +144,7 @@ impl Object {
     }
 
     fn value_over(&mut self, field: Field, draft: &mut Draft) -> Step {
-        self.at = At::AfterValue;
+        self.at = ObjectState::AfterValue;
         let raw = std::mem::take(&mut self.raw);
         match field {
             Field::Name => {

@@ -14,7 +14,7 @@ pub(crate) struct Offer {
     /// How the model writes calls, where a grammar does not say it.
     pub(crate) format: Option<ToolFormat>,
     /// The answer is nothing but calls: its engine is held to that.
-    pub(crate) forced: Option<Forced>,
+    pub(crate) forced: Option<ForcedFormat>,
     /// Names of the functions offered.
     pub(crate) names: Vec<String>,
     /// Only the first call is wanted.
@@ -22,7 +22,7 @@ pub(crate) struct Offer {
 }
 
 #[derive(serde::Deserialize)]
-struct Described {
+struct DescribedTool {
     function: Option<DescribedFunction>,
 }
 
@@ -44,7 +44,7 @@ struct Function {
 
 /// The form of answer that the engine is constrained to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Forced {
+pub(crate) enum ForcedFormat {
     /// A list of calls, each an object with `name` and `parameters`.
     List,
     /// The arguments of this function.
@@ -110,8 +110,8 @@ impl Offer {
     /// With what an answer begins that is a call without a mark.
     pub(super) fn opener(&self) -> Option<char> {
         match &self.forced {
-            Some(Forced::List) => Some('['),
-            Some(Forced::Arguments(_)) => None,
+            Some(ForcedFormat::List) => Some('['),
+            Some(ForcedFormat::Arguments(_)) => None,
             None => self.format?.opener(),
         }
     }
@@ -128,10 +128,10 @@ impl Offer {
 }
 
 /// The form of answer that the tool choice requires.
-fn forced(fields: &Fields<'_>) -> Option<Forced> {
+fn forced(fields: &Fields<'_>) -> Option<ForcedFormat> {
     match Choice::read(fields)? {
-        Choice::Required => Some(Forced::List),
-        Choice::Named(name) => Some(Forced::Arguments(name)),
+        Choice::Required => Some(ForcedFormat::List),
+        Choice::Named(name) => Some(ForcedFormat::Arguments(name)),
         Choice::Auto | Choice::Refused => None,
     }
 }
@@ -141,7 +141,7 @@ fn forced(fields: &Fields<'_>) -> Option<Forced> {
 pub(crate) fn with_schema(body: Bytes, fields: &Fields<'_>) -> Result<Bytes, ApiError> {
     let (Some(forced), Some(tools)) = (forced(fields), offered(fields)) else { return Ok(body) };
     let wrong = |why: String| ApiError::invalid("tools", format!("tools cannot be read: {why}"));
-    let tools: Vec<Described> =
+    let tools: Vec<DescribedTool> =
         serde_json::from_str(tools.get()).map_err(|error| wrong(error.to_string()))?;
     let functions = tools.into_iter().filter_map(|tool| tool.function);
     let (schema, mut shared) = schema_of(functions, &forced, fields.parallel_tool_calls == Some(false))?;
@@ -162,13 +162,13 @@ pub(crate) fn with_schema(body: Bytes, fields: &Fields<'_>) -> Result<Bytes, Api
 /// The schema of an answer, and the definitions that all functions' parameters refer to.
 fn schema_of(
     functions: impl Iterator<Item = DescribedFunction>,
-    forced: &Forced,
+    forced: &ForcedFormat,
     one_only: bool,
 ) -> Result<(Value, Map<String, Value>), ApiError> {
     let (mut each, mut shared) = (Vec::new(), Map::new());
     for function in functions {
         let mut parameters = function.parameters.unwrap_or_default();
-        if let Forced::Arguments(name) = forced {
+        if let ForcedFormat::Arguments(name) = forced {
             if *name == function.name {
                 let parameters = if parameters.is_empty() { any_object() } else { parameters };
                 return Ok((parameters.into(), Map::new()));

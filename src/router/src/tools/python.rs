@@ -9,7 +9,7 @@ const MAX_NAME_BYTES: usize = 256;
 /// Reads such a list, which has one call at least.
 #[derive(Debug)]
 pub(super) struct PythonList {
-    at: At,
+    at: PythonState,
     /// The name that is being read.
     word: String,
     function: String,
@@ -19,7 +19,7 @@ pub(super) struct PythonList {
 }
 
 #[derive(Debug)]
-enum At {
+enum PythonState {
     Open,
     /// In a function's name; true once it has a character, and once it is over.
     Function {
@@ -37,59 +37,72 @@ enum At {
 
 impl PythonList {
     pub(super) fn new() -> Self {
-        Self { at: At::Open, word: String::new(), function: String::new(), raw: String::new(), told: false }
+        Self {
+            at: PythonState::Open,
+            word: String::new(),
+            function: String::new(),
+            raw: String::new(),
+            told: false,
+        }
     }
 
     /// Whether all was read but for what closes the list.
     pub(super) fn is_closing(&self) -> bool {
-        matches!(self.at, At::AfterCall)
+        matches!(self.at, PythonState::AfterCall)
     }
 
     pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
-        if let At::Value(value) = &mut self.at {
+        if let PythonState::Value(value) = &mut self.at {
             let step = value.push(c, &mut self.raw);
             self.tell(draft);
             return match step {
-                Step::Done => self.go_on(At::AfterValue),
+                Step::Done => self.go_on(PythonState::AfterValue),
                 Step::Past => {
-                    self.at = At::AfterValue;
+                    self.at = PythonState::AfterValue;
                     self.push(c, draft)
                 }
                 step => step,
             };
         }
         if matches!(c, ' ' | '\t' | '\n' | '\r') {
-            if let At::Function { begun: true, over } | At::Argument { begun: true, over, .. } = &mut self.at
+            if let PythonState::Function { begun: true, over }
+            | PythonState::Argument { begun: true, over, .. } = &mut self.at
             {
                 *over = true;
             }
             return Step::More;
         }
         match self.at {
-            At::Open if c == '[' => self.go_on(At::Function { begun: false, over: false }),
-            At::Function { begun: true, .. } if c == '(' => self.open_call(),
-            At::Function { begun, over: false } if in_name(c, begun, true) => {
-                self.in_word(c, At::Function { begun: true, over: false })
+            PythonState::Open if c == '[' => self.go_on(PythonState::Function { begun: false, over: false }),
+            PythonState::Function { begun: true, .. } if c == '(' => self.open_call(),
+            PythonState::Function { begun, over: false } if in_name(c, begun, true) => {
+                self.in_word(c, PythonState::Function { begun: true, over: false })
             }
             // Python takes a comma after the last argument.
-            At::Argument { begun: false, .. } | At::AfterValue if c == ')' => self.close_call(draft),
-            At::Argument { begun: true, .. } if c == '=' => self.open_value(draft),
-            At::Argument { begun, over: false } if in_name(c, begun, false) => {
-                self.in_word(c, At::Argument { begun: true, over: false })
+            PythonState::Argument { begun: false, .. } | PythonState::AfterValue if c == ')' => {
+                self.close_call(draft)
             }
-            At::AfterValue if c == ',' => self.go_on(At::Argument { begun: false, over: false }),
-            At::AfterCall if c == ',' => self.go_on(At::Function { begun: false, over: false }),
-            At::AfterCall if c == ']' => Step::Done,
+            PythonState::Argument { begun: true, .. } if c == '=' => self.open_value(draft),
+            PythonState::Argument { begun, over: false } if in_name(c, begun, false) => {
+                self.in_word(c, PythonState::Argument { begun: true, over: false })
+            }
+            PythonState::AfterValue if c == ',' => {
+                self.go_on(PythonState::Argument { begun: false, over: false })
+            }
+            PythonState::AfterCall if c == ',' => {
+                self.go_on(PythonState::Function { begun: false, over: false })
+            }
+            PythonState::AfterCall if c == ']' => Step::Done,
             _ => Step::Broken,
         }
     }
 
-    fn go_on(&mut self, at: At) -> Step {
+    fn go_on(&mut self, at: PythonState) -> Step {
         self.at = at;
         Step::More
     }
 
-    fn in_word(&mut self, c: char, at: At) -> Step {
+    fn in_word(&mut self, c: char, at: PythonState) -> Step {
         self.word.push(c);
         if self.word.len() > MAX_NAME_BYTES { Step::Broken } else { self.go_on(at) }
     }
@@ -98,7 +111,7 @@ impl PythonList {
         self.function = std::mem::take(&mut self.word);
         self.raw.push('{');
         self.told = false;
-        self.go_on(At::Argument { begun: false, over: false })
+        self.go_on(PythonState::Argument { begun: false, over: false })
     }
 
     /// With its first argument it is sure to be a call.
@@ -108,7 +121,7 @@ impl PythonList {
         self.raw.push_str("\": ");
         self.tell_name(draft);
         self.tell(draft);
-        self.go_on(At::Value(Value::new(Dialect::Python)))
+        self.go_on(PythonState::Value(Value::new(Dialect::Python)))
     }
 
     fn tell_name(&mut self, draft: &mut Draft) {
@@ -127,7 +140,7 @@ impl PythonList {
         self.tell_name(draft);
         self.tell(draft);
         draft.end();
-        self.go_on(At::AfterCall)
+        self.go_on(PythonState::AfterCall)
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::deepseek::DeepSeek;
 use super::draft::Draft;
-use super::fixed::Fixed;
+use super::fixed::FixedText;
 use super::marks::Marks;
 use super::mistral::Mistral;
 use super::object::Object;
-use super::offer::Forced;
+use super::offer::ForcedFormat;
 use super::python::PythonList;
 use super::value::Step;
 use super::{Offer, ToolFormat};
@@ -44,7 +44,7 @@ pub(crate) struct Reader {
 /// The body of a call: after a mark, or from an opening bracket on.
 #[derive(Debug)]
 enum Body {
-    Tagged { object: Object, end: Option<Fixed> },
+    Tagged { object: Object, end: Option<FixedText> },
     Object(Object),
     Mistral(Mistral),
     Python(PythonList),
@@ -73,7 +73,7 @@ impl Body {
             Self::Tagged { end: Some(end), .. } => end.push(c),
             Self::Tagged { object, end } => match object.push(c, draft) {
                 Step::Done => {
-                    *end = Some(Fixed::new("</tool_call>"));
+                    *end = Some(FixedText::new("</tool_call>"));
                     Step::More
                 }
                 step => step,
@@ -121,7 +121,7 @@ impl Reader {
 
     /// Takes in a piece of the answer.
     pub(crate) fn push(&mut self, piece: &str, parts: &mut Parts) {
-        if let Some(Forced::Arguments(name)) = &self.offer.forced {
+        if let Some(ForcedFormat::Arguments(name)) = &self.offer.forced {
             if self.calls == 0 && !piece.is_empty() {
                 self.calls = 1;
                 parts.call(0, self.offer.call_id(), name.clone());

@@ -30,11 +30,11 @@ pub(crate) struct Value {
     dialect: Dialect,
     /// The closing bracket of each list and object that is open.
     open: Vec<char>,
-    at: At,
+    at: ValueState,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum At {
+enum ValueState {
     Value,
     ValueOrClose,
     Key,
@@ -95,24 +95,24 @@ impl Number {
 
 impl Value {
     pub(crate) fn new(dialect: Dialect) -> Self {
-        Self { dialect, open: Vec::new(), at: At::Value }
+        Self { dialect, open: Vec::new(), at: ValueState::Value }
     }
 
     /// Takes in a character and appends what it comes to as JSON; joined, that is the value. Only a
     /// number at the top, which nothing closes, ends as [`Step::Past`].
     pub(crate) fn push(&mut self, c: char, out: &mut String) -> Step {
         match self.at {
-            At::Text { quote, key, escape } => return self.text(c, (quote, key, escape), out),
-            At::Word { rest, said } => return self.word(c, rest, said, out),
-            At::Number(number) => match number.next(c) {
+            ValueState::Text { quote, key, escape } => return self.text(c, (quote, key, escape), out),
+            ValueState::Word { rest, said } => return self.word(c, rest, said, out),
+            ValueState::Number(number) => match number.next(c) {
                 Some(next) => {
-                    self.at = At::Number(next);
+                    self.at = ValueState::Number(next);
                     out.push(c);
                     return Step::More;
                 }
                 None if !number.whole() => return Step::Broken,
                 None if self.open.is_empty() => return Step::Past,
-                None => self.at = At::AfterValue,
+                None => self.at = ValueState::AfterValue,
             },
             _ => {}
         }
@@ -124,30 +124,32 @@ impl Value {
             return Step::More;
         }
         match self.at {
-            At::ValueOrClose | At::KeyOrClose | At::AfterValue if self.open.last() == Some(&c) => {
+            ValueState::ValueOrClose | ValueState::KeyOrClose | ValueState::AfterValue
+                if self.open.last() == Some(&c) =>
+            {
                 out.push(c);
                 self.open.pop();
                 self.value_over()
             }
-            At::Value | At::ValueOrClose => self.begin(c, out),
-            At::Key | At::KeyOrClose if self.is_quote(c) => self.begin_text(c, true, out),
-            At::Colon if c == ':' => self.go_on(c, At::Value, out),
-            At::AfterValue if c == ',' => {
-                let next = if self.open.last() == Some(&']') { At::Value } else { At::Key };
+            ValueState::Value | ValueState::ValueOrClose => self.begin(c, out),
+            ValueState::Key | ValueState::KeyOrClose if self.is_quote(c) => self.begin_text(c, true, out),
+            ValueState::Colon if c == ':' => self.go_on(c, ValueState::Value, out),
+            ValueState::AfterValue if c == ',' => {
+                let next = if self.open.last() == Some(&']') { ValueState::Value } else { ValueState::Key };
                 self.go_on(c, next, out)
             }
             _ => Step::Broken,
         }
     }
 
-    fn go_on(&mut self, c: char, at: At, out: &mut String) -> Step {
+    fn go_on(&mut self, c: char, at: ValueState, out: &mut String) -> Step {
         out.push(c);
         self.at = at;
         Step::More
     }
 
     fn value_over(&mut self) -> Step {
-        self.at = At::AfterValue;
+        self.at = ValueState::AfterValue;
         if self.open.is_empty() { Step::Done } else { Step::More }
     }
 
@@ -157,8 +159,8 @@ impl Value {
 
     fn begin(&mut self, c: char, out: &mut String) -> Step {
         let close = match c {
-            '[' => Some((']', At::ValueOrClose)),
-            '{' => Some(('}', At::KeyOrClose)),
+            '[' => Some((']', ValueState::ValueOrClose)),
+            '{' => Some(('}', ValueState::KeyOrClose)),
             _ => None,
         };
         if let Some((close, at)) = close {
@@ -172,7 +174,7 @@ impl Value {
             return self.begin_text(c, false, out);
         }
         if let Some(number) = Number::first(c) {
-            return self.go_on(c, At::Number(number), out);
+            return self.go_on(c, ValueState::Number(number), out);
         }
         let (rest, said) = match (self.dialect, c) {
             (Dialect::Json, 't') | (Dialect::Python, 'T') => ("rue", "true"),
@@ -181,12 +183,12 @@ impl Value {
             (Dialect::Python, 'N') => ("one", "null"),
             _ => return Step::Broken,
         };
-        self.at = At::Word { rest, said };
+        self.at = ValueState::Word { rest, said };
         Step::More
     }
 
     fn begin_text(&mut self, quote: char, key: bool, out: &mut String) -> Step {
-        self.go_on('"', At::Text { quote, key, escape: Escape::No }, out)
+        self.go_on('"', ValueState::Text { quote, key, escape: Escape::No }, out)
     }
 
     fn word(&mut self, c: char, rest: &'static str, said: &'static str, out: &mut String) -> Step {
@@ -197,7 +199,7 @@ impl Value {
                 self.value_over()
             }
             Some(rest) => {
-                self.at = At::Word { rest, said };
+                self.at = ValueState::Word { rest, said };
                 Step::More
             }
         }
@@ -208,7 +210,7 @@ impl Value {
             (Escape::No, _) if c == quote => {
                 out.push('"');
                 if key {
-                    self.at = At::Colon;
+                    self.at = ValueState::Colon;
                     return Step::More;
                 }
                 return self.value_over();
@@ -242,7 +244,7 @@ impl Value {
             }
             (Some(escape), _) => escape,
         };
-        self.at = At::Text { quote, key, escape };
+        self.at = ValueState::Text { quote, key, escape };
         Step::More
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_router::{Closed, RouterConfig, TlsFiles};
+use baton_router::{CloseReason, RouterConfig, TlsFiles};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -93,7 +93,7 @@ async fn who_never_finishes_asking_is_not_waited_for() {
     // The one place is free again.
     assert_eq!(door.get("/v1/models").await.status, 200);
     let stats = door.router.stats();
-    let unasked = stats.closed[Closed::NoRequest as usize];
+    let unasked = stats.closed[CloseReason::NoRequest as usize];
     assert!((3..=3 + others).contains(&unasked), "{stats:?}");
 }
 
@@ -119,7 +119,7 @@ async fn operators_get_in_when_all_places_are_taken() {
         assert!(closed(connection).await.is_empty());
     }
     assert!(begun.elapsed() < TIME_LIMIT / 2, "{:?}", begun.elapsed());
-    assert!(door.router.stats().closed[Closed::NoPlace as usize] >= 8, "{:?}", door.router.stats());
+    assert!(door.router.stats().closed[CloseReason::NoPlace as usize] >= 8, "{:?}", door.router.stats());
     assert_eq!(door.get("/health").await.status, 200);
     drop(silent);
     while door.router.stats().connections > 0 {

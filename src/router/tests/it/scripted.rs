@@ -62,7 +62,7 @@ pub fn saying(text: &str) -> Vec<Step> {
 type Script = Box<dyn Fn(&Submission) -> Vec<Step> + Send + Sync>;
 
 /// Plays a script for each submission, and keeps what it was given.
-pub struct Scripted {
+pub struct ScriptedBackend {
     script: Script,
     pub submissions: Mutex<Vec<Submission>>,
     /// Tickets that were dropped before their script had ended.
@@ -89,7 +89,7 @@ impl Drop for Guard {
     }
 }
 
-impl Backend for Scripted {
+impl Backend for ScriptedBackend {
     fn submit(&self, submission: Submission) -> Ticket {
         let steps = (self.script)(&submission);
         self.submissions.lock().push(submission);
@@ -165,7 +165,7 @@ impl Backend for Scripted {
 /// A front door that is open as long as this lives.
 pub struct Door {
     pub address: SocketAddr,
-    pub backend: Arc<Scripted>,
+    pub backend: Arc<ScriptedBackend>,
     pub router: Arc<Router>,
     pub stop: CancellationToken,
     pub served: tokio::task::JoinHandle<()>,
@@ -191,7 +191,7 @@ pub async fn open_reading(
     config: RouterConfig,
     script: impl Fn(&Submission) -> Vec<Step> + Send + Sync + 'static,
 ) -> Door {
-    let backend = Arc::new(Scripted {
+    let backend = Arc::new(ScriptedBackend {
         script: Box::new(script),
         submissions: Mutex::default(),
         cancelled: Arc::default(),
@@ -215,13 +215,13 @@ pub async fn open_saying(text: &'static str) -> Door {
 
 /// A response with its body read.
 #[derive(Debug)]
-pub struct Heard {
+pub struct WholeResponse {
     pub status: u16,
     pub headers: http::HeaderMap,
     pub body: Bytes,
 }
 
-impl Heard {
+impl WholeResponse {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {:?}", self.body))
     }
@@ -264,21 +264,26 @@ impl Door {
         self.connect().await.send_request(request).await.unwrap()
     }
 
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Heard {
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> WholeResponse {
         let (parts, body) = self.start(request).await.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        Heard { status: parts.status.as_u16(), headers: parts.headers, body }
+        WholeResponse { status: parts.status.as_u16(), headers: parts.headers, body }
     }
 
-    pub async fn get(&self, path: &str) -> Heard {
+    pub async fn get(&self, path: &str) -> WholeResponse {
         self.send(Request::get(path).body(Full::default()).unwrap()).await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Heard {
+    pub async fn post(&self, path: &str, body: &Value) -> WholeResponse {
         self.post_with(path, body.to_string(), &[]).await
     }
 
-    pub async fn post_with(&self, path: &str, body: impl Into<Bytes>, headers: &[(&str, &str)]) -> Heard {
+    pub async fn post_with(
+        &self,
+        path: &str,
+        body: impl Into<Bytes>,
+        headers: &[(&str, &str)],
+    ) -> WholeResponse {
         self.send(request(path, body, headers)).await
     }
 

@@ -18,7 +18,7 @@ const STEP_PAGES: u32 = 16;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct PrefaultThread {
     /// Pages to have ahead of those in use.
     pages: u32,
     /// Pages from the arena's start on that were touched. The pool gives out what came back first, and then fresh
@@ -28,7 +28,7 @@ pub(super) struct Ahead {
     wake: SyncSender<()>,
 }
 
-impl Ahead {
+impl PrefaultThread {
     /// So many pages are in use now.
     pub(super) fn taken(&self, taken: u32, all: u32) {
         let touched = self.touched.load(Ordering::Relaxed);
@@ -50,7 +50,7 @@ pub(super) fn start(arena: &Arc<Arena>) {
     let weak = Arc::downgrade(arena);
     let thread = std::thread::Builder::new().name("objects-touch".into());
     if thread.spawn(move || run(&weak, &woken)).is_ok() {
-        let ahead = Ahead { pages, touched: AtomicU32::new(0), wake };
+        let ahead = PrefaultThread { pages, touched: AtomicU32::new(0), wake };
         arena.ahead.get_or_init(|| ahead).taken(0, arena.pages);
     }
 }

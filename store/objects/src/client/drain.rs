@@ -9,7 +9,7 @@ const ROUNDS_MAX: u32 = 4;
 
 /// The progress of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drained {
+pub struct DrainProgress {
     /// Values that other servers have now and this one has not.
     pub moved: u64,
     /// Their bytes.
@@ -23,27 +23,27 @@ pub struct Drained {
 
 /// Which value counts where another server has another one under the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Newer {
+pub enum ConflictRule {
     /// That of the server that is drained: it replaces the other.
     Drained,
     /// That of the other server: the one here is removed.
     Other,
 }
 
-/// A drain under way: [`Draining::step`] moves some, so that progress can be shown and it can be stopped at any time.
+/// A drain under way: [`DrainRun::step`] moves some, so that progress can be shown and it can be stopped at any time.
 #[derive(Debug)]
-pub struct Draining<'a> {
+pub struct DrainRun<'a> {
     cluster: &'a mut Cluster,
     from: usize,
     address: String,
     cursor: Option<String>,
     rounds: u32,
-    newer: Option<Newer>,
+    newer: Option<ConflictRule>,
     /// The server's rule for parts of one object.
     parts: Option<Parts>,
     /// Values that this round met.
     met: u64,
-    so_far: Drained,
+    so_far: DrainProgress,
     /// Why the server is not empty.
     trouble: Option<Trouble>,
 }
@@ -69,7 +69,7 @@ impl Sum {
 }
 
 /// A value that enough others have.
-struct Copied<'k> {
+struct CopiedValue<'k> {
     key: &'k [u8],
     sum: Sum,
     /// Of the value here.
@@ -79,7 +79,7 @@ struct Copied<'k> {
 }
 
 /// A server's answer to an offered value.
-enum Offered {
+enum OfferOutcome {
     Took,
     Had,
     Differs,
@@ -90,30 +90,30 @@ impl Cluster {
     ///
     /// # Errors
     /// It is not one of the servers, or the only one.
-    pub fn drain(&mut self, server: &str) -> Result<Draining<'_>, Trouble> {
+    pub fn drain(&mut self, server: &str) -> Result<DrainRun<'_>, Trouble> {
         let from = self.number(server)?;
         if self.members.len() < 2 {
             return Err(Trouble::Wrong("drain: there is no other server; name more of them".into()));
         }
         self.config.replicas = self.config.replicas.min(self.members.len() - 1);
-        let so_far = Drained::default();
+        let so_far = DrainProgress::default();
         let (address, cursor, newer) = (server.to_owned(), Some("0".to_owned()), None);
         let (rounds, met, parts, trouble) = (0, 0, None, None);
-        Ok(Draining { cluster: self, from, address, cursor, rounds, newer, parts, met, so_far, trouble })
+        Ok(DrainRun { cluster: self, from, address, cursor, rounds, newer, parts, met, so_far, trouble })
     }
 }
 
-impl Draining<'_> {
+impl DrainRun<'_> {
     /// Which value counts where two differ. Without it both stay, and the one here is left.
     #[must_use]
-    pub fn newer(mut self, newer: Option<Newer>) -> Self {
+    pub fn newer(mut self, newer: Option<ConflictRule>) -> Self {
         self.newer = newer;
         self
     }
 
     /// The progress so far.
     #[must_use]
-    pub fn so_far(&self) -> Drained {
+    pub fn so_far(&self) -> DrainProgress {
         self.so_far
     }
 
@@ -216,7 +216,7 @@ impl Draining<'_> {
     }
 
     /// Copies a value to the others. None when it is gone, or has to stay.
-    fn copy_one<'k>(&mut self, key: &'k [u8]) -> Result<Option<Copied<'k>>, Trouble> {
+    fn copy_one<'k>(&mut self, key: &'k [u8]) -> Result<Option<CopiedValue<'k>>, Trouble> {
         let Some(stat) = self.stat(self.from, key)? else { return self.missed(key).map(|()| None) };
         let value = match self.cluster.ask(self.from, &[b"GET", key])? {
             Reply::Bulk(value) => value,
@@ -225,16 +225,16 @@ impl Draining<'_> {
         };
         self.met += 1;
         let sum = Sum::of(&value);
-        let mut copied = Copied { key, sum, generation: stat.generation, took: Vec::new() };
+        let mut copied = CopiedValue { key, sum, generation: stat.generation, took: Vec::new() };
         let (mut had, mut trouble) = (0, None);
         for at in self.cluster.ranked(key).into_iter().filter(|at| *at != self.from).collect::<Vec<_>>() {
             if copied.took.len() + had == self.cluster.config.replicas {
                 break;
             }
             match self.offer(at, &copied, &value, stat.ttl_ms) {
-                Ok(Offered::Took) => copied.took.push(at),
-                Ok(Offered::Had) => had += 1,
-                Ok(Offered::Differs) => {
+                Ok(OfferOutcome::Took) => copied.took.push(at),
+                Ok(OfferOutcome::Had) => had += 1,
+                Ok(OfferOutcome::Differs) => {
                     let key = String::from_utf8_lossy(key).into_owned();
                     trouble = Some(Trouble::Wrong(format!(
                         "{} has another value under '{key}'; say which counts (--newer drained or other)",
@@ -306,12 +306,12 @@ impl Draining<'_> {
     fn offer(
         &mut self,
         at: usize,
-        copied: &Copied<'_>,
+        copied: &CopiedValue<'_>,
         value: &[u8],
         ttl_ms: Option<u64>,
-    ) -> Result<Offered, Trouble> {
+    ) -> Result<OfferOutcome, Trouble> {
         if self.put(at, copied.key, value, ttl_ms)? {
-            return Ok(Offered::Took);
+            return Ok(OfferOutcome::Took);
         }
         let Some(there) = self.stat(at, copied.key)? else {
             return Err(Trouble::Gone(format!(
@@ -319,17 +319,17 @@ impl Draining<'_> {
                 self.cluster.members[at].address()
             )));
         };
-        if there.sum == copied.sum || self.newer == Some(Newer::Other) {
-            return Ok(Offered::Had);
+        if there.sum == copied.sum || self.newer == Some(ConflictRule::Other) {
+            return Ok(OfferOutcome::Had);
         }
-        let replaced = self.newer == Some(Newer::Drained)
+        let replaced = self.newer == Some(ConflictRule::Drained)
             && self.remove(at, copied.key, there.generation)?
             && self.put(at, copied.key, value, ttl_ms)?;
-        Ok(if replaced { Offered::Took } else { Offered::Differs })
+        Ok(if replaced { OfferOutcome::Took } else { OfferOutcome::Differs })
     }
 
     /// Takes copies away that were put on others just now.
-    fn take_back(&mut self, copied: &Copied<'_>) -> Result<(), Trouble> {
+    fn take_back(&mut self, copied: &CopiedValue<'_>) -> Result<(), Trouble> {
         for at in copied.took.iter().copied() {
             let there = self.stat(at, copied.key)?.filter(|there| there.sum == copied.sum);
             if let Some(there) = there {
@@ -340,7 +340,7 @@ impl Draining<'_> {
     }
 
     /// Removes what was copied. False when it is another value by now.
-    fn remove_here(&mut self, copied: &Copied<'_>) -> Result<bool, Trouble> {
+    fn remove_here(&mut self, copied: &CopiedValue<'_>) -> Result<bool, Trouble> {
         match self.remove(self.from, copied.key, copied.generation) {
             Ok(false) => return Ok(false),
             Ok(true) if copied.took.is_empty() => self.so_far.had += 1,

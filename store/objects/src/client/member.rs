@@ -17,12 +17,12 @@ const REST_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Member {
     url: Url,
     connection: Option<Client>,
-    excluded: Option<Excluded>,
+    excluded: Option<ExcludedServer>,
 }
 
 /// A server that does not answer.
 #[derive(Debug)]
-struct Excluded {
+struct ExcludedServer {
     rest: Duration,
     /// When it is looked at next.
     look_at: Instant,
@@ -30,7 +30,7 @@ struct Excluded {
     look: Option<Receiver<bool>>,
 }
 
-impl Excluded {
+impl ExcludedServer {
     fn new(rest: Duration) -> Self {
         Self { rest, look_at: Instant::now() + rest, look: None }
     }
@@ -56,15 +56,15 @@ impl Member {
         }
         let kept = self.connection.is_some();
         let mut answer = self.try_ask(config, command);
-        if kept && matches!(answer, Err(Lost::Closed(_))) {
+        if kept && matches!(answer, Err(AnswerFailure::Closed(_))) {
             // The server was started again since: it gets one more chance, on a new connection.
             answer = self.try_ask(config, command);
         }
         match answer {
-            Ok(Reply::Error(words)) | Err(Lost::Refused(words)) => Err(Trouble::Refused(words)),
+            Ok(Reply::Error(words)) | Err(AnswerFailure::Refused(words)) => Err(Trouble::Refused(words)),
             Ok(reply) => Ok(reply),
-            Err(Lost::Closed(words) | Lost::Silent(words)) => {
-                self.excluded = Some(Excluded::new(config.exclude));
+            Err(AnswerFailure::Closed(words) | AnswerFailure::Silent(words)) => {
+                self.excluded = Some(ExcludedServer::new(config.exclude));
                 Err(Trouble::Gone(words))
             }
         }
@@ -80,7 +80,7 @@ impl Member {
                 return false;
             }
             Some(Ok(false) | Err(TryRecvError::Disconnected)) => {
-                *excluded = Excluded::new((2 * excluded.rest).min(REST_MAX));
+                *excluded = ExcludedServer::new((2 * excluded.rest).min(REST_MAX));
             }
             Some(Err(TryRecvError::Empty)) => {}
             None if Instant::now() >= excluded.look_at => {
@@ -98,7 +98,7 @@ impl Member {
         true
     }
 
-    fn try_ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, Lost> {
+    fn try_ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, AnswerFailure> {
         let mut client = match self.connection.take() {
             Some(client) => client,
             None => self.watched(config)?,
@@ -107,9 +107,9 @@ impl Member {
         let reply = client.flush().and_then(|()| client.receive()).map_err(|e| {
             let words = format!("{}: {e}", self.url.address);
             if is_silence(&e) {
-                Lost::Silent(format!("{words}; is it stopped or overloaded?"))
+                AnswerFailure::Silent(format!("{words}; is it stopped or overloaded?"))
             } else {
-                Lost::Closed(words)
+                AnswerFailure::Closed(words)
             }
         })?;
         self.connection = Some(client);
@@ -117,7 +117,7 @@ impl Member {
     }
 
     /// A connection on which a silent server is asked, on another, whether it answers anything at all.
-    fn watched(&self, config: &ClusterConfig) -> Result<Client, Lost> {
+    fn watched(&self, config: &ClusterConfig) -> Result<Client, AnswerFailure> {
         let silence = config.silence;
         let mut client = connect(&self.url, silence)?;
         let url = self.url.clone();
@@ -128,13 +128,13 @@ impl Member {
 
 /// Half of a silence goes by before a server is asked whether it lives, and it has the other half to answer: together
 /// they are what a frozen one costs.
-fn connect(url: &Url, silence: Duration) -> Result<Client, Lost> {
+fn connect(url: &Url, silence: Duration) -> Result<Client, AnswerFailure> {
     Client::connect(url, silence / 2).map_err(|words| {
         // An answer about a password shows that the server is alive.
         if words.starts_with("connect") || words.starts_with("call") {
-            Lost::Closed(words)
+            AnswerFailure::Closed(words)
         } else {
-            Lost::Refused(words)
+            AnswerFailure::Refused(words)
         }
     })
 }
@@ -146,13 +146,13 @@ fn answers(url: &Url, silence: Duration) -> bool {
             client.queue(&[b"PING"]);
             client.flush().and_then(|()| client.receive()).is_ok()
         }
-        Err(Lost::Refused(_)) => true,
-        Err(Lost::Closed(_) | Lost::Silent(_)) => false,
+        Err(AnswerFailure::Refused(_)) => true,
+        Err(AnswerFailure::Closed(_) | AnswerFailure::Silent(_)) => false,
     }
 }
 
 /// Why there is no answer.
-enum Lost {
+enum AnswerFailure {
     /// The connection is gone, or there never was one.
     Closed(String),
     /// Nothing comes.

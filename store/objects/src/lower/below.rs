@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use super::budget::Budget;
-use super::cold::Cold;
-use super::directory::{Directory, Forgotten, Removal};
+use super::cold::ColdTier;
+use super::directory::{Directory, ForgottenCopies, Removal};
 use super::pulse::Pulse;
 use super::ssd::Order;
-use super::{LowerStats, Tell};
+use super::{LowerStats, OperatorLog};
 
 /// Values that may wait beside the memory at a time.
 const BESIDE_MAX: u64 = 1_024;
@@ -40,7 +40,7 @@ pub(crate) enum Origin {
 }
 
 /// See the module.
-pub(crate) struct Below {
+pub(crate) struct LowerView {
     pub(crate) directory: Directory,
     /// Touches after the put from which on an object is copied down; none: it never is.
     after: Option<u8>,
@@ -51,7 +51,7 @@ pub(crate) struct Below {
     /// Values that were found below, wait for their readers, and have no room in memory.
     pub(crate) beside: Arc<Budget>,
     /// The bucket.
-    pub(crate) cold: Option<Cold>,
+    pub(crate) cold: Option<ColdTier>,
     orders: Mutex<Sender<Order>>,
     /// The worker sleeps. A sender of work wakes it.
     pub(super) asleep: AtomicBool,
@@ -70,7 +70,7 @@ pub(crate) struct Below {
     let_go: AtomicU64,
     pub(super) off: AtomicBool,
     pub(super) shelf: Mutex<ShelfStats>,
-    tell: Tell,
+    tell: OperatorLog,
 }
 
 impl Origin {
@@ -80,7 +80,7 @@ impl Origin {
     }
 }
 
-impl std::fmt::Debug for Below {
+impl std::fmt::Debug for LowerView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Below").field("after", &self.after).finish_non_exhaustive()
     }
@@ -92,12 +92,12 @@ pub(super) const fn is_due(touches: u8, after: u8) -> bool {
     touches == after || (touches > 8 && touches.is_power_of_two())
 }
 
-impl Below {
+impl LowerView {
     pub(super) fn new(
         orders: Sender<Order>,
         after: Option<u8>,
         (in_hand_max_bytes, reading_max_bytes): (u64, u64),
-        (cold, tell): (Option<Cold>, Tell),
+        (cold, tell): (Option<ColdTier>, OperatorLog),
     ) -> Self {
         Self {
             directory: Directory::default(),
@@ -180,9 +180,9 @@ impl Below {
     }
 
     /// The key has another value from now on, or none. Of one with this digest the bucket keeps its copy.
-    pub(crate) fn forget(&self, name: u64, digest: Option<u64>) -> Forgotten {
+    pub(crate) fn forget(&self, name: u64, digest: Option<u64>) -> ForgottenCopies {
         let ssd = self.directory.forget(name, |removal| self.send(Order::Remove { name, removal }));
-        Forgotten { ssd, cold: self.cold.as_ref().and_then(|cold| cold.forget(name, digest)) }
+        ForgottenCopies { ssd, cold: self.cold.as_ref().and_then(|cold| cold.forget(name, digest)) }
     }
 
     /// The removal of an older copy on the SSD that is not confirmed yet.
@@ -234,7 +234,7 @@ impl Below {
             unplaced: count(&self.unplaced),
             beside_bytes: self.beside.used_bytes(),
             let_go: count(&self.let_go),
-            cold: self.cold.as_ref().map(Cold::stats).unwrap_or_default(),
+            cold: self.cold.as_ref().map(ColdTier::stats).unwrap_or_default(),
             cold_unconfirmed: count(&self.cold_unconfirmed),
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct Budget {
 
 /// A part of it, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BudgetShare {
     budget: Arc<Budget>,
     bytes: u64,
 }
@@ -26,11 +26,11 @@ impl Budget {
     }
 
     /// A part of it, if there is as much. One alone may have more than there is.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Held> {
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<BudgetShare> {
         let bytes = bytes.max(self.least);
         let more = |used: u64| (used == 0 || used + bytes <= self.most).then_some(used + bytes);
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
-        Some(Held { budget: Arc::clone(self), bytes })
+        Some(BudgetShare { budget: Arc::clone(self), bytes })
     }
 
     /// Bytes that are taken.
@@ -43,7 +43,7 @@ impl Budget {
     }
 }
 
-impl Drop for Held {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
     }
@@ -59,7 +59,7 @@ mod tests {
         let large = budget.take(1_000).unwrap();
         assert!(budget.take(1).is_none(), "one alone may have more, others wait");
         drop(large);
-        let small: Vec<Held> = (0..4).map(|_| budget.take(1).unwrap()).collect();
+        let small: Vec<BudgetShare> = (0..4).map(|_| budget.take(1).unwrap()).collect();
         assert!(budget.take(1).is_none() && !budget.is_free());
         drop(small);
         assert!(budget.is_free() && budget.take(100).is_some());

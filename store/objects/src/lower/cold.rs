@@ -33,9 +33,9 @@ use tokio::sync::mpsc::unbounded_channel;
 use super::below::is_due;
 use super::budget::Budget;
 use super::directory::Removal;
-use super::{Found, Tell, name_of};
+use super::{FoundValue, OperatorLog, name_of};
 use crate::arena::Room;
-use bucket::Unopened;
+use bucket::BucketError;
 use bucket_worker::{BucketWorker, Counts, add};
 use catalog::Catalog;
 pub(crate) use frame::total_bytes;
@@ -137,17 +137,17 @@ pub(crate) struct Offer {
 }
 
 /// Hears a value and the number of its copy.
-pub(super) type Reply = Box<dyn FnOnce(Option<(Found, u64)>) + Send>;
+pub(super) type Reply = Box<dyn FnOnce(Option<(FoundValue, u64)>) + Send>;
 
 /// See the module.
-pub(crate) struct Cold {
+pub(crate) struct ColdTier {
     worker: Arc<BucketWorker>,
     /// Largest object that is read.
     object_max_bytes: u64,
     runtime: Option<Runtime>,
 }
 
-impl fmt::Debug for Cold {
+impl fmt::Debug for ColdTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cold").field("bucket", &self.worker.bucket).finish_non_exhaustive()
     }
@@ -160,8 +160,8 @@ pub(super) fn open(
     config: &ColdConfig,
     (in_hand_max_bytes, reading_max_bytes): (u64, u64),
     value_max_bytes: u64,
-    tell: &Tell,
-) -> Result<Option<Cold>, String> {
+    tell: &OperatorLog,
+) -> Result<Option<ColdTier>, String> {
     config.check()?;
     let object_max_bytes = value_max_bytes.saturating_add(OVERHEAD_BYTES);
     let answer_max_bytes = usize::try_from(object_max_bytes).unwrap_or(usize::MAX);
@@ -171,8 +171,8 @@ pub(super) fn open(
     };
     let (bucket, prefix) = match bucket::open(config, answer_max_bytes) {
         Ok(opened) => opened,
-        Err(Unopened::Setting(why)) => return Err(why),
-        Err(Unopened::Unusable(why)) => {
+        Err(BucketError::Setting(why)) => return Err(why),
+        Err(BucketError::Unusable(why)) => {
             tell_without(&address, &why, tell);
             return Ok(None);
         }
@@ -221,11 +221,11 @@ pub(super) fn open(
     }
     runtime.spawn(Arc::clone(&worker).remove_all(removals));
     runtime.spawn(Arc::clone(&worker).watch());
-    Ok(Some(Cold { worker, object_max_bytes, runtime: Some(runtime) }))
+    Ok(Some(ColdTier { worker, object_max_bytes, runtime: Some(runtime) }))
 }
 
 /// Reports that the store has no bucket, and why.
-fn tell_without(address: &str, why: &str, tell: &Tell) {
+fn tell_without(address: &str, why: &str, tell: &OperatorLog) {
     tell(&format!(
         "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \
          goes on without it. Mind that what is removed meanwhile may be \
@@ -245,7 +245,7 @@ fn short_name(tenant: &str) -> u32 {
     u32::try_from(name_of(tenant, b"") >> 32).expect("32 bits")
 }
 
-impl Drop for Cold {
+impl Drop for ColdTier {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             // The store may be dropped by a thread of this very runtime.
@@ -254,7 +254,7 @@ impl Drop for Cold {
     }
 }
 
-impl Cold {
+impl ColdTier {
     /// Whether a value that was touched so often is to be written now.
     pub(crate) fn admits(&self, touches: u8) -> bool {
         is_due(touches, AFTER)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use dashmap::{DashMap, Entry};
 
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct DirectoryEntry {
     tag: u64,
     /// Whether it lasts; before, it is being written.
     lasts: bool,
@@ -15,7 +15,7 @@ struct Kept {
 /// Copies by name. Each is one of the value that was sealed last under its key.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
-    copies: DashMap<u64, Kept>,
+    copies: DashMap<u64, DirectoryEntry>,
     /// Removals that the disk has not confirmed: who asks for the same again waits for the same. Its locks are taken
     /// under those of the copies, never the other way round.
     going: DashMap<u64, Removal>,
@@ -49,14 +49,14 @@ impl Removal {
 
 /// The pending removals of a key's copies below.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Forgotten {
+pub(crate) struct ForgottenCopies {
     /// On the SSD.
     pub(crate) ssd: Option<Removal>,
     /// In the bucket.
     pub(crate) cold: Option<Removal>,
 }
 
-impl Forgotten {
+impl ForgottenCopies {
     /// Whether the key had nothing below.
     pub(crate) fn is_nothing(&self) -> bool {
         self.ssd.is_none() && self.cold.is_none()
@@ -80,7 +80,7 @@ impl Directory {
     pub(crate) fn begin(&self, name: u64, tag: u64) -> bool {
         match self.copies.entry(name) {
             Entry::Vacant(place) => {
-                place.insert(Kept { tag, lasts: false });
+                place.insert(DirectoryEntry { tag, lasts: false });
                 true
             }
             Entry::Occupied(_) => false,
@@ -96,7 +96,7 @@ impl Directory {
 
     /// A copy of the start.
     pub(super) fn adopt(&self, name: u64, tag: u64) {
-        self.copies.insert(name, Kept { tag, lasts: true });
+        self.copies.insert(name, DirectoryEntry { tag, lasts: true });
     }
 
     /// The copy is gone.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_types::TenantId;
 use parking_lot::Mutex;
 
-use super::Brought;
+use super::BroughtValue;
 use crate::key::Key;
 
 /// Keys being read, and callers who wait for one.
@@ -14,7 +14,7 @@ const FLIGHTS_MAX: usize = 4096;
 const WAITERS_MAX: usize = 4096;
 
 /// Called once, with what was found.
-pub(crate) type Waiter = Box<dyn FnOnce(Option<Arc<Brought>>) + Send>;
+pub(crate) type Waiter = Box<dyn FnOnce(Option<Arc<BroughtValue>>) + Send>;
 
 type Place = (TenantId, Box<[u8]>);
 
@@ -60,7 +60,7 @@ impl Flights {
     }
 
     /// Ends a flight.
-    pub(super) fn land(&self, key: Key<'_>, found: Option<&Arc<Brought>>) {
+    pub(super) fn land(&self, key: Key<'_>, found: Option<&Arc<BroughtValue>>) {
         let waiting = self.waiting.lock().remove(&Self::place(key)).unwrap_or_default();
         for waiter in waiting {
             waiter(found.cloned());

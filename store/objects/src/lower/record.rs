@@ -1,6 +1,6 @@
 //! The header before a value on the SSD. It names the value's key.
 
-use super::Found;
+use super::FoundValue;
 
 const VERSION: u8 = 1;
 const HAS_CHECKSUM: u8 = 1;
@@ -40,14 +40,14 @@ pub(super) fn names(header: &[u8]) -> Option<(&str, &[u8])> {
 }
 
 /// The value, if it is that key's and has the checksum that it had when it was put.
-pub(super) fn open(header: &[u8], value: Vec<u8>, tenant: &str, key: &[u8]) -> Option<Found> {
+pub(super) fn open(header: &[u8], value: Vec<u8>, tenant: &str, key: &[u8]) -> Option<FoundValue> {
     if names(header)? != (tenant, key) {
         return None;
     }
     let sum = u32::from_le_bytes(header[8..FIXED_BYTES].try_into().expect("four bytes"));
     let checksum = (header[1] & HAS_CHECKSUM != 0).then_some(sum);
     let good = checksum.is_none_or(|expected| crate::checksum(&value) == expected);
-    good.then_some(Found { value, checksum })
+    good.then_some(FoundValue { value, checksum })
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
         let read = |tenant: &str, key: &[u8], value: &[u8]| open(&header, value.to_vec(), tenant, key);
         assert_eq!(
             read("team", b"key", b"value").unwrap(),
-            Found { value: b"value".to_vec(), checksum: sum }
+            FoundValue { value: b"value".to_vec(), checksum: sum }
         );
         assert!(read("team", b"keyx", b"value").is_none() && read("tea", b"mkey", b"value").is_none());
         assert!(read("team", b"key", b"valuf").is_none());

@@ -8,13 +8,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use baton_tiers::{BlobLog, FlashError, IoChoice, PutError, Record, ShelfDone, ShelfOptions, Source, Unread};
+use baton_tiers::{
+    BlobLog, BlobReadError, FlashError, IoChoice, PutError, Record, ShelfEvent, ShelfOptions, Source,
+};
 
-use super::below::Below;
-use super::{Removal, Silent, SsdConfig, record};
+use super::below::LowerView;
+use super::{NoAnswerError, Removal, SsdConfig, record};
 use crate::arena::Room;
 use crate::reading::copy_out;
-use crate::shard::Picked;
+use crate::shard::PickedObject;
 
 /// Stands for the meaning of names and headers.
 const FINGERPRINT: u64 = 0x0001_7363_656A_626F;
@@ -26,7 +28,7 @@ pub(crate) type ReadReply = Box<dyn FnOnce(Option<(Vec<u8>, Vec<u8>)>) + Send>;
 /// Tenants' names and keys, and the name after which to go on; none at the end.
 pub(crate) type Names = (Vec<(String, Vec<u8>)>, Option<u64>);
 /// Some names, all of them in order; or the disk did not give one.
-pub(crate) type ListReply = Box<dyn FnOnce(Result<Names, Silent>) + Send>;
+pub(crate) type ListReply = Box<dyn FnOnce(Result<Names, NoAnswerError>) + Send>;
 
 /// Orders to the SSD's worker.
 pub(crate) enum Order {
@@ -107,8 +109,8 @@ impl Clerk {
     pub(super) fn start(
         shelf: BlobLog,
         orders: Receiver<Order>,
-        below: Arc<Below>,
-        pick: Box<dyn FnMut() -> Option<Picked> + Send>,
+        below: Arc<LowerView>,
+        pick: Box<dyn FnMut() -> Option<PickedObject> + Send>,
     ) -> Result<Self, String> {
         let mut worker = SsdWorker {
             shelf,
@@ -124,7 +126,7 @@ impl Clerk {
             settling: Vec::new(),
             next_token: 0,
             is_over: false,
-            given_up: GivenUp::No,
+            given_up: AbandonState::No,
             ended: 0,
             failures: 0,
         };
@@ -146,14 +148,14 @@ impl Clerk {
 }
 
 /// A read that was asked for.
-enum Read {
+enum ReadRequest {
     Value(ReadReply),
     /// One header of a list.
     Header(u64),
 }
 
 /// A list under way.
-struct Listed {
+struct PendingListing {
     found: Vec<(String, Vec<u8>)>,
     left: usize,
     next: Option<u64>,
@@ -164,7 +166,7 @@ struct Listed {
 
 /// The state of giving up a file whose disk failed too often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GivenUp {
+enum AbandonState {
     /// It is in use.
     No,
     /// It is to be taken away, which failed last at this moment.
@@ -176,11 +178,11 @@ enum GivenUp {
 struct SsdWorker {
     shelf: BlobLog,
     orders: Receiver<Order>,
-    below: Arc<Below>,
-    pick: Box<dyn FnMut() -> Option<Picked> + Send>,
+    below: Arc<LowerView>,
+    pick: Box<dyn FnMut() -> Option<PickedObject> + Send>,
     in_hand_bytes: u64,
-    gets: VecDeque<(u64, Read)>,
-    reading: BTreeMap<u64, Read>,
+    gets: VecDeque<(u64, ReadRequest)>,
+    reading: BTreeMap<u64, ReadRequest>,
     /// Bytes of the values that are being read, and of each.
     reading_bytes: u64,
     weights: BTreeMap<u64, u64>,
@@ -188,7 +190,7 @@ struct SsdWorker {
     settling: Vec<Box<dyn FnOnce() + Send>>,
     next_token: u64,
     is_over: bool,
-    given_up: GivenUp,
+    given_up: AbandonState,
     /// Blocks that the disk had read and written when it was looked at.
     ended: u64,
     failures: u64,
@@ -196,7 +198,7 @@ struct SsdWorker {
 
 impl SsdWorker {
     fn run(&mut self) {
-        let mut lists: BTreeMap<u64, Listed> = BTreeMap::new();
+        let mut lists: BTreeMap<u64, PendingListing> = BTreeMap::new();
         loop {
             while let Ok(order) = self.orders.try_recv() {
                 self.take(order, &mut lists);
@@ -224,7 +226,7 @@ impl SsdWorker {
         self.gets.is_empty() && (self.below.offered.load(Ordering::SeqCst) == 0 || self.shelf.is_off())
     }
 
-    fn sleep(&mut self, lists: &mut BTreeMap<u64, Listed>) {
+    fn sleep(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
         self.below.asleep.store(true, Ordering::SeqCst);
         if self.is_quiet() {
             match self.orders.recv_timeout(LOOK_EVERY) {
@@ -244,7 +246,7 @@ impl SsdWorker {
         let reads =
             self.gets.drain(..).map(|(_, read)| read).chain(std::mem::take(&mut self.reading).into_values());
         for read in reads {
-            if let Read::Value(reply) = read {
+            if let ReadRequest::Value(reply) = read {
                 reply(None);
             }
         }
@@ -255,10 +257,10 @@ impl SsdWorker {
         self.next_token
     }
 
-    fn take(&mut self, order: Order, lists: &mut BTreeMap<u64, Listed>) {
+    fn take(&mut self, order: Order, lists: &mut BTreeMap<u64, PendingListing>) {
         match order {
             Order::Wake => {}
-            Order::Get { name, reply } => self.gets.push_back((name, Read::Value(reply))),
+            Order::Get { name, reply } => self.gets.push_back((name, ReadRequest::Value(reply))),
             Order::Remove { name, removal } => {
                 let token = self.token();
                 self.removing.insert(token, (name, removal));
@@ -271,8 +273,8 @@ impl SsdWorker {
                     return reply(Ok((Vec::new(), None)));
                 }
                 let list = self.token();
-                lists.insert(list, Listed { found: Vec::new(), left, next, is_short: false, reply });
-                self.gets.extend(names.into_iter().map(|name| (name, Read::Header(list))));
+                lists.insert(list, PendingListing { found: Vec::new(), left, next, is_short: false, reply });
+                self.gets.extend(names.into_iter().map(|name| (name, ReadRequest::Header(list))));
             }
             Order::Settle(tell) => self.settling.push(tell),
             Order::Stop => self.is_over = true,
@@ -280,14 +282,14 @@ impl SsdWorker {
     }
 
     /// Takes up what shards offer, as much as there may be in hand.
-    fn copy_down(&mut self, lists: &mut BTreeMap<u64, Listed>) {
+    fn copy_down(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
         while self.shelf.takes_put()
             && !self.shelf.is_off()
             && self.in_hand_bytes < self.below.in_hand_max_bytes
             && self.below.offered.load(Ordering::SeqCst) > 0
             && let Some(picked) = (self.pick)()
         {
-            let Picked { name, tag, tenant, key, room, checksum } = picked;
+            let PickedObject { name, tag, tenant, key, room, checksum } = picked;
             // Removals of an earlier value of this name come first: they were sent before this one was picked.
             while let Ok(order) = self.orders.try_recv() {
                 self.take(order, lists);
@@ -306,7 +308,7 @@ impl SsdWorker {
         while self.shelf.takes_get()
             && let Some((name, read)) = self.gets.front()
         {
-            let header_only = matches!(read, Read::Header(_));
+            let header_only = matches!(read, ReadRequest::Header(_));
             let bytes = if header_only { 0 } else { self.shelf.bytes_of(*name).unwrap_or(0).into() };
             if self.reading_bytes > 0 && self.reading_bytes + bytes > self.below.reading_max_bytes {
                 // The end of one that is being read makes room for it.
@@ -321,27 +323,29 @@ impl SsdWorker {
         }
     }
 
-    fn hear(&mut self, done: ShelfDone, lists: &mut BTreeMap<u64, Listed>) {
+    fn hear(&mut self, done: ShelfEvent, lists: &mut BTreeMap<u64, PendingListing>) {
         match done {
-            ShelfDone::Kept(one) => {
+            ShelfEvent::Kept(one) => {
                 self.in_hand_bytes -= u64::from(one.bytes);
                 self.below.directory.kept(one.name, one.tag);
             }
-            ShelfDone::NotKept(one, why) => {
+            ShelfEvent::NotKept(one, why) => {
                 self.in_hand_bytes -= u64::from(one.bytes);
                 self.below.directory.dropped(one.name, one.tag);
                 self.failed(&why);
             }
-            ShelfDone::Dropped(one) => self.below.directory.dropped(one.name, one.tag),
-            ShelfDone::Removed(token) => {
+            ShelfEvent::Dropped(one) => self.below.directory.dropped(one.name, one.tag),
+            ShelfEvent::Removed(token) => {
                 if let Some((name, removal)) = self.removing.remove(&token) {
                     self.below.directory.gone(name, &removal);
                 }
             }
-            ShelfDone::Got(token, found) => {
+            ShelfEvent::Got(token, found) => {
                 match self.reading.remove(&token) {
-                    Some(Read::Value(reply)) => reply(found.ok()),
-                    Some(Read::Header(list)) => self.list_on(list, found.map(|(header, _)| header), lists),
+                    Some(ReadRequest::Value(reply)) => reply(found.ok()),
+                    Some(ReadRequest::Header(list)) => {
+                        self.list_on(list, found.map(|(header, _)| header), lists)
+                    }
                     None => {}
                 }
                 self.reading_bytes -= self.weights.remove(&token).unwrap_or(0);
@@ -349,16 +353,21 @@ impl SsdWorker {
         }
     }
 
-    fn list_on(&mut self, number: u64, header: Result<Vec<u8>, Unread>, lists: &mut BTreeMap<u64, Listed>) {
+    fn list_on(
+        &mut self,
+        number: u64,
+        header: Result<Vec<u8>, BlobReadError>,
+        lists: &mut BTreeMap<u64, PendingListing>,
+    ) {
         let Some(list) = lists.get_mut(&number) else { return };
-        list.is_short |= matches!(header, Err(Unread::Failed));
+        list.is_short |= matches!(header, Err(BlobReadError::Failed));
         let named = header.as_deref().ok().and_then(record::names);
         list.found.extend(named.map(|(tenant, key)| (tenant.to_owned(), key.to_vec())));
         list.left -= 1;
         if list.left == 0
             && let Some(list) = lists.remove(&number)
         {
-            (list.reply)(if list.is_short { Err(Silent) } else { Ok((list.found, list.next)) });
+            (list.reply)(if list.is_short { Err(NoAnswerError) } else { Ok((list.found, list.next)) });
         }
     }
 
@@ -380,10 +389,10 @@ impl SsdWorker {
         if !self.shelf.is_off() {
             return;
         }
-        if self.given_up != GivenUp::Yes {
+        if self.given_up != AbandonState::Yes {
             self.give_up_file();
         }
-        if self.given_up == GivenUp::Yes {
+        if self.given_up == AbandonState::Yes {
             for (name, removal) in std::mem::take(&mut self.removing).into_values() {
                 self.below.directory.gone(name, &removal);
             }
@@ -396,12 +405,12 @@ impl SsdWorker {
     /// Takes the file's name away: removals that it did not take would be undone by the next start.
     fn give_up_file(&mut self) {
         let is_first = match self.given_up {
-            GivenUp::Failed(last) if last.elapsed() < LOOK_EVERY => return,
-            before => before == GivenUp::No,
+            AbandonState::Failed(last) if last.elapsed() < LOOK_EVERY => return,
+            before => before == AbandonState::No,
         };
         self.below.off.store(true, Ordering::Relaxed);
         let taken = self.shelf.give_up();
-        self.given_up = if taken.is_ok() { GivenUp::Yes } else { GivenUp::Failed(Instant::now()) };
+        self.given_up = if taken.is_ok() { AbandonState::Yes } else { AbandonState::Failed(Instant::now()) };
         let off = "ssd: the disk failed too often: nothing more is copied down";
         match taken {
             Ok(()) => self.below.tell(&format!(

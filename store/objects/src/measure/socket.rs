@@ -14,7 +14,7 @@ const NAMES: usize = 1024;
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A server that ends with this.
-struct Served {
+struct SocketServer {
     address: String,
     /// The kernel's file with its thread's processor time.
     times: PathBuf,
@@ -22,7 +22,7 @@ struct Served {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Served {
+impl SocketServer {
     fn start(effort: Effort) -> Result<Self, String> {
         let config = StoreConfig {
             capacity_bytes: effort.memory_bytes,
@@ -65,7 +65,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for SocketServer {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -80,7 +80,7 @@ impl Drop for Served {
 /// # Errors
 /// The error of the network or the server.
 pub fn socket(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
-    let served = Served::start(effort)?;
+    let served = SocketServer::start(effort)?;
     let mut client = served.client()?;
     let mut figures = Vec::new();
     for (bytes, put_bar, get_bar) in [(4 << 10, Some(70.0), Some(45.0)), (64 << 10, None, None)] {
@@ -105,7 +105,7 @@ fn name_of(number: usize) -> String {
 #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
 fn singles(
     effort: Effort,
-    served: &Served,
+    served: &SocketServer,
     client: &mut Client,
     value: &[u8],
     (what, bar): (&str, Option<f64>),
@@ -132,7 +132,7 @@ fn singles(
 #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
 fn batches(
     effort: Effort,
-    served: &Served,
+    served: &SocketServer,
     client: &mut Client,
     value: &[u8],
     (what, bar): (&str, f64),

@@ -285,7 +285,7 @@ pub(super) async fn flush(on: &mut Connection<'_>) {
     if !on.shared.config.allow_flush {
         return on.out.error("ERR FLUSHDB is off; start the store with it allowed, or remove keys by name");
     }
-    let (mut cursor, mut last) = (0, crate::lower::Forgotten::default());
+    let (mut cursor, mut last) = (0, crate::lower::ForgottenCopies::default());
     loop {
         let (found, next) = on.shared.store.list(cursor, FLUSH_STEP);
         for listed in found.iter().filter(|listed| Some(listed.tenant) == on.tenant) {

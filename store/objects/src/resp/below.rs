@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::connection::Connection;
 use super::{admin, strings};
 use crate::key::Key;
-use crate::lower::{Brought, Forgotten, Names, Page, Silent};
+use crate::lower::{BroughtValue, ForgottenCopies, Names, NoAnswerError, Page};
 use crate::refusal::Refusal;
 use crate::store::{CONFIRM_WITHIN, ObjectStore};
 
@@ -34,10 +34,10 @@ const SILENT: &str =
 const SSD_SILENT: &str = "ERR the SSD below does not answer: keys that are only there cannot be listed; ask again later, look at the disk";
 
 /// A value on its way up.
-pub(super) type Coming = oneshot::Receiver<Option<Arc<Brought>>>;
+pub(super) type ValueReceiver = oneshot::Receiver<Option<Arc<BroughtValue>>>;
 
 /// Starts to bring a value up, if memory has it not and a tier below may.
-pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<Coming> {
+pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<ValueReceiver> {
     if store.lower().is_none() || store.exists(key) || !store.is_below(key) {
         return None;
     }
@@ -47,22 +47,22 @@ pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<Coming> {
 }
 
 /// The value, if it came within the command's time.
-async fn arrived(coming: Coming, end: Instant) -> Option<Arc<Brought>> {
+async fn arrived(coming: ValueReceiver, end: Instant) -> Option<Arc<BroughtValue>> {
     tokio::time::timeout_at(end.into(), coming).await.ok()?.ok()?
 }
 
 /// Brings the value of an argument up, and waits for it.
-pub(super) async fn bring(on: &Connection<'_>, argument: usize) -> Option<Arc<Brought>> {
+pub(super) async fn bring(on: &Connection<'_>, argument: usize) -> Option<Arc<BroughtValue>> {
     arrived(start(&on.shared.store, on.key(argument))?, Instant::now() + BRING_WITHIN).await
 }
 
 /// Waits until what was forgotten cannot come back, within a bound.
-pub(super) async fn confirm(store: &ObjectStore, forgotten: &Forgotten) -> Result<(), Refusal> {
+pub(super) async fn confirm(store: &ObjectStore, forgotten: &ForgottenCopies) -> Result<(), Refusal> {
     confirm_all(store, std::slice::from_ref(forgotten)).await
 }
 
 /// Confirms several removals that are in progress at once: one flush of the disk may cover all of them.
-pub(super) async fn confirm_all(store: &ObjectStore, going: &[Forgotten]) -> Result<(), Refusal> {
+pub(super) async fn confirm_all(store: &ObjectStore, going: &[ForgottenCopies]) -> Result<(), Refusal> {
     let end = Instant::now() + CONFIRM_WITHIN;
     let mut result = Ok(());
     for forgotten in going.iter().filter(|forgotten| !forgotten.is_nothing()) {
@@ -175,20 +175,23 @@ pub(super) async fn expire(on: &mut Connection<'_>, unit_us: u64) {
 }
 
 /// Some keys on the SSD, after a name: each with its tenant's name; and where to go on.
-async fn list(store: &ObjectStore, after: Option<u64>, most: usize) -> Result<Names, Silent> {
+async fn list(store: &ObjectStore, after: Option<u64>, most: usize) -> Result<Names, NoAnswerError> {
     let Some(lower) = store.lower() else { return Ok((Vec::new(), None)) };
     let (send, receive) = oneshot::channel();
     lower.list(after, most, Box::new(move |listed| _ = send.send(listed)));
-    tokio::time::timeout(BRING_WITHIN, receive).await.map_err(|_| Silent)?.map_err(|_| Silent)?
+    tokio::time::timeout(BRING_WITHIN, receive)
+        .await
+        .map_err(|_| NoAnswerError)?
+        .map_err(|_| NoAnswerError)?
 }
 
 /// Removes what a tenant has below alone. Gives the last removal on the SSD.
 ///
 /// # Errors
 /// In words: not all of it could be found.
-pub(super) async fn flush(on: &Connection<'_>) -> Result<Forgotten, &'static str> {
-    let (Some(tenant), store) = (on.tenant, &on.shared.store) else { return Ok(Forgotten::default()) };
-    let (named, mut after, mut last) = (store.tenant_name(tenant), None, Forgotten::default());
+pub(super) async fn flush(on: &Connection<'_>) -> Result<ForgottenCopies, &'static str> {
+    let (Some(tenant), store) = (on.tenant, &on.shared.store) else { return Ok(ForgottenCopies::default()) };
+    let (named, mut after, mut last) = (store.tenant_name(tenant), None, ForgottenCopies::default());
     if let Some(cold) = store.cold() {
         cold.forget_tenant(&named);
     }
@@ -260,7 +263,7 @@ fn scan_memory(on: &Connection<'_>, asked: &admin::Scan) -> Step {
     (mine.map(|listed| listed.key).collect(), next)
 }
 
-async fn scan_ssd(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, Silent> {
+async fn scan_ssd(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, NoAnswerError> {
     let store = &on.shared.store;
     let tenant = on.tenant.map(|tenant| store.tenant_name(tenant)).unwrap_or_default();
     let (found, next) = list(store, name_at(asked.cursor, ON_SSD), asked.entries as usize).await?;
@@ -269,7 +272,7 @@ async fn scan_ssd(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, Sile
     Ok((mine.collect(), next.map_or(end, |name| ON_SSD | name >> 2)))
 }
 
-async fn scan_bucket(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, Silent> {
+async fn scan_bucket(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, NoAnswerError> {
     let store = &on.shared.store;
     let (Some(lower), Some(cold)) = (store.lower(), store.cold()) else { return Ok((Vec::new(), 0)) };
     let tenant = on.tenant.map(|tenant| store.tenant_name(tenant)).unwrap_or_default();
@@ -278,6 +281,6 @@ async fn scan_bucket(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, S
     let reply = Box::new(move |page| _ = send.send(page));
     cold.list(whose, asked.entries as usize, |name| lower.lasts(name), reply);
     let page = tokio::time::timeout(BRING_WITHIN, receive).await;
-    let Page { keys, next } = page.map_err(|_| Silent)?.map_err(|_| Silent)??;
+    let Page { keys, next } = page.map_err(|_| NoAnswerError)?.map_err(|_| NoAnswerError)??;
     Ok((keys, next.map_or(0, |name| IN_BUCKET | name >> 2)))
 }

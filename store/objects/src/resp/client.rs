@@ -98,12 +98,12 @@ impl Url {
 }
 
 /// A stream on which a silence may be waited out.
-struct Patient {
+struct PatientStream {
     stream: Way,
     watch: Option<(Duration, Box<dyn Fn() -> bool + Send>)>,
 }
 
-impl std::fmt::Debug for Patient {
+impl std::fmt::Debug for PatientStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Patient").field("stream", &self.stream).finish_non_exhaustive()
     }
@@ -114,7 +114,7 @@ pub(crate) fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-impl Patient {
+impl PatientStream {
     fn persist<T>(&mut self, mut act: impl FnMut(&mut Way) -> io::Result<T>) -> io::Result<T> {
         let start = Instant::now();
         loop {
@@ -128,13 +128,13 @@ impl Patient {
     }
 }
 
-impl Read for Patient {
+impl Read for PatientStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.persist(|stream| stream.read(into))
     }
 }
 
-impl Write for Patient {
+impl Write for PatientStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.persist(|stream| stream.write(bytes))
     }
@@ -147,7 +147,7 @@ impl Write for Patient {
 /// A connection to a server of Redis' protocol.
 #[derive(Debug)]
 pub struct Client {
-    stream: BufReader<Patient>,
+    stream: BufReader<PatientStream>,
     out: Vec<u8>,
 }
 
@@ -169,7 +169,7 @@ impl Client {
             Some(session) => secure(session, stream, url)?,
         };
         let mut client = Self {
-            stream: BufReader::with_capacity(1 << 17, Patient { stream, watch: None }),
+            stream: BufReader::with_capacity(1 << 17, PatientStream { stream, watch: None }),
             out: Vec::new(),
         };
         if let Some((user, password)) = &url.login {

@@ -14,29 +14,29 @@ struct Command {
     name: &'static str,
     least: usize,
     most: usize,
-    does: Does,
+    does: CommandAction,
 }
 
 /// The handler of a command.
 #[derive(Clone, Copy)]
-enum Does {
+enum CommandAction {
     /// Something that is done at once.
     Now(fn(&mut Connection<'_>)),
     /// As `Now`, but allowed before a login too.
     Open(fn(&mut Connection<'_>)),
     /// A put, which may wait for room.
-    Put(strings::Put),
+    Put(strings::PutCommand),
     /// Something about the value of the first argument, brought up first.
     Value(fn(&mut Connection<'_>)),
     /// A command that waits for the tiers below.
-    Below(Below),
+    Below(BelowCommand),
     /// Removes everything of the tenant.
     Flush,
 }
 
 /// Commands that wait for the tiers below.
 #[derive(Clone, Copy)]
-enum Below {
+enum BelowCommand {
     Get,
     GetAll,
     Exists,
@@ -50,53 +50,53 @@ enum Below {
 
 const MANY: usize = usize::MAX;
 
-const fn of(name: &'static str, least: usize, most: usize, does: Does) -> Command {
+const fn of(name: &'static str, least: usize, most: usize, does: CommandAction) -> Command {
     Command { name, least, most, does }
 }
 
 /// Every command, the frequent ones first.
 const COMMANDS: &[Command] = &[
-    of("GET", 2, 2, Does::Below(Below::Get)),
-    of("SET", 3, 12, Does::Put(strings::Put::Set)),
-    of("EXISTS", 2, MANY, Does::Below(Below::Exists)),
-    of("MGET", 2, MANY, Does::Below(Below::GetAll)),
-    of("MSET", 3, MANY, Does::Put(strings::Put::Several)),
-    of("STRLEN", 2, 2, Does::Value(strings::strlen)),
-    of("GETRANGE", 4, 4, Does::Value(strings::getrange)),
-    of("SUBSTR", 4, 4, Does::Value(strings::getrange)),
-    of("DEL", 2, MANY, Does::Below(Below::Remove)),
-    of("UNLINK", 2, MANY, Does::Below(Below::Remove)),
-    of("SETNX", 3, 3, Does::Put(strings::Put::IfAbsent)),
-    of("SETEX", 4, 4, Does::Put(strings::Put::Timed(1_000_000))),
-    of("PSETEX", 4, 4, Does::Put(strings::Put::Timed(1_000))),
-    of("TTL", 2, 2, Does::Value(|on| strings::ttl(on, 1_000_000))),
-    of("PTTL", 2, 2, Does::Value(|on| strings::ttl(on, 1_000))),
-    of("EXPIRE", 3, 3, Does::Below(Below::Expire(1_000_000))),
-    of("PEXPIRE", 3, 3, Does::Below(Below::Expire(1_000))),
-    of("PERSIST", 2, 2, Does::Value(strings::persist)),
-    of("TYPE", 2, 2, Does::Value(strings::kind)),
-    of("BATON.STAT", 2, 2, Does::Value(strings::stat)),
-    of("BATON.DEL", 3, 3, Does::Below(Below::RemoveGeneration)),
-    of("BATON.VERIFY", 2, 2, Does::Value(strings::verify)),
-    of("BATON.PIN", 3, 3, Does::Value(strings::pin)),
-    of("SCAN", 2, 8, Does::Below(Below::Scan)),
-    of("DBSIZE", 1, 1, Does::Now(admin::dbsize)),
-    of("INFO", 1, MANY, Does::Now(admin::report)),
-    of("CONFIG", 2, MANY, Does::Now(admin::config)),
-    of("FLUSHDB", 1, 2, Does::Flush),
-    of("FLUSHALL", 1, 2, Does::Flush),
-    of("SELECT", 2, 2, Does::Now(admin::select)),
-    of("MULTI", 1, 1, Does::Now(admin::multi)),
-    of("EXEC", 1, 1, Does::Open(admin::exec)),
-    of("DISCARD", 1, 1, Does::Open(admin::discard)),
-    of("PING", 1, 2, Does::Now(admin::ping)),
-    of("ECHO", 2, 2, Does::Now(admin::echo)),
-    of("COMMAND", 1, MANY, Does::Now(admin::command)),
-    of("CLIENT", 2, MANY, Does::Now(admin::client)),
-    of("HELLO", 1, 8, Does::Open(admin::hello)),
-    of("AUTH", 2, 3, Does::Open(admin::auth)),
-    of("RESET", 1, 1, Does::Open(admin::reset)),
-    of("QUIT", 1, MANY, Does::Open(admin::quit)),
+    of("GET", 2, 2, CommandAction::Below(BelowCommand::Get)),
+    of("SET", 3, 12, CommandAction::Put(strings::PutCommand::Set)),
+    of("EXISTS", 2, MANY, CommandAction::Below(BelowCommand::Exists)),
+    of("MGET", 2, MANY, CommandAction::Below(BelowCommand::GetAll)),
+    of("MSET", 3, MANY, CommandAction::Put(strings::PutCommand::Several)),
+    of("STRLEN", 2, 2, CommandAction::Value(strings::strlen)),
+    of("GETRANGE", 4, 4, CommandAction::Value(strings::getrange)),
+    of("SUBSTR", 4, 4, CommandAction::Value(strings::getrange)),
+    of("DEL", 2, MANY, CommandAction::Below(BelowCommand::Remove)),
+    of("UNLINK", 2, MANY, CommandAction::Below(BelowCommand::Remove)),
+    of("SETNX", 3, 3, CommandAction::Put(strings::PutCommand::IfAbsent)),
+    of("SETEX", 4, 4, CommandAction::Put(strings::PutCommand::Timed(1_000_000))),
+    of("PSETEX", 4, 4, CommandAction::Put(strings::PutCommand::Timed(1_000))),
+    of("TTL", 2, 2, CommandAction::Value(|on| strings::ttl(on, 1_000_000))),
+    of("PTTL", 2, 2, CommandAction::Value(|on| strings::ttl(on, 1_000))),
+    of("EXPIRE", 3, 3, CommandAction::Below(BelowCommand::Expire(1_000_000))),
+    of("PEXPIRE", 3, 3, CommandAction::Below(BelowCommand::Expire(1_000))),
+    of("PERSIST", 2, 2, CommandAction::Value(strings::persist)),
+    of("TYPE", 2, 2, CommandAction::Value(strings::kind)),
+    of("BATON.STAT", 2, 2, CommandAction::Value(strings::stat)),
+    of("BATON.DEL", 3, 3, CommandAction::Below(BelowCommand::RemoveGeneration)),
+    of("BATON.VERIFY", 2, 2, CommandAction::Value(strings::verify)),
+    of("BATON.PIN", 3, 3, CommandAction::Value(strings::pin)),
+    of("SCAN", 2, 8, CommandAction::Below(BelowCommand::Scan)),
+    of("DBSIZE", 1, 1, CommandAction::Now(admin::dbsize)),
+    of("INFO", 1, MANY, CommandAction::Now(admin::report)),
+    of("CONFIG", 2, MANY, CommandAction::Now(admin::config)),
+    of("FLUSHDB", 1, 2, CommandAction::Flush),
+    of("FLUSHALL", 1, 2, CommandAction::Flush),
+    of("SELECT", 2, 2, CommandAction::Now(admin::select)),
+    of("MULTI", 1, 1, CommandAction::Now(admin::multi)),
+    of("EXEC", 1, 1, CommandAction::Open(admin::exec)),
+    of("DISCARD", 1, 1, CommandAction::Open(admin::discard)),
+    of("PING", 1, 2, CommandAction::Now(admin::ping)),
+    of("ECHO", 2, 2, CommandAction::Now(admin::echo)),
+    of("COMMAND", 1, MANY, CommandAction::Now(admin::command)),
+    of("CLIENT", 2, MANY, CommandAction::Now(admin::client)),
+    of("HELLO", 1, 8, CommandAction::Open(admin::hello)),
+    of("AUTH", 2, 3, CommandAction::Open(admin::auth)),
+    of("RESET", 1, 1, CommandAction::Open(admin::reset)),
+    of("QUIT", 1, MANY, CommandAction::Open(admin::quit)),
 ];
 
 /// Commands that end a refused `MULTI`.
@@ -120,7 +120,7 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
     if on.refusing && !REFUSED_ENDS.contains(&command.name) {
         return on.out.error("ERR not applied: it belongs to a MULTI, which is not served");
     }
-    let open = matches!(command.does, Does::Open(_));
+    let open = matches!(command.does, CommandAction::Open(_));
     if on.tenant.is_none() && !open {
         return on.out.error("NOAUTH Authentication required.");
     }
@@ -129,28 +129,28 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
         return on.out.error(&format!("ERR wrong number of arguments for '{name}' command"));
     }
     match command.does {
-        Does::Now(serve) | Does::Open(serve) => serve(on),
-        Does::Put(put) => strings::put(on, put).await,
-        Does::Flush => admin::flush(on).await,
-        Does::Value(serve) => {
+        CommandAction::Now(serve) | CommandAction::Open(serve) => serve(on),
+        CommandAction::Put(put) => strings::put(on, put).await,
+        CommandAction::Flush => admin::flush(on).await,
+        CommandAction::Value(serve) => {
             // A found value is in memory by now. Where there is no room, the answer is a miss.
             let _ = below::bring(on, 1).await;
             serve(on);
         }
-        Does::Below(which) => match which {
-            Below::Get => below::get(on).await,
-            Below::GetAll => below::mget(on).await,
-            Below::Exists => below::exists(on).await,
-            Below::Remove => below::del(on).await,
-            Below::RemoveGeneration => {
+        CommandAction::Below(which) => match which {
+            BelowCommand::Get => below::get(on).await,
+            BelowCommand::GetAll => below::mget(on).await,
+            BelowCommand::Exists => below::exists(on).await,
+            BelowCommand::Remove => below::del(on).await,
+            BelowCommand::RemoveGeneration => {
                 let _ = below::bring(on, 1).await;
                 below::del_generation(on).await;
             }
-            Below::Expire(unit_us) => {
+            BelowCommand::Expire(unit_us) => {
                 let _ = below::bring(on, 1).await;
                 below::expire(on, unit_us).await;
             }
-            Below::Scan => below::scan(on).await,
+            BelowCommand::Scan => below::scan(on).await,
         },
     }
 }

@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use super::budget::Part;
 use super::command;
 use super::counts::Cut;
-use super::incoming::{Broken, Incoming, Step};
-use super::outgoing::Outgoing;
+use super::incoming::{CommandParser, ProtocolError, Step};
+use super::outgoing::ReplyQueue;
 use super::places::Seat;
 use super::server::Shared;
 use crate::key::Key;
@@ -45,8 +45,8 @@ pub(super) struct Connection<'a> {
     /// The tenant whose keys the connection sees; none before its login.
     pub(super) tenant: Option<TenantId>,
     pub(super) name: Vec<u8>,
-    pub(super) incoming: Incoming,
-    pub(super) out: Outgoing,
+    pub(super) incoming: CommandParser,
+    pub(super) out: ReplyQueue,
     /// Set by `QUIT`: close when the reply is out.
     pub(super) over: bool,
     /// A `MULTI` was refused, and so is what belongs to it.
@@ -85,8 +85,8 @@ pub(super) async fn run(
         id,
         tenant,
         name: Vec::new(),
-        incoming: Incoming::new(),
-        out: Outgoing::default(),
+        incoming: CommandParser::new(),
+        out: ReplyQueue::default(),
         over: false,
         refusing: false,
         part: shared.budget.part(),
@@ -117,7 +117,7 @@ fn at_once<T>(polled: Poll<io::Result<T>>) -> io::Result<T> {
 
 /// The result of an exchange.
 #[derive(Clone, Copy, Debug)]
-struct Moved {
+struct ExchangeResult {
     sent: usize,
     /// Bytes read; 0 is the end of the stream.
     got: Option<usize>,
@@ -149,7 +149,7 @@ impl Connection<'_> {
     }
 
     /// Serves what has come in, as far as there is room for answers. Whether more is to be read.
-    async fn work(&mut self) -> Result<bool, Broken> {
+    async fn work(&mut self) -> Result<bool, ProtocolError> {
         while !self.over {
             if self.out.is_full() || (!self.out.is_empty() && self.part.is_over()) {
                 return Ok(false);
@@ -210,7 +210,7 @@ impl Connection<'_> {
         &mut self,
         stream: &mut S,
         wants: bool,
-    ) -> io::Result<Moved> {
+    ) -> io::Result<ExchangeResult> {
         let growth = if wants { self.incoming.growth() } else { 0 };
         let reads = wants && (growth == 0 || self.has_room_for(growth));
         if wants && !reads && self.out.is_empty() {
@@ -237,8 +237,8 @@ impl Connection<'_> {
         cx: &mut Context<'_>,
         stream: &mut S,
         (reads, waits): (bool, bool),
-    ) -> Poll<io::Result<Moved>> {
-        let mut moved = Moved { sent: 0, got: None };
+    ) -> Poll<io::Result<ExchangeResult>> {
+        let mut moved = ExchangeResult { sent: 0, got: None };
         while !self.out.is_empty() {
             let sent =
                 self.out.write_with(|slices| at_once(Pin::new(&mut *stream).poll_write_vectored(cx, slices)));
@@ -268,7 +268,7 @@ impl Connection<'_> {
     }
 
     /// Notes what has moved, and renews what would run out under a client that goes on.
-    fn moved(&mut self, moved: Moved, wants: bool) {
+    fn moved(&mut self, moved: ExchangeResult, wants: bool) {
         let now = Instant::now();
         if moved.sent > 0 || moved.got.is_some() {
             self.times.moved = now;

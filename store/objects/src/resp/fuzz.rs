@@ -10,7 +10,8 @@ use super::{Login, RespConfig, Server};
 use crate::{Clock, ObjectStore, StoreConfig};
 
 #[global_allocator]
-static COUNTING: baton_fuzz::Counting<std::alloc::System> = baton_fuzz::Counting(std::alloc::System);
+static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
+    baton_fuzz::AllocationCounter(std::alloc::System);
 
 const WORDS: &[&[u8]] = &[
     b"*1\r\n$4\r\nPING\r\n",

@@ -41,19 +41,19 @@ enum Argument {
 pub(super) enum Step {
     /// Read more.
     Read,
-    /// A command is whole: see [`Incoming::text`].
+    /// A command is whole: see [`CommandParser::text`].
     Command,
-    /// The next argument is a large value of this many bytes: reserve it and call [`Incoming::begin_large`].
+    /// The next argument is a large value of this many bytes: reserve it and call [`CommandParser::begin_large`].
     Large(u64),
 }
 
 /// The client broke the protocol: tell it and close.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) &'static str);
+pub(super) struct ProtocolError(pub(super) &'static str);
 
 /// Bytes received and what they say so far.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(super) struct CommandParser {
     buffer: Vec<u8>,
     /// Where the command begins, where parsing goes on, where the received end.
     begin: usize,
@@ -72,7 +72,7 @@ pub(super) struct Incoming {
     pub(super) known: bool,
 }
 
-impl Incoming {
+impl CommandParser {
     pub(super) fn new() -> Self {
         Self {
             buffer: Vec::new(),
@@ -154,7 +154,7 @@ impl Incoming {
     }
 
     /// Goes on as far as the received bytes allow.
-    pub(super) fn advance(&mut self) -> Result<Step, Broken> {
+    pub(super) fn advance(&mut self) -> Result<Step, ProtocolError> {
         loop {
             if self.large_left > 0 {
                 return Ok(Step::Read);
@@ -182,14 +182,14 @@ impl Incoming {
                 return Ok(Step::Large(bytes as u64));
             }
             if !self.known && gathered + bytes > STRANGER_MAX_BYTES {
-                return Err(Broken("NOAUTH Authentication required before a command of this size."));
+                return Err(ProtocolError("NOAUTH Authentication required before a command of this size."));
             }
             if bytes > GATHERED_MAX_BYTES && !self.is_value() {
-                return Err(Broken("ERR Protocol error: argument too large"));
+                return Err(ProtocolError("ERR Protocol error: argument too large"));
             }
             if !whole {
                 return if gathered + bytes > COMMAND_MAX_BYTES {
-                    Err(Broken("ERR Protocol error: command too large"))
+                    Err(ProtocolError("ERR Protocol error: command too large"))
                 } else {
                     Ok(Step::Read)
                 };
@@ -202,21 +202,25 @@ impl Incoming {
     }
 
     /// Reads the line that opens a command or an argument. False when it is not whole.
-    fn header(&mut self) -> Result<bool, Broken> {
+    fn header(&mut self) -> Result<bool, ProtocolError> {
         let received = &self.buffer[self.at..self.end];
         let Some(length) = received.iter().take(LINE_MAX_BYTES).position(|byte| *byte == b'\n') else {
             let top = if self.known { LINE_MAX_BYTES } else { STRANGER_MAX_BYTES };
             let long = received.len() >= top.min(LINE_MAX_BYTES);
-            return if long { Err(Broken("ERR Protocol error: too big inline request")) } else { Ok(false) };
+            return if long {
+                Err(ProtocolError("ERR Protocol error: too big inline request"))
+            } else {
+                Ok(false)
+            };
         };
         let line = received[..length].strip_suffix(b"\r").unwrap_or(&received[..length]);
         let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<i64>().ok());
         match (self.left, line.split_first()) {
             (None, Some((b'*', count))) => {
                 let count = number(count).filter(|count| *count <= ARGUMENTS_MAX as i64);
-                let count = count.ok_or(Broken("ERR Protocol error: invalid multibulk length"))?;
+                let count = count.ok_or(ProtocolError("ERR Protocol error: invalid multibulk length"))?;
                 if !self.known && count > STRANGER_ARGUMENTS_MAX as i64 {
-                    return Err(Broken(
+                    return Err(ProtocolError(
                         "NOAUTH Authentication required before a command of so many arguments.",
                     ));
                 }
@@ -228,16 +232,16 @@ impl Incoming {
                 }
             }
             (None, _) if !self.known && length > STRANGER_MAX_BYTES => {
-                return Err(Broken("NOAUTH Authentication required before a command of this size."));
+                return Err(ProtocolError("NOAUTH Authentication required before a command of this size."));
             }
             (None, _) => self.typed(length),
             (Some(_), Some((b'$', bytes))) => {
                 let bytes = number(bytes).and_then(|bytes| u32::try_from(bytes).ok());
-                let bytes = bytes.ok_or(Broken("ERR Protocol error: invalid bulk length"))?;
+                let bytes = bytes.ok_or(ProtocolError("ERR Protocol error: invalid bulk length"))?;
                 self.expected = Some(bytes as usize);
                 self.at += length + 1;
             }
-            (Some(_), _) => return Err(Broken("ERR Protocol error: expected '$'")),
+            (Some(_), _) => return Err(ProtocolError("ERR Protocol error: expected '$'")),
         }
         Ok(true)
     }
@@ -262,13 +266,13 @@ impl Incoming {
     }
 
     /// Passes an argument's bytes and the end of line after them. False when that has not come yet.
-    fn end_of_argument(&mut self, bytes: usize) -> Result<bool, Broken> {
+    fn end_of_argument(&mut self, bytes: usize) -> Result<bool, ProtocolError> {
         let end = self.at + bytes;
         if self.end < end + 2 {
             return Ok(false);
         }
         if self.buffer[end..end + 2] != *b"\r\n" {
-            return Err(Broken("ERR Protocol error: expected the end of the argument"));
+            return Err(ProtocolError("ERR Protocol error: expected the end of the argument"));
         }
         self.at = end + 2;
         self.expected = None;

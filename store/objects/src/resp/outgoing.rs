@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::arena::Room;
-use crate::lower::Brought;
+use crate::lower::BroughtValue;
 use crate::reading::Reading;
 use crate::refusal::Refusal;
 
@@ -31,11 +31,11 @@ enum Piece {
     /// Bytes of a value.
     Value { reading: Reading, from: usize, to: usize },
     /// Bytes of a value that memory had no room for.
-    Found { found: Arc<Brought>, from: usize, to: usize },
+    Found { found: Arc<BroughtValue>, from: usize, to: usize },
 }
 
 /// The owner of a value's bytes while a call sends them.
-enum Held<'a> {
+enum ValueHolder<'a> {
     Room(Arc<Room>),
     Bytes(&'a [u8]),
     Text,
@@ -43,7 +43,7 @@ enum Held<'a> {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Outgoing {
+pub(super) struct ReplyQueue {
     text: Vec<u8>,
     /// Text sent already.
     sent: usize,
@@ -56,7 +56,7 @@ pub(super) struct Outgoing {
     pub(super) third: bool,
 }
 
-impl Outgoing {
+impl ReplyQueue {
     fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let before = self.text.len();
         write(&mut self.text);
@@ -141,7 +141,7 @@ impl Outgoing {
     }
 
     /// A value from below that memory had no room for. It is sent from where it is.
-    pub(super) fn found(&mut self, found: Arc<Brought>) {
+    pub(super) fn found(&mut self, found: Arc<BroughtValue>) {
         // A value that had room in memory and has left it was removed or replaced.
         let Some(value) = found.own() else { return self.nothing() };
         let bytes = value.len();
@@ -192,9 +192,11 @@ impl Outgoing {
         let mut held = Vec::with_capacity(self.pieces.len().min(SLICES_MAX));
         for piece in self.pieces.iter().take(SLICES_MAX) {
             held.push(match piece {
-                Piece::Text(_) => Held::Text,
-                Piece::Value { reading, .. } => Held::Room(reading.hold().map_err(std::io::Error::other)?),
-                Piece::Found { found, .. } => Held::Bytes(found.own().unwrap_or_default()),
+                Piece::Text(_) => ValueHolder::Text,
+                Piece::Value { reading, .. } => {
+                    ValueHolder::Room(reading.hold().map_err(std::io::Error::other)?)
+                }
+                Piece::Found { found, .. } => ValueHolder::Bytes(found.own().unwrap_or_default()),
             });
         }
         let mut slices = Vec::with_capacity(SLICES_MAX);
@@ -208,8 +210,10 @@ impl Outgoing {
                     slices.push(IoSlice::new(&self.text[text_at..text_at + bytes]));
                     text_at += bytes;
                 }
-                (Piece::Value { from, to, .. }, Held::Room(room)) => gather(room, *from, *to, &mut slices),
-                (Piece::Found { from, to, .. }, Held::Bytes(value)) => {
+                (Piece::Value { from, to, .. }, ValueHolder::Room(room)) => {
+                    gather(room, *from, *to, &mut slices)
+                }
+                (Piece::Found { from, to, .. }, ValueHolder::Bytes(value)) => {
                     slices.push(IoSlice::new(&value[*from..*to]))
                 }
                 _ => unreachable!("each value is held as what it is"),

@@ -192,7 +192,7 @@ impl Server {
             let seat = Arc::clone(&seat);
             tasks.spawn(async move {
                 shared.open.fetch_add(1, Ordering::Relaxed);
-                let counted = Counted(Arc::clone(&shared));
+                let counted = ConnectionGuard(Arc::clone(&shared));
                 // Without this a small reply waits for the acknowledgement of the one before.
                 if stream.set_nodelay(true).is_ok() {
                     converse(stream, &shared, &seat).await;
@@ -229,9 +229,9 @@ impl Server {
 }
 
 /// Counts a connection out, however it ends.
-struct Counted(Arc<Shared>);
+struct ConnectionGuard(Arc<Shared>);
 
-impl Drop for Counted {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::below;
 use super::connection::{Connection, reserve};
-use crate::lower::{Brought, Forgotten};
+use crate::lower::{BroughtValue, ForgottenCopies};
 use crate::reading::Reading;
 use crate::refusal::Refusal;
-use crate::store::{Existing, PutOptions, Stored};
+use crate::store::{OverwriteRule, PutOptions, StoreOutcome};
 
 /// Most bytes that one `MGET` answers.
 pub(super) const ANSWER_MAX_BYTES: usize = 1 << 30;
@@ -17,7 +17,7 @@ const PIN_MAX_MS: u64 = 3_600_000;
 
 /// The puts.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Put {
+pub(super) enum PutCommand {
     /// `SET` with its options.
     Set,
     /// `SETNX`.
@@ -52,11 +52,11 @@ pub(super) enum Answer {
     /// A value in memory.
     Here(Reading),
     /// One from below, for which memory had no room.
-    Brought(Arc<Brought>),
+    Brought(Arc<BroughtValue>),
 }
 
 impl Answer {
-    pub(super) fn of(reading: Option<Reading>, brought: Option<Arc<Brought>>) -> Self {
+    pub(super) fn of(reading: Option<Reading>, brought: Option<Arc<BroughtValue>>) -> Self {
         let brought = brought.map_or(Self::Nothing, Self::Brought);
         reading.map_or(brought, Self::Here)
     }
@@ -174,12 +174,12 @@ pub(super) fn pin(on: &mut Connection<'_>) {
 }
 
 /// Serves a put.
-pub(super) async fn put(on: &mut Connection<'_>, put: Put) {
+pub(super) async fn put(on: &mut Connection<'_>, put: PutCommand) {
     match put {
-        Put::Several => several(on).await,
-        Put::Set => set(on).await,
-        Put::IfAbsent => {
-            let options = PutOptions { existing: Existing::Keep, ..PutOptions::REPLACE };
+        PutCommand::Several => several(on).await,
+        PutCommand::Set => set(on).await,
+        PutCommand::IfAbsent => {
+            let options = PutOptions { existing: OverwriteRule::Keep, ..PutOptions::REPLACE };
             let _ = below::bring(on, 1).await;
             match store(on, 1, 2, options).await {
                 Ok(_) => on.out.integer(1),
@@ -187,7 +187,7 @@ pub(super) async fn put(on: &mut Connection<'_>, put: Put) {
                 Err(refusal) => on.refuse(refusal),
             }
         }
-        Put::Timed(unit_us) => {
+        PutCommand::Timed(unit_us) => {
             let time = on.number(2).and_then(|time| u64::try_from(time).ok()).filter(|time| *time > 0);
             let Some(time) = time else {
                 return on.out.error("ERR invalid expire time; give a whole number above 0");
@@ -206,7 +206,7 @@ async fn set(on: &mut Connection<'_>) {
         Ok(words) => words,
         Err(error) => return on.out.error(error),
     };
-    if words.options.existing == Existing::Keep || words.options.only_if_present || words.answer_old {
+    if words.options.existing == OverwriteRule::Keep || words.options.only_if_present || words.answer_old {
         // The result depends on the present value, so that must be in memory.
         let _ = below::bring(on, 1).await;
     }
@@ -248,9 +248,9 @@ fn set_words(on: &Connection<'_>) -> Result<SetWords, &'static str> {
         }
         match () {
             () if on.is(at, "NX") && !words.options.only_if_present => {
-                words.options.existing = Existing::Keep;
+                words.options.existing = OverwriteRule::Keep;
             }
-            () if on.is(at, "XX") && words.options.existing != Existing::Keep => {
+            () if on.is(at, "XX") && words.options.existing != OverwriteRule::Keep => {
                 words.options.only_if_present = true;
             }
             () if on.is(at, "GET") => words.answer_old = true,
@@ -289,7 +289,7 @@ async fn store(
     key: usize,
     value: usize,
     options: PutOptions,
-) -> Result<Stored, Refusal> {
+) -> Result<StoreOutcome, Refusal> {
     let (stored, forgotten) = store_unconfirmed(on, key, value, options).await?;
     // The result is counted and reported. A bucket never fails a put.
     let _ = below::confirm(&on.shared.store, &forgotten).await;
@@ -302,7 +302,7 @@ async fn store_unconfirmed(
     key: usize,
     value: usize,
     options: PutOptions,
-) -> Result<(Stored, Forgotten), Refusal> {
+) -> Result<(StoreOutcome, ForgottenCopies), Refusal> {
     let ticket = match on.incoming.take_large(value) {
         Some(ticket) => {
             let mut ticket = ticket?;

@@ -6,7 +6,7 @@ use baton_types::TenantId;
 
 use super::Shard;
 use crate::arena::Room;
-use crate::lower::{Below, Offer, name_of};
+use crate::lower::{LowerView, Offer, name_of};
 
 /// Objects that may wait for the worker; further ones are skipped until they are touched again.
 const OFFERS_MAX: usize = 1024;
@@ -15,7 +15,7 @@ const GHOSTS_MAX: usize = 1 << 16;
 
 /// An object that is to be copied down.
 #[derive(Debug)]
-pub(crate) struct Picked {
+pub(crate) struct PickedObject {
     pub(crate) name: u64,
     pub(crate) tag: u64,
     pub(crate) tenant: String,
@@ -75,7 +75,7 @@ impl Shard {
     }
 
     /// The bucket is offered an entry at once; it takes what it has hands for.
-    fn offer_cold(&mut self, below: &Below, number: u32) {
+    fn offer_cold(&mut self, below: &LowerView, number: u32) {
         let entry = self.entries.at_mut(number);
         if entry.expires_us == u64::MAX
             && let Some(cold) = &below.cold
@@ -92,7 +92,7 @@ impl Shard {
     }
 
     /// Offers an entry to the worker, which copies it down later. An entry with a time to live is not worth a write.
-    fn offer(&mut self, below: &Below, number: u32) {
+    fn offer(&mut self, below: &LowerView, number: u32) {
         let entry = self.entries.at_mut(number);
         if entry.expires_us != u64::MAX {
             return;
@@ -117,7 +117,7 @@ impl Shard {
     }
 
     /// The next object that is to be copied down; from now on the directory has it as being written.
-    pub(crate) fn pick(&mut self) -> Option<Picked> {
+    pub(crate) fn pick(&mut self) -> Option<PickedObject> {
         let below = self.below.clone()?;
         while let Some((number, generation)) = self.offers.pop_front() {
             below.taken();
@@ -133,7 +133,7 @@ impl Shard {
             }
             let (room, checksum) = (Arc::clone(room), entry.checksum);
             let (tenant, key) = (share.name().to_owned(), entry.key.to_vec());
-            return Some(Picked { name, tag, tenant, key, room, checksum });
+            return Some(PickedObject { name, tag, tenant, key, room, checksum });
         }
         None
     }

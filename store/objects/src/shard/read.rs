@@ -6,9 +6,9 @@ use super::Shard;
 use crate::arena::Room;
 use crate::entry::{Entry, State};
 use crate::key::Key;
-use crate::lower::Forgotten;
+use crate::lower::ForgottenCopies;
 use crate::refusal::Refusal;
-use crate::store::{Listed, ObjectStat};
+use crate::store::{ListedKey, ObjectStat};
 
 /// A key and where it hashes to in its shard.
 #[derive(Clone, Copy, Debug)]
@@ -20,14 +20,14 @@ pub(crate) struct Place<'a> {
 
 /// A value for one call that reads it at once.
 #[derive(Debug)]
-pub(crate) struct Fetched {
+pub(crate) struct FetchedValue {
     pub(crate) room: Arc<Room>,
     pub(crate) checksum: Option<u32>,
 }
 
 /// A value under a lease.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct LeasedValue {
     pub(crate) number: u32,
     pub(crate) room: Weak<Room>,
     pub(crate) stat: ObjectStat,
@@ -54,14 +54,14 @@ impl Shard {
     }
 
     /// The value, kept alive by the answer itself.
-    pub(crate) fn fetch(&mut self, at: &Place<'_>) -> Option<Fetched> {
+    pub(crate) fn fetch(&mut self, at: &Place<'_>) -> Option<FetchedValue> {
         let entry = self.hit(at).map(|number| self.entries.at(number))?;
         let room = Arc::clone(entry.sealed().expect("what is found is sealed"));
-        Some(Fetched { room, checksum: entry.checksum })
+        Some(FetchedValue { room, checksum: entry.checksum })
     }
 
     /// The value under a lease: it stays until [`Shard::close`], or the end of the lease.
-    pub(crate) fn open(&mut self, at: &Place<'_>) -> Option<Opened> {
+    pub(crate) fn open(&mut self, at: &Place<'_>) -> Option<LeasedValue> {
         let number = self.hit(at)?;
         Some(self.lease(number, at.now_us))
     }
@@ -77,18 +77,18 @@ impl Shard {
     }
 
     /// The value under a lease, for who has brought it up: neither a hit nor a touch.
-    pub(crate) fn hold(&mut self, at: &Place<'_>) -> Option<Opened> {
+    pub(crate) fn hold(&mut self, at: &Place<'_>) -> Option<LeasedValue> {
         let number = self.find_live(&at.key, at.place, at.now_us)?;
         Some(self.lease(number, at.now_us))
     }
 
-    fn lease(&mut self, number: u32, now_us: u64) -> Opened {
+    fn lease(&mut self, number: u32, now_us: u64) -> LeasedValue {
         let lease_us = now_us.saturating_add(self.config.set.read_lease_us);
         let entry = self.entries.at_mut(number);
         entry.readers += 1;
         entry.lease_us = entry.lease_us.max(lease_us);
         let room = Arc::downgrade(entry.sealed().expect("what is found is sealed"));
-        Opened { number, room, stat: stat_of(entry, now_us) }
+        LeasedValue { number, room, stat: stat_of(entry, now_us) }
     }
 
     /// Ends one reader's lease; does nothing when another value has taken the memory.
@@ -110,7 +110,7 @@ impl Shard {
     }
 
     /// Removes a key, its copy below in the same step. Those who read it go on.
-    pub(crate) fn remove(&mut self, at: &Place<'_>, name: Option<u64>) -> Result<Forgotten, Refusal> {
+    pub(crate) fn remove(&mut self, at: &Place<'_>, name: Option<u64>) -> Result<ForgottenCopies, Refusal> {
         let removed = self.remove_here(at);
         if removed == Err(Refusal::Pinned) {
             return Err(Refusal::Pinned);
@@ -126,7 +126,7 @@ impl Shard {
         at: &Place<'_>,
         name: Option<u64>,
         generation: u64,
-    ) -> Result<Forgotten, Refusal> {
+    ) -> Result<ForgottenCopies, Refusal> {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         if self.entries.at(number).generation != generation {
             return Err(Refusal::Absent);
@@ -135,15 +135,15 @@ impl Shard {
     }
 
     /// Gives up the copies of a key below; the bucket's only if it is not of a value with this digest.
-    pub(super) fn forget(&self, name: Option<u64>, digest: Option<u64>) -> Forgotten {
+    pub(super) fn forget(&self, name: Option<u64>, digest: Option<u64>) -> ForgottenCopies {
         let known = self.below.as_ref().zip(name);
         known.map(|(below, name)| below.forget(name, digest)).unwrap_or_default()
     }
 
     /// Removals of older values of a key that the SSD has not confirmed.
-    pub(super) fn going(&self, name: Option<u64>) -> Forgotten {
+    pub(super) fn going(&self, name: Option<u64>) -> ForgottenCopies {
         let known = self.below.as_ref().zip(name);
-        Forgotten { ssd: known.and_then(|(below, name)| below.going(name)), cold: None }
+        ForgottenCopies { ssd: known.and_then(|(below, name)| below.going(name)), cold: None }
     }
 
     fn remove_here(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
@@ -189,7 +189,7 @@ impl Shard {
         at: &Place<'_>,
         ttl_us: Option<u64>,
         name: Option<u64>,
-    ) -> Result<Forgotten, Refusal> {
+    ) -> Result<ForgottenCopies, Refusal> {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         self.expire_after(number, ttl_us, at.now_us);
         // A copy below has no end: one of a value that has would outlive it.
@@ -205,7 +205,7 @@ impl Shard {
     }
 
     /// Readable keys of `entries` entries from number `from` on, and where to go on; none at the end.
-    pub(crate) fn list(&self, from: u32, entries: u32, now_us: u64) -> (Vec<Listed>, Option<u32>) {
+    pub(crate) fn list(&self, from: u32, entries: u32, now_us: u64) -> (Vec<ListedKey>, Option<u32>) {
         let end = self.entries.end().min(from.saturating_add(entries));
         let live = (from..end).map(|number| self.entries.at(number));
         let live = live.filter(|entry| {
@@ -213,7 +213,7 @@ impl Shard {
             let readable = entry.sealed().is_some() && !entry.is_expired(now_us);
             readable && self.is_whole(&Place { key, place: entry.place, now_us })
         });
-        let listed = live.map(|entry| Listed {
+        let listed = live.map(|entry| ListedKey {
             tenant: baton_types::TenantId(entry.tenant),
             key: entry.key.to_vec(),
             stat: stat_of(entry, now_us),

@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 
 use super::{Shard, slot_bytes};
 use crate::arena::{CLASSES, PAGE_BYTES, Room, classes_of};
-use crate::entry::{Entries, Pending, State};
+use crate::entry::{Entries, PendingRoom, State};
 use crate::key::Key;
-use crate::lower::{Forgotten, Origin};
+use crate::lower::{ForgottenCopies, Origin};
 use crate::refusal::Refusal;
-use crate::store::{Existing, PutOptions, Stored};
+use crate::store::{OverwriteRule, PutOptions, StoreOutcome};
 
 /// The arguments of a reservation.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +27,15 @@ pub(crate) struct Request<'a> {
 
 /// A reservation.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct ReservedRoom {
     pub(crate) number: u32,
     pub(crate) generation: u64,
-    pub(crate) room: Pending,
+    pub(crate) room: PendingRoom,
 }
 
 /// The arguments of a seal.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sealing {
+pub(crate) struct SealParams {
     pub(crate) options: PutOptions,
     pub(crate) checksum: Option<u32>,
     pub(crate) origin: Origin,
@@ -61,7 +61,7 @@ fn insert(table: &mut HashTable<u32>, entries: &Entries, number: u32) {
 
 impl Shard {
     /// Reserves memory for a value. The readable value stays until the seal.
-    pub(crate) fn begin(&mut self, request: &Request<'_>) -> Result<Begun, Stop> {
+    pub(crate) fn begin(&mut self, request: &Request<'_>) -> Result<ReservedRoom, Stop> {
         self.sweep(request.now_us);
         self.admit(request).map_err(Stop::Refused)?;
         self.make_way_for_key(request.now_us)?;
@@ -102,7 +102,7 @@ impl Shard {
     fn admit(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
         let Request { key, place, now_us, .. } = request;
         // A put that replaces any value waits for no other: the last seal wins.
-        if request.options.existing != Existing::Replace {
+        if request.options.existing != OverwriteRule::Replace {
             self.take_over(request)?;
         }
         let Some(number) = self.find_live(key, *place, *now_us) else {
@@ -112,10 +112,10 @@ impl Shard {
         let differs = there.bytes != request.bytes
             || matches!((there.checksum, request.options.checksum), (Some(a), Some(b)) if a != b);
         match request.options.existing {
-            Existing::Keep => Err(Refusal::Exists),
-            Existing::Same if differs => Err(Refusal::Exists),
-            Existing::Replace if there.hard_pins > 0 => Err(Refusal::Pinned),
-            Existing::Same | Existing::Replace => Ok(()),
+            OverwriteRule::Keep => Err(Refusal::Exists),
+            OverwriteRule::Same if differs => Err(Refusal::Exists),
+            OverwriteRule::Replace if there.hard_pins > 0 => Err(Refusal::Pinned),
+            OverwriteRule::Same | OverwriteRule::Replace => Ok(()),
         }
     }
 
@@ -174,10 +174,10 @@ impl Shard {
         }
     }
 
-    fn reserve(&mut self, request: &Request<'_>, number: u32, room: Room) -> Begun {
+    fn reserve(&mut self, request: &Request<'_>, number: u32, room: Room) -> ReservedRoom {
         let generation = self.next_generation;
         self.next_generation += 1;
-        let room: Pending = Arc::new(Mutex::new(Some(room)));
+        let room: PendingRoom = Arc::new(Mutex::new(Some(room)));
         let entry = self.entries.at_mut(number);
         entry.key = request.key.bytes.into();
         entry.tenant = request.key.tenant.0;
@@ -189,12 +189,16 @@ impl Shard {
         entry.state = State::Pending(Arc::clone(&room));
         insert(&mut self.pending, &self.entries, number);
         self.trim(usize::from(self.entries.at(number).class), request.now_us);
-        Begun { number, generation, room }
+        ReservedRoom { number, generation, room }
     }
 
     /// Makes a reservation readable; the copy below of what was there is given up in the same step.
-    pub(crate) fn seal(&mut self, begun: &Begun, sealing: &Sealing) -> Result<(Stored, Forgotten), Refusal> {
-        let Sealing { options, checksum, origin, digest, now_us } = *sealing;
+    pub(crate) fn seal(
+        &mut self,
+        begun: &ReservedRoom,
+        sealing: &SealParams,
+    ) -> Result<(StoreOutcome, ForgottenCopies), Refusal> {
+        let SealParams { options, checksum, origin, digest, now_us } = *sealing;
         if self.entries.at(begun.number).generation != begun.generation {
             return Err(Refusal::TakenOver);
         }
@@ -212,7 +216,7 @@ impl Shard {
                 // Equal bytes keep their copies, but the removal of an older value may still be in progress.
                 (name, None) => self.going(name),
             };
-            return Ok((Stored::Unchanged { generation }, forgotten));
+            return Ok((StoreOutcome::Unchanged { generation }, forgotten));
         }
         let room = begun.room.lock().take().expect("a reservation with its generation has its room");
         let place = self.entries.at(begun.number).place;
@@ -225,7 +229,7 @@ impl Shard {
         insert(&mut self.sealed, &self.entries, begun.number);
         self.link(begun.number);
         self.expire_after(begun.number, options.ttl_us, now_us);
-        let mut forgotten = Forgotten::default();
+        let mut forgotten = ForgottenCopies::default();
         match origin {
             Origin::Writer(name) => {
                 self.counters.puts += 1;
@@ -236,7 +240,7 @@ impl Shard {
             Origin::Ssd { .. } => self.sealed_from_ssd(begun.number),
             Origin::Cold { .. } => {}
         }
-        Ok((Stored::New { generation: begun.generation }, forgotten))
+        Ok((StoreOutcome::New { generation: begun.generation }, forgotten))
     }
 
     /// Whether what comes from below is still the value of its key.
@@ -260,14 +264,14 @@ impl Shard {
         now_us: u64,
     ) -> Result<Option<u64>, Refusal> {
         let Some(old) = self.find_other(number, now_us) else { return Ok(None) };
-        if options.existing == Existing::Keep {
+        if options.existing == OverwriteRule::Keep {
             return Err(Refusal::Exists);
         }
         let there = self.entries.at(old);
         // Equal sums call for a look at the bytes; where one is missing, only a put that must know looks.
         let look = match (there.checksum, checksum) {
             (Some(a), Some(b)) => a == b,
-            _ => options.existing == Existing::Same,
+            _ => options.existing == OverwriteRule::Same,
         };
         if look && self.same_bytes(old, number) {
             self.counters.unchanged += 1;
@@ -276,12 +280,12 @@ impl Shard {
             return Ok(Some(self.entries.at(old).generation));
         }
         match options.existing {
-            Existing::Replace if self.entries.at(old).hard_pins > 0 => Err(Refusal::Pinned),
-            Existing::Replace => {
+            OverwriteRule::Replace if self.entries.at(old).hard_pins > 0 => Err(Refusal::Pinned),
+            OverwriteRule::Replace => {
                 self.retire(old, now_us);
                 Ok(None)
             }
-            Existing::Keep | Existing::Same => Err(Refusal::Exists),
+            OverwriteRule::Keep | OverwriteRule::Same => Err(Refusal::Exists),
         }
     }
 
@@ -296,7 +300,7 @@ impl Shard {
     }
 
     /// Renews the lease of a reservation.
-    pub(crate) fn renew(&mut self, begun: &Begun, now_us: u64) -> Result<(), Refusal> {
+    pub(crate) fn renew(&mut self, begun: &ReservedRoom, now_us: u64) -> Result<(), Refusal> {
         let lease_us = now_us.saturating_add(self.config.set.write_lease_us);
         let entry = self.entries.at_mut(begun.number);
         if entry.generation != begun.generation {
@@ -307,7 +311,7 @@ impl Shard {
     }
 
     /// Gives a reservation up, if it is still this one.
-    pub(crate) fn abandon(&mut self, begun: &Begun) {
+    pub(crate) fn abandon(&mut self, begun: &ReservedRoom) {
         if self.entries.at(begun.number).generation == begun.generation
             && matches!(self.entries.at(begun.number).state, State::Pending(_))
         {

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use baton_types::TenantId;
 
-use super::{Existing, ObjectStore, PutOptions, WAIT_STEP};
+use super::{ObjectStore, OverwriteRule, PutOptions, WAIT_STEP};
 use crate::arena::Room;
 use crate::key::Key;
 #[cfg(feature = "resp")]
-use crate::lower::Cold;
-use crate::lower::{self, Brought, Forgotten, Found, Lower, LowerStats, Origin, Removal, Waiter};
+use crate::lower::ColdTier;
+use crate::lower::{
+    self, BroughtValue, ForgottenCopies, FoundValue, LowerStats, LowerTiers, Origin, Removal, Waiter,
+};
 use crate::reading::Reading;
 use crate::refusal::Refusal;
 
@@ -18,13 +20,13 @@ use crate::refusal::Refusal;
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
 
 impl ObjectStore {
-    pub(crate) fn lower(&self) -> Option<&Arc<Lower>> {
+    pub(crate) fn lower(&self) -> Option<&Arc<LowerTiers>> {
         self.lower.as_ref()
     }
 
     /// The bucket below, if there is one.
     #[cfg(feature = "resp")]
-    pub(crate) fn cold(&self) -> Option<&Cold> {
+    pub(crate) fn cold(&self) -> Option<&ColdTier> {
         self.lower.as_ref()?.below.cold.as_ref()
     }
 
@@ -86,7 +88,7 @@ impl ObjectStore {
     /// Brings a value up from below and waits for it; afterwards it is in memory, if there is room. None when there
     /// is none below.
     #[must_use]
-    pub fn bring(&self, key: Key<'_>) -> Option<Arc<Brought>> {
+    pub fn bring(&self, key: Key<'_>) -> Option<Arc<BroughtValue>> {
         let (send, receive) = std::sync::mpsc::channel();
         self.bring_with(key, Box::new(move |found| _ = send.send(found)));
         receive.recv().ok().flatten()
@@ -102,8 +104,13 @@ impl ObjectStore {
 
     /// Places a value from below in memory, and holds it there for the waiting readers. None when the key has another
     /// value by now, or there is no room at all.
-    pub(crate) fn place_found(&self, key: Key<'_>, found: Found, origin: Origin) -> Option<Arc<Brought>> {
-        let options = PutOptions { existing: Existing::Keep, ..PutOptions::default() };
+    pub(crate) fn place_found(
+        &self,
+        key: Key<'_>,
+        found: FoundValue,
+        origin: Origin,
+    ) -> Option<Arc<BroughtValue>> {
+        let options = PutOptions { existing: OverwriteRule::Keep, ..PutOptions::default() };
         let placed = self.try_reserve(key, found.value.len() as u64, options).and_then(|mut ticket| {
             ticket.set_origin(origin);
             ticket.append(&found.value)?;
@@ -112,7 +119,7 @@ impl ObjectStore {
         match placed {
             Ok(()) | Err(Refusal::Exists) => {
                 if let Some(reading) = self.hold(key) {
-                    return Some(Arc::new(Brought::in_memory(reading)));
+                    return Some(Arc::new(BroughtValue::in_memory(reading)));
                 }
             }
             Err(Refusal::TakenOver) => return None,
@@ -124,7 +131,7 @@ impl ObjectStore {
             return None;
         }
         match below.beside.take(found.value.len() as u64) {
-            Some(held) => Some(Arc::new(Brought::beside(found.value, held))),
+            Some(held) => Some(Arc::new(BroughtValue::beside(found.value, held))),
             None => {
                 below.count_let_go();
                 None
@@ -144,7 +151,11 @@ impl ObjectStore {
     /// # Errors
     /// [`Refusal::Absent`]: it is another value, or none; [`Refusal::Pinned`].
     #[cfg(feature = "resp")]
-    pub(crate) fn remove_generation(&self, key: Key<'_>, generation: u64) -> Result<Forgotten, Refusal> {
+    pub(crate) fn remove_generation(
+        &self,
+        key: Key<'_>,
+        generation: u64,
+    ) -> Result<ForgottenCopies, Refusal> {
         let (shard, at) = self.place(key);
         let name = self.name_of(key);
         self.shard(shard).remove_generation(&at, name, generation)
@@ -154,7 +165,7 @@ impl ObjectStore {
     ///
     /// # Errors
     /// As [`ObjectStore::confirmed`].
-    pub(crate) fn confirm(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
+    pub(crate) fn confirm(&self, forgotten: &ForgottenCopies) -> Result<(), Refusal> {
         if forgotten.is_nothing() {
             return Ok(());
         }
@@ -172,7 +183,7 @@ impl ObjectStore {
     /// # Errors
     /// [`Refusal::Unconfirmed`] when the disk or the bucket has not answered: both are at it still, and the caller may
     /// ask again.
-    pub(crate) fn confirmed(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
+    pub(crate) fn confirmed(&self, forgotten: &ForgottenCopies) -> Result<(), Refusal> {
         let Some(lower) = &self.lower else { return Ok(()) };
         let (ssd, cold) = (is_open(forgotten.ssd.as_ref()), is_open(forgotten.cold.as_ref()));
         if ssd {
@@ -189,7 +200,7 @@ impl ObjectStore {
     ///
     /// # Errors
     /// [`Refusal::Unconfirmed`]: the value is there, but after a crash the SSD might give the older one.
-    pub(crate) fn put_confirmed(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
+    pub(crate) fn put_confirmed(&self, forgotten: &ForgottenCopies) -> Result<(), Refusal> {
         if is_open(forgotten.ssd.as_ref()) { Err(Refusal::Unconfirmed) } else { Ok(()) }
     }
 }

@@ -4,7 +4,7 @@ use baton_types::TenantId;
 
 /// The effect of a put on a present value, and its relation to another writer of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Existing {
+pub enum OverwriteRule {
     /// Equal bytes are fine, others are refused. Waits for a writer that came before: it may bring the same.
     #[default]
     Same,
@@ -19,7 +19,7 @@ pub enum Existing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
     /// The treatment of a present value.
-    pub existing: Existing,
+    pub existing: OverwriteRule,
     /// Refuse when there is none.
     pub only_if_present: bool,
     /// Time to live from the seal on, µs; none is for ever.
@@ -31,12 +31,12 @@ pub struct PutOptions {
 impl PutOptions {
     /// Replaces what is there, and stays for as long as there is room.
     pub const REPLACE: Self =
-        Self { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
+        Self { existing: OverwriteRule::Replace, only_if_present: false, ttl_us: None, checksum: None };
 }
 
 /// The result of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
+pub enum StoreOutcome {
     /// The value can be read.
     New {
         /// Its generation.
@@ -72,7 +72,7 @@ pub struct ObjectStat {
 
 /// One key of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedKey {
     /// The tenant that owns it.
     pub tenant: TenantId,
     /// The key.

@@ -4,11 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::resp::{Served, bulk, error_of, ok, serve, served, words};
+use super::resp::{TestServer, bulk, error_of, ok, serve, served, words};
 use super::{content, key, pass};
 use baton_objects::resp::client::{Client, Reply, Url};
 use baton_objects::resp::{Login, RespConfig, Tls};
-use baton_objects::{Admit, Clock, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
+use baton_objects::{AdmissionRule, Clock, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
 
 fn config(mib: u64) -> StoreConfig {
     StoreConfig { capacity_bytes: mib << 20, value_max_bytes: (mib << 20) / 4, ..StoreConfig::default() }
@@ -24,7 +24,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Writes all of a pipeline before it reads the first answer, as clients of Redis do.
-fn pipeline(served: &Served, all: &[u8], answer: &[u8]) {
+fn pipeline(served: &TestServer, all: &[u8], answer: &[u8]) {
     let mut stream = served.raw();
     stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.write_all(all).unwrap();
@@ -173,7 +173,7 @@ fn who_reads_on_gets_the_whole_value_however_long_it_takes() {
 #[test]
 fn values_from_the_ssd_that_slow_readers_wait_for_have_a_bound() {
     let place = tempfile::tempdir().unwrap();
-    let ssd = SsdConfig { admit: Admit::First, ..SsdConfig::new(place.path().into(), 256 << 20) };
+    let ssd = SsdConfig { admit: AdmissionRule::First, ..SsdConfig::new(place.path().into(), 256 << 20) };
     let lower = LowerConfig { ssd: Some(ssd), ..LowerConfig::default() };
     let config = StoreConfig { value_max_bytes: 16 << 20, shards: 1, ..config(64) };
     let store = ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap();
@@ -215,7 +215,7 @@ fn values_from_the_ssd_that_slow_readers_wait_for_have_a_bound() {
     assert!(whole >= 4, "{whole}");
 }
 
-fn guarded(connections_max: usize, time_limit_us: u64) -> Served {
+fn guarded(connections_max: usize, time_limit_us: u64) -> TestServer {
     let login = Login {
         user: "default".into(),
         password: "secret".into(),

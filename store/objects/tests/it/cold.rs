@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::faulty::{Faulty, Mood};
-use super::tiers::{Said, over, read, settle};
+use super::faulty::{FaultyBucket, Mood};
+use super::tiers::{NoticeLog, over, read, settle};
 use super::{content, key};
 use baton_objects::{
     Clock, ColdBucket, ColdConfig, ColdStats, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig,
@@ -19,7 +19,7 @@ use baton_types::Rng;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);
 
-fn started(cold: ColdConfig, ssd: Option<SsdConfig>) -> (ObjectStore, Said) {
+fn started(cold: ColdConfig, ssd: Option<SsdConfig>) -> (ObjectStore, NoticeLog) {
     over(LowerConfig { ssd, cold: Some(cold), ..LowerConfig::default() })
 }
 
@@ -28,7 +28,7 @@ fn with_folder(folder: &Path) -> ObjectStore {
     started(ColdConfig { time_limit: TIME_LIMIT, ..ColdConfig::new(url) }, None).0
 }
 
-fn with_bucket(bucket: &Arc<Faulty>, time_limit: Duration) -> (ObjectStore, Said) {
+fn with_bucket(bucket: &Arc<FaultyBucket>, time_limit: Duration) -> (ObjectStore, NoticeLog) {
     started(ColdConfig { time_limit, ..ColdConfig::new(ColdBucket::Given(Arc::clone(bucket) as _)) }, None)
 }
 
@@ -72,7 +72,7 @@ fn crowd_out(store: &ObjectStore, name: &str) {
 
 #[test]
 fn what_was_asked_for_twice_outlives_eviction_and_the_process() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, said) = with_bucket(&bucket, TIME_LIMIT);
     store.put(key("once"), &content(7, 50_000), PutOptions::REPLACE).unwrap();
     assert!(store.get(key("once")).is_some());
@@ -107,7 +107,7 @@ fn what_was_asked_for_twice_outlives_eviction_and_the_process() {
 
 #[test]
 fn what_the_ssd_gives_back_is_worth_a_place_in_the_bucket_and_is_found_there_when_the_ssd_is_lost() {
-    let (folder, bucket) = (tempfile::tempdir().unwrap(), Faulty::new());
+    let (folder, bucket) = (tempfile::tempdir().unwrap(), FaultyBucket::new());
     let open = |dir: &Path| {
         let cold = ColdConfig::new(ColdBucket::Given(Arc::clone(&bucket) as _));
         let ssd = SsdConfig { block_bytes: Some(16 << 10), ..SsdConfig::new(dir.to_owned(), 64 << 20) };
@@ -199,7 +199,7 @@ fn what_is_not_as_it_was_written_is_never_served_and_goes() {
 
 #[test]
 fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     for name in ["removed", "replaced", "ending", "same", "kept"] {
         ask_twice(&store, name, &content(1, 40_000));
@@ -234,7 +234,7 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
 
 #[test]
 fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it_answers_again() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, said) = with_bucket(&bucket, SHORT);
     fill(&store, 60);
     bucket.be(Mood::Fails);
@@ -270,7 +270,7 @@ fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it
 
 #[test]
 fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, SHORT);
     fill(&store, 60);
     let away: Vec<String> = (0..60).map(|n| n.to_string()).filter(|n| !store.exists(key(n))).collect();
@@ -304,7 +304,7 @@ fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
 
 #[test]
 fn a_write_that_arrives_after_its_removal_is_not_believed() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, SHORT);
     bucket.be(Mood::Late);
     ask_twice(&store, "late", &content(1, 50_000));
@@ -322,7 +322,7 @@ fn a_write_that_arrives_after_its_removal_is_not_believed() {
 
 #[test]
 fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     bucket.be(Mood::Late);
     ask_twice(&store, "k", &content(1, 50_000));
@@ -341,7 +341,7 @@ fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
 
 #[test]
 fn what_was_written_in_the_second_of_a_start_is_there_after_the_next() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     bucket.tell_seconds();
     let time_limit = Duration::from_secs(2);
     let (store, _) = with_bucket(&bucket, time_limit);
@@ -356,7 +356,7 @@ fn what_was_written_in_the_second_of_a_start_is_there_after_the_next() {
 
 #[test]
 fn what_the_bucket_keeps_has_a_bound() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let open = |capacity_bytes: u64, objects_max: u64| {
         let config = ColdConfig::new(ColdBucket::Given(Arc::clone(&bucket) as _));
         started(ColdConfig { capacity_bytes, objects_max, ..config }, None).0
@@ -387,7 +387,7 @@ fn what_the_bucket_keeps_has_a_bound() {
 #[test]
 fn a_bucket_that_does_not_prove_itself_is_switched_off_loudly() {
     for mood in [Mood::Fails, Mood::Hangs] {
-        let bucket = Faulty::new();
+        let bucket = FaultyBucket::new();
         bucket.be(mood);
         let (store, said) = with_bucket(&bucket, SHORT);
         store.put(key("a"), b"x", PutOptions::REPLACE).unwrap();
@@ -415,7 +415,7 @@ fn settings_that_cannot_be_are_refused_at_the_start() {
 
 #[test]
 fn a_prefix_belongs_to_the_store_that_began_to_use_it_last() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (first, said) = with_bucket(&bucket, SHORT);
     fill(&first, 3);
     let (second, _) = with_bucket(&bucket, SHORT);
@@ -432,7 +432,7 @@ fn a_prefix_belongs_to_the_store_that_began_to_use_it_last() {
 
 #[test]
 fn many_who_miss_at_once_are_one_read() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     ask_twice(&store, "hot", &content(1, 500_000));
     settle(&store);
@@ -452,7 +452,7 @@ fn many_who_miss_at_once_are_one_read() {
 fn random_histories_agree_with_a_naive_model() {
     let (mut restarts, mut hits) = (0, 0);
     for seed in 0..6 {
-        let (bucket, mut rng) = (Faulty::new(), Rng::fork(seed, 9));
+        let (bucket, mut rng) = (FaultyBucket::new(), Rng::fork(seed, 9));
         let config = || ColdConfig {
             capacity_bytes: 4 << 20,
             time_limit: TIME_LIMIT,
@@ -503,7 +503,7 @@ fn random_histories_agree_with_a_naive_model() {
 
 /// The state of a key after a history.
 #[derive(Clone, Debug, Default)]
-struct Believed {
+struct ExpectedValue {
     /// Its value, by seed and length of its content.
     value: Option<(u64, usize)>,
     /// Something about it was not confirmed: after a restart it may have an older value.
@@ -512,9 +512,9 @@ struct Believed {
 
 /// A bucket in changing moods under a store that restarts repeatedly, with the expected state of its keys.
 struct Trial {
-    bucket: Arc<Faulty>,
+    bucket: Arc<FaultyBucket>,
     store: ObjectStore,
-    keys: BTreeMap<String, Believed>,
+    keys: BTreeMap<String, ExpectedValue>,
     restarts: u64,
     hits: u64,
     confirmed: u64,
@@ -522,13 +522,13 @@ struct Trial {
 
 impl Trial {
     fn new() -> Self {
-        let bucket = Faulty::new();
+        let bucket = FaultyBucket::new();
         let store = Self::start(&bucket);
         Self { bucket, store, keys: BTreeMap::new(), restarts: 0, hits: 0, confirmed: 0 }
     }
 
     /// A start whose proof held; on a busy machine it may take several.
-    fn start(bucket: &Arc<Faulty>) -> ObjectStore {
+    fn start(bucket: &Arc<FaultyBucket>) -> ObjectStore {
         loop {
             let store = with_bucket(bucket, Duration::from_millis(100)).0;
             if cold(&store).on {

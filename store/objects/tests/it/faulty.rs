@@ -24,13 +24,13 @@ pub enum Mood {
     Fails,
     /// No request is ever answered.
     Hangs,
-    /// Values that are written are not answered, and are there once [`Faulty::arrive`] is called.
+    /// Values that are written are not answered, and are there once [`FaultyBucket::arrive`] is called.
     Late,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct Faulty {
+pub struct FaultyBucket {
     inner: Arc<InMemory>,
     mood: Mutex<Mood>,
     late: Mutex<Vec<(Path, PutPayload)>>,
@@ -55,7 +55,7 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(work)
 }
 
-impl Faulty {
+impl FaultyBucket {
     pub fn new() -> Arc<Self> {
         let (mood, late, asked) = (Mutex::new(Mood::Good), Mutex::default(), AtomicU64::new(0));
         let in_seconds = AtomicBool::new(false);
@@ -128,7 +128,7 @@ impl Faulty {
     }
 }
 
-impl fmt::Display for Faulty {
+impl fmt::Display for FaultyBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a bucket with moods")
     }
@@ -136,7 +136,7 @@ impl fmt::Display for Faulty {
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-impl ObjectStore for Faulty {
+impl ObjectStore for FaultyBucket {
     fn put_opts<'a, 'b, 'c>(
         &'a self,
         at: &'b Path,

@@ -1,7 +1,7 @@
 //! Two-phase puts, leases of writers and readers, pins, time to live.
 
 use super::{content, key, pass, small, with};
-use baton_objects::{Existing, Key, PutOptions, Refusal, StoreConfig, Stored, checksum};
+use baton_objects::{Key, OverwriteRule, PutOptions, Refusal, StoreConfig, StoreOutcome, checksum};
 use baton_types::TenantId;
 
 #[test]
@@ -12,7 +12,7 @@ fn nothing_is_readable_before_its_seal() {
     ticket.write_at(100_000, &value[100_000..]).unwrap();
     assert!(!store.exists(key("a")) && store.get(key("a")).is_none());
     ticket.write_at(0, &value[..100_000]).unwrap();
-    assert_eq!(ticket.seal_checked(checksum(&value)).unwrap(), Stored::New { generation: 1 });
+    assert_eq!(ticket.seal_checked(checksum(&value)).unwrap(), StoreOutcome::New { generation: 1 });
     assert!(store.get(key("a")).unwrap().to_vec().unwrap() == value);
     store.check();
 }
@@ -129,21 +129,24 @@ fn a_ticket_dropped_leaves_nothing() {
 fn equal_bytes_are_one_value_and_others_are_refused_or_replaced() {
     let (store, _) = small(16);
     let put = |value: &[u8], options| store.put(key("a"), value, options);
-    assert_eq!(put(b"one", PutOptions::default()), Ok(Stored::New { generation: 1 }));
-    assert_eq!(put(b"one", PutOptions::default()), Ok(Stored::Unchanged { generation: 1 }));
+    assert_eq!(put(b"one", PutOptions::default()), Ok(StoreOutcome::New { generation: 1 }));
+    assert_eq!(put(b"one", PutOptions::default()), Ok(StoreOutcome::Unchanged { generation: 1 }));
     assert_eq!(put(b"two", PutOptions::default()), Err(Refusal::Exists));
     assert_eq!(put(b"longer", PutOptions::default()), Err(Refusal::Exists));
-    let keep = PutOptions { existing: Existing::Keep, ..PutOptions::REPLACE };
+    let keep = PutOptions { existing: OverwriteRule::Keep, ..PutOptions::REPLACE };
     assert_eq!(put(b"one", keep), Err(Refusal::Exists));
     let generation = match put(b"two", PutOptions::REPLACE) {
-        Ok(Stored::New { generation }) => generation,
+        Ok(StoreOutcome::New { generation }) => generation,
         other => panic!("{other:?}"),
     };
     assert!(generation > 1);
     let summed = PutOptions { checksum: Some(checksum(b"two")), ..PutOptions::REPLACE };
-    assert!(matches!(put(b"two", summed), Ok(Stored::New { .. })), "the first one had no sum to compare");
+    assert!(
+        matches!(put(b"two", summed), Ok(StoreOutcome::New { .. })),
+        "the first one had no sum to compare"
+    );
     let same = put(b"two", summed).unwrap();
-    assert!(matches!(same, Stored::Unchanged { generation: g } if g > generation));
+    assert!(matches!(same, StoreOutcome::Unchanged { generation: g } if g > generation));
     let absent = PutOptions { only_if_present: true, ..PutOptions::REPLACE };
     assert_eq!(store.put(key("b"), b"x", absent), Err(Refusal::Absent));
     assert!(put(b"three", absent).is_ok());

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::content;
-use super::faulty::{Faulty, Mood};
-use super::resp::{Served, bulk, error_of, ok, serve, words};
+use super::faulty::{FaultyBucket, Mood};
+use super::resp::{TestServer, bulk, error_of, ok, serve, words};
 use super::tiers::{over, over_parts, settle};
-use baton_objects::client::{Cluster, ClusterConfig, Drained, Newer};
+use baton_objects::client::{Cluster, ClusterConfig, ConflictRule, DrainProgress};
 use baton_objects::resp::client::{Client, Reply};
 use baton_objects::resp::{Login, RespConfig};
 use baton_objects::{ColdBucket, ColdConfig, LowerConfig, SsdConfig};
 
-fn over_bucket(bucket: &Arc<Faulty>, ssd: Option<&Path>, resp: RespConfig) -> Served {
+fn over_bucket(bucket: &Arc<FaultyBucket>, ssd: Option<&Path>, resp: RespConfig) -> TestServer {
     let cold = ColdConfig {
         time_limit: Duration::from_millis(500),
         ..ColdConfig::new(ColdBucket::Given(Arc::clone(bucket) as _))
@@ -23,7 +23,7 @@ fn over_bucket(bucket: &Arc<Faulty>, ssd: Option<&Path>, resp: RespConfig) -> Se
     serve(over(LowerConfig { ssd, cold: Some(cold), ..LowerConfig::default() }).0, resp)
 }
 
-fn in_memory() -> Served {
+fn in_memory() -> TestServer {
     serve(over(LowerConfig::default()).0, RespConfig::default())
 }
 
@@ -34,7 +34,7 @@ fn put(client: &mut Client, name: &str, seed: u64) {
 }
 
 /// So many values of 90 kB, each asked for twice; memory has room for some forty.
-fn fill(served: &Served, client: &mut Client, count: u64) {
+fn fill(served: &TestServer, client: &mut Client, count: u64) {
     for n in 0..count {
         put(client, &format!("k{n}"), n);
         (0..2).for_each(|_| assert!(matches!(words(client, &format!("GET k{n}")), Reply::Bulk(_))));
@@ -69,7 +69,7 @@ fn names(from: u64, to: u64) -> BTreeMap<String, u32> {
 
 #[test]
 fn a_scan_lists_what_is_only_in_the_bucket() {
-    let (bucket, folder) = (Faulty::new(), tempfile::tempdir().unwrap());
+    let (bucket, folder) = (FaultyBucket::new(), tempfile::tempdir().unwrap());
     for ssd in [None, Some(folder.path())] {
         let served = over_bucket(&bucket, ssd, RespConfig::default());
         let c = &mut served.client();
@@ -105,7 +105,7 @@ fn a_scan_lists_a_tenants_own_keys_alone() {
         quota_bytes: u64::MAX,
     };
     let logins = vec![login("one"), login("two")];
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let resp = || RespConfig { logins: logins.clone(), ..RespConfig::default() };
     let served = over_bucket(&bucket, None, resp());
     for (user, to) in [("one", 50), ("two", 30)] {
@@ -126,7 +126,7 @@ fn a_scan_lists_a_tenants_own_keys_alone() {
 
 #[test]
 fn a_scan_never_ends_early_in_silence_when_the_bucket_is_down() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let served = over_bucket(&bucket, None, RespConfig::default());
     let c = &mut served.client();
     fill(&served, c, 60);
@@ -150,21 +150,21 @@ fn a_scan_never_ends_early_in_silence_when_the_bucket_is_down() {
     }
 }
 
-fn cluster(servers: [&Served; 2]) -> (Cluster, String) {
+fn cluster(servers: [&TestServer; 2]) -> (Cluster, String) {
     let [from, to] = servers.map(|served| format!("redis://{}", served.address));
     let cluster = Cluster::new(ClusterConfig::of(&format!("{from},{to}")).unwrap()).unwrap();
     (cluster, servers[0].address.to_string())
 }
 
-fn drained(cluster: &mut Cluster, server: &str) -> Result<(Drained, Option<String>), String> {
+fn drained(cluster: &mut Cluster, server: &str) -> Result<(DrainProgress, Option<String>), String> {
     drained_by(cluster, server, None)
 }
 
 fn drained_by(
     cluster: &mut Cluster,
     server: &str,
-    newer: Option<Newer>,
-) -> Result<(Drained, Option<String>), String> {
+    newer: Option<ConflictRule>,
+) -> Result<(DrainProgress, Option<String>), String> {
     let mut drain = cluster.drain(server).map_err(|why| why.to_string())?.newer(newer);
     while drain.step().map_err(|why| why.to_string())? {}
     Ok((drain.so_far(), drain.trouble().map(ToString::to_string)))
@@ -196,7 +196,7 @@ fn a_drain_moves_objects_of_several_parts_whole() {
 
 #[test]
 fn a_drain_moves_what_is_only_in_the_bucket_and_says_so_when_it_cannot() {
-    let bucket = Faulty::new();
+    let bucket = FaultyBucket::new();
     let (from, to) = (over_bucket(&bucket, None, RespConfig::default()), in_memory());
     fill(&from, &mut from.client(), 60);
     // The other has room for half of them.
@@ -232,7 +232,9 @@ fn a_drain_moves_what_is_only_in_the_bucket_and_says_so_when_it_cannot() {
 
 #[test]
 fn a_drain_removes_nothing_where_another_has_another_value_unless_it_is_told_which_counts() {
-    for (newer, counts) in [(None, "none"), (Some(Newer::Drained), "here"), (Some(Newer::Other), "there")] {
+    for (newer, counts) in
+        [(None, "none"), (Some(ConflictRule::Drained), "here"), (Some(ConflictRule::Other), "there")]
+    {
         let (from, to) = (in_memory(), in_memory());
         let (here, there) = (&mut from.client(), &mut to.client());
         assert_eq!((words(here, "SET k here"), words(there, "SET k there")), (ok(), ok()));
@@ -287,7 +289,7 @@ fn a_drain_never_removes_what_was_put_while_it_copied() {
     }
     // The error names values that differ: the value there was moved between two writes, and is the older one.
     if trouble.is_some() {
-        let (so_far, trouble) = drained_by(&mut cluster, &server, Some(Newer::Drained)).unwrap();
+        let (so_far, trouble) = drained_by(&mut cluster, &server, Some(ConflictRule::Drained)).unwrap();
         assert_eq!((so_far.left, trouble), (0, None));
     }
     for n in 0..50 {

@@ -6,15 +6,15 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::tiers::{Said, over, read, settle};
+use super::tiers::{NoticeLog, over, read, settle};
 use super::{content, key};
-use baton_objects::{Admit, LowerConfig, ObjectStore, PutOptions, SsdConfig};
+use baton_objects::{AdmissionRule, LowerConfig, ObjectStore, PutOptions, SsdConfig};
 use baton_types::Rng;
 
 /// Names the folder, in the process that is to be killed.
 const CHILD: &str = "BATON_OBJECTS_KILLED";
 
-fn open(dir: &Path, admit: Admit, ssd_bytes: u64) -> (ObjectStore, Said) {
+fn open(dir: &Path, admit: AdmissionRule, ssd_bytes: u64) -> (ObjectStore, NoticeLog) {
     let ssd = SsdConfig { block_bytes: Some(16 << 10), admit, ..SsdConfig::new(dir.to_owned(), ssd_bytes) };
     over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() })
 }
@@ -22,7 +22,7 @@ fn open(dir: &Path, admit: Admit, ssd_bytes: u64) -> (ObjectStore, Said) {
 #[test]
 fn what_is_evicted_is_found_again_and_outlives_the_process() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, said) = open(dir.path(), Admit::First, 64 << 20);
+    let (store, said) = open(dir.path(), AdmissionRule::First, 64 << 20);
     for n in 0..100u64 {
         store.put(key(&n.to_string()), &content(n, 100_000 + n as usize), PutOptions::REPLACE).unwrap();
         if n % 10 == 9 {
@@ -44,7 +44,7 @@ fn what_is_evicted_is_found_again_and_outlives_the_process() {
     store.check();
     drop(store);
     assert!(said.lock().unwrap()[0].contains("a new file"), "{said:?}");
-    let (store, said) = open(dir.path(), Admit::First, 64 << 20);
+    let (store, said) = open(dir.path(), AdmissionRule::First, 64 << 20);
     assert!(said.lock().unwrap()[0].contains("100 objects"), "{said:?}");
     assert_eq!((store.stats().keys, store.lower_stats().ssd.recovered), (0, 100));
     for n in (0..100).rev() {
@@ -56,7 +56,7 @@ fn what_is_evicted_is_found_again_and_outlives_the_process() {
 #[test]
 fn values_of_common_sizes_take_a_block_for_each_64_kib() {
     let dir = tempfile::tempdir().unwrap();
-    let ssd = SsdConfig { admit: Admit::First, ..SsdConfig::new(dir.path().to_owned(), 64 << 20) };
+    let ssd = SsdConfig { admit: AdmissionRule::First, ..SsdConfig::new(dir.path().to_owned(), 64 << 20) };
     let (store, _) = over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() });
     let mut before = 0;
     for (kib, blocks) in [(1, 1), (64, 1), (128, 2), (256, 4), (512, 8), (1_024, 16)] {
@@ -78,7 +78,11 @@ fn values_of_common_sizes_take_a_block_for_each_64_kib() {
 fn a_file_of_another_block_size_is_read_as_it_was_unless_a_size_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let open = |block_bytes, capacity_bytes| {
-        let ssd = SsdConfig { block_bytes, admit: Admit::First, ..SsdConfig::new(dir.path().to_owned(), 0) };
+        let ssd = SsdConfig {
+            block_bytes,
+            admit: AdmissionRule::First,
+            ..SsdConfig::new(dir.path().to_owned(), 0)
+        };
         let ssd = SsdConfig { capacity_bytes, ..ssd };
         over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() })
     };
@@ -102,7 +106,7 @@ fn a_file_of_another_block_size_is_read_as_it_was_unless_a_size_is_asked_for() {
 #[test]
 fn only_the_second_touch_costs_a_write_a_put_after_eviction_included() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, _) = open(dir.path(), Admit::Second, 64 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::Second, 64 << 20);
     for n in 0..20u64 {
         store.put(key(&n.to_string()), &content(n, 50_000), PutOptions::REPLACE).unwrap();
     }
@@ -124,7 +128,7 @@ fn only_the_second_touch_costs_a_write_a_put_after_eviction_included() {
 #[test]
 fn what_is_replaced_removed_or_ends_some_day_leaves_nothing_below() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, _) = open(dir.path(), Admit::First, 64 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 64 << 20);
     for name in ["replaced", "removed", "ending", "kept"] {
         store.put(key(name), &content(1, 40_000), PutOptions::REPLACE).unwrap();
     }
@@ -136,7 +140,7 @@ fn what_is_replaced_removed_or_ends_some_day_leaves_nothing_below() {
     store.remove(key("removed")).unwrap();
     store.set_ttl(key("ending"), Some(1_000_000_000)).unwrap();
     drop(store);
-    let (store, _) = open(dir.path(), Admit::First, 64 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 64 << 20);
     assert_eq!(store.lower_stats().ssd.recovered, 1);
     for name in ["replaced", "removed", "ending", "ends"] {
         assert_eq!(read(&store, name), None, "{name}");
@@ -144,7 +148,7 @@ fn what_is_replaced_removed_or_ends_some_day_leaves_nothing_below() {
     assert_eq!(read(&store, "kept").unwrap(), content(1, 40_000));
     // A value that is only below can be removed, too.
     drop(store);
-    let (store, _) = open(dir.path(), Admit::First, 64 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 64 << 20);
     assert!(!store.exists(key("kept")) && store.is_below(key("kept")));
     store.remove(key("kept")).unwrap();
     assert!(store.remove(key("kept")).is_err() && read(&store, "kept").is_none());
@@ -153,7 +157,7 @@ fn what_is_replaced_removed_or_ends_some_day_leaves_nothing_below() {
 #[test]
 fn a_full_file_gives_up_what_was_not_read_since() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, _) = open(dir.path(), Admit::First, 6 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 6 << 20);
     for n in 0..200u64 {
         store.put(key(&n.to_string()), &content(n, 100_000), PutOptions::REPLACE).unwrap();
         settle(&store);
@@ -169,9 +173,9 @@ fn a_full_file_gives_up_what_was_not_read_since() {
 #[test]
 fn a_file_that_cannot_be_used_is_named_and_the_store_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let (first, _) = open(dir.path(), Admit::First, 4 << 20);
+    let (first, _) = open(dir.path(), AdmissionRule::First, 4 << 20);
     let refused = |at: &Path, bytes: u64| {
-        let (store, said) = open(at, Admit::First, bytes);
+        let (store, said) = open(at, AdmissionRule::First, bytes);
         store.put(key("a"), b"x", PutOptions::REPLACE).unwrap();
         assert_eq!(read(&store, "a").unwrap(), b"x");
         assert!(!store.lower_stats().ssd_on);
@@ -200,7 +204,7 @@ fn a_file_that_cannot_be_used_is_named_and_the_store_goes_on() {
 #[test]
 fn damage_at_rest_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, _) = open(dir.path(), Admit::First, 16 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 16 << 20);
     for n in 0..20u64 {
         store.put(key(&n.to_string()), &content(n, 50_000), PutOptions::REPLACE).unwrap();
     }
@@ -214,7 +218,7 @@ fn damage_at_rest_is_a_miss() {
         bytes[at + 5_000] ^= 1;
     }
     std::fs::write(&path, &bytes).unwrap();
-    let (store, _) = open(dir.path(), Admit::First, 16 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 16 << 20);
     assert_eq!(store.lower_stats().ssd.recovered, 20);
     let found = (0..20).filter(|n: &u64| read(&store, &n.to_string()).is_some()).count();
     settle(&store);
@@ -227,11 +231,11 @@ fn damage_at_rest_is_a_miss() {
 #[test]
 fn many_who_miss_at_once_are_one_read() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, _) = open(dir.path(), Admit::First, 16 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 16 << 20);
     store.put(key("hot"), &content(1, 500_000), PutOptions::REPLACE).unwrap();
     settle(&store);
     drop(store);
-    let (store, _) = open(dir.path(), Admit::First, 16 << 20);
+    let (store, _) = open(dir.path(), AdmissionRule::First, 16 << 20);
     std::thread::scope(|threads| {
         for _ in 0..8 {
             threads.spawn(|| assert_eq!(read(&store, "hot").unwrap(), content(1, 500_000)));
@@ -248,7 +252,7 @@ fn random_histories_agree_with_a_naive_model() {
     for seed in 0..4 {
         let dir = tempfile::tempdir().unwrap();
         let mut rng = Rng::fork(seed, 5);
-        let admit = if seed % 2 == 0 { Admit::First } else { Admit::Second };
+        let admit = if seed % 2 == 0 { AdmissionRule::First } else { AdmissionRule::Second };
         let (mut store, _) = open(dir.path(), admit, 8 << 20);
         // The content of each key, by seed and length.
         let mut model: BTreeMap<String, (u64, usize)> = BTreeMap::new();
@@ -292,7 +296,7 @@ fn random_histories_agree_with_a_naive_model() {
 
 /// Puts and removes until it is killed; says what lasts, and what it is about to remove, before it does.
 fn write_until_killed(dir: &Path) {
-    let (store, _) = open(dir, Admit::First, 32 << 20);
+    let (store, _) = open(dir, AdmissionRule::First, 32 << 20);
     let mut out = std::io::stdout();
     let mut say = |word: &str, n: u64| writeln!(out, "{word} {n}").and_then(|()| out.flush());
     for n in 1.. {
@@ -344,7 +348,7 @@ fn what_a_killed_store_reported_is_there_and_what_it_removed_is_not() {
         child.kill().unwrap();
         lines.map_while(Result::ok).for_each(|line| hear(&line));
         child.wait().unwrap();
-        let (store, _) = open(dir.path(), Admit::First, 32 << 20);
+        let (store, _) = open(dir.path(), AdmissionRule::First, 32 << 20);
         assert!(store.lower_stats().ssd_on);
         for n in lasting.iter().copied().filter(|n: &u64| *n > removing) {
             assert_eq!(read(&store, &n.to_string()), Some(content(n, 90_000)), "{n} was lasting");

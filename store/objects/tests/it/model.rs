@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{content, key, pass, small};
-use baton_objects::{Existing, ObjectStore, PutOptions, PutTicket, Reading, Refusal, Stored, checksum};
+use baton_objects::{
+    ObjectStore, OverwriteRule, PutOptions, PutTicket, Reading, Refusal, StoreOutcome, checksum,
+};
 use baton_types::Rng;
 
 /// The model's state of a key: the value that was sealed last and when it ends. Memory may evict it.
 #[derive(Clone, Debug)]
-struct Known {
+struct ModelEntry {
     seed: u64,
     bytes: usize,
     ends_us: u64,
@@ -32,7 +34,7 @@ struct Reader {
 
 #[derive(Default)]
 struct Model {
-    keys: BTreeMap<String, Known>,
+    keys: BTreeMap<String, ModelEntry>,
     writers: VecDeque<Writer>,
     readers: VecDeque<Reader>,
     /// Writers that went without a word: key and begin.
@@ -49,7 +51,8 @@ impl Model {
     }
 
     fn options(rng: &mut Rng) -> PutOptions {
-        let existing = [Existing::Same, Existing::Keep, Existing::Replace, Existing::Replace];
+        let existing =
+            [OverwriteRule::Same, OverwriteRule::Keep, OverwriteRule::Replace, OverwriteRule::Replace];
         PutOptions {
             existing: existing[usize::try_from(rng.below(4)).unwrap()],
             only_if_present: rng.chance_permille(30),
@@ -67,7 +70,7 @@ impl Model {
         let begun = self.writers.iter().map(|w| (&w.name, w.begun_us));
         let mut begun = begun.chain(self.crashed.iter().map(|(name, begun_us)| (name, *begun_us)));
         let beside = begun.any(|(other, begun_us)| *other == name && self.now_us < begun_us + 2_000_000);
-        let writing = beside && options.existing != Existing::Replace;
+        let writing = beside && options.existing != OverwriteRule::Replace;
         match store.try_reserve(key(&name), bytes as u64, options) {
             Ok(mut ticket) => {
                 assert!(!writing, "two writers, and one of them would not replace");
@@ -97,17 +100,17 @@ impl Model {
         }
         let bytes = writer.ticket.bytes();
         match writer.ticket.seal_checked(checksum(&content(writer.seed, bytes))) {
-            Ok(Stored::New { .. }) => {
+            Ok(StoreOutcome::New { .. }) => {
                 let pins = 0;
                 let ends_us = writer.options.ttl_us.map_or(u64::MAX, |ttl| self.now_us + ttl);
-                let known = Known { seed: writer.seed, bytes, ends_us, pins };
+                let known = ModelEntry { seed: writer.seed, bytes, ends_us, pins };
                 if let Some(old) = self.keys.insert(writer.name, known) {
                     // It may have been evicted meanwhile; pinned it cannot have been.
                     assert_eq!(old.pins, 0, "a pinned value was replaced");
                 }
                 self.count("sealed");
             }
-            Ok(Stored::Unchanged { .. }) => {
+            Ok(StoreOutcome::Unchanged { .. }) => {
                 let known = self.keys.get_mut(&writer.name).expect("equal to what is there");
                 assert_eq!(known.bytes, bytes);
                 assert!(known.seed == writer.seed || bytes == 0);
@@ -118,7 +121,7 @@ impl Model {
                 assert!(self.now_us >= writer.begun_us + 2_000_000, "taken over before its time");
                 self.count("taken over");
             }
-            Err(Refusal::Exists) => assert!(writer.options.existing != Existing::Replace),
+            Err(Refusal::Exists) => assert!(writer.options.existing != OverwriteRule::Replace),
             Err(Refusal::Pinned) => assert!(self.keys[&writer.name].pins > 0),
             Err(other) => panic!("{other:?}"),
         }

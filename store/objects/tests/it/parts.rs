@@ -2,7 +2,9 @@
 
 use super::tiers::{over_parts, read, settle};
 use super::{content, key, pass, small, with};
-use baton_objects::{Admit, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig, StoreConfig, stem};
+use baton_objects::{
+    AdmissionRule, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig, StoreConfig, stem,
+};
 use baton_types::Rng;
 
 fn of_parts(rule: &str, mib: u64) -> ObjectStore {
@@ -180,7 +182,8 @@ fn full_of_held_objects_a_put_is_refused_and_nothing_breaks() {
 fn parts_below_count_and_one_that_is_missing_there_hides_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let open = || {
-        let ssd = SsdConfig { admit: Admit::First, ..SsdConfig::new(dir.path().to_owned(), 64 << 20) };
+        let ssd =
+            SsdConfig { admit: AdmissionRule::First, ..SsdConfig::new(dir.path().to_owned(), 64 << 20) };
         let lower = LowerConfig { ssd: Some(ssd), ..LowerConfig::default() };
         over_parts(lower, Some("world".parse().unwrap())).0
     };

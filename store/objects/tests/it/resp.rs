@@ -10,34 +10,34 @@ use baton_objects::resp::{Login, RespConfig, Server};
 use baton_objects::{Clock, ObjectStore, StoreConfig};
 
 /// A server of its own for a test; it ends with it.
-pub struct Served {
+pub struct TestServer {
     pub store: ObjectStore,
     pub server: Server,
     pub address: SocketAddr,
     _runtime: tokio::runtime::Runtime,
 }
 
-pub fn served(config: &StoreConfig, resp: RespConfig) -> Served {
+pub fn served(config: &StoreConfig, resp: RespConfig) -> TestServer {
     serve(ObjectStore::new(config, Clock::machine()).unwrap(), resp)
 }
 
-pub fn serve(store: ObjectStore, resp: RespConfig) -> Served {
+pub fn serve(store: ObjectStore, resp: RespConfig) -> TestServer {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let server = Server::new(store.clone(), resp).unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
     let serving = server.clone();
     runtime.spawn(async move { serving.serve(listener, std::future::pending()).await });
-    Served { store, server, address, _runtime: runtime }
+    TestServer { store, server, address, _runtime: runtime }
 }
 
-fn plain() -> Served {
+fn plain() -> TestServer {
     let config =
         StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 16 << 20, ..StoreConfig::default() };
     served(&config, RespConfig { allow_flush: true, ..RespConfig::default() })
 }
 
-impl Served {
+impl TestServer {
     pub fn client(&self) -> Client {
         let url: Url = format!("redis://{}", self.address).parse().unwrap();
         Client::connect(&url, Duration::from_secs(20)).unwrap()
@@ -224,7 +224,7 @@ fn values_of_every_size_come_back_also_in_pipelines() {
 }
 
 /// A connection that has sent a large value's head and some of it, and never will the rest.
-fn c_raw(served: &Served, values: &[Vec<u8>]) -> TcpStream {
+fn c_raw(served: &TestServer, values: &[Vec<u8>]) -> TcpStream {
     let mut stream = served.raw();
     stream.write_all(b"*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$1000000\r\n").unwrap();
     stream.write_all(&values[7]).unwrap();
@@ -232,7 +232,7 @@ fn c_raw(served: &Served, values: &[Vec<u8>]) -> TcpStream {
 }
 
 /// A client that is in the middle of a value; the store has made room for it.
-fn half_way(served: &Served) -> TcpStream {
+fn half_way(served: &TestServer) -> TcpStream {
     let stream = c_raw(served, &vec![vec![1; 500]; 8]);
     while served.store.stats().used_bytes == 0 {
         std::thread::sleep(Duration::from_millis(1));

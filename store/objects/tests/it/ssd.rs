@@ -5,22 +5,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::tiers::{Said, over, read, settle};
+use super::tiers::{NoticeLog, over, read, settle};
 use super::{content, key};
-use baton_objects::{Admit, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig};
+use baton_objects::{AdmissionRule, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig};
 use baton_tiers::faults::{Faults, Mood, Moods, plan};
 
-fn open(dir: &Path) -> (ObjectStore, Said) {
+fn open(dir: &Path) -> (ObjectStore, NoticeLog) {
     let ssd = SsdConfig {
         block_bytes: Some(16 << 10),
-        admit: Admit::First,
+        admit: AdmissionRule::First,
         ..SsdConfig::new(dir.to_owned(), 16 << 20)
     };
     over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() })
 }
 
 /// A store over a disk whose moods can be chosen.
-fn faulty(dir: &Path) -> (Arc<Faults>, ObjectStore, Said) {
+fn faulty(dir: &Path) -> (Arc<Faults>, ObjectStore, NoticeLog) {
     let faults = plan(dir);
     let (store, said) = open(dir);
     (faults, store, said)
@@ -129,7 +129,7 @@ fn a_file_that_one_start_passed_by_is_emptied_by_the_next() {
 #[cfg(feature = "resp")]
 mod served {
     use super::*;
-    use crate::resp::{Served, bulk, error_of, ok, serve, words};
+    use crate::resp::{TestServer, bulk, error_of, ok, serve, words};
     use baton_objects::client::{Cluster, ClusterConfig};
     use baton_objects::resp::RespConfig;
     use baton_objects::resp::client::{Client, Reply};
@@ -137,7 +137,7 @@ mod served {
     /// Values of 20 kB, more of them than memory has room for.
     const VALUES: u64 = 300;
 
-    fn filled(dir: &Path) -> (Arc<Faults>, Served) {
+    fn filled(dir: &Path) -> (Arc<Faults>, TestServer) {
         let (faults, store, _) = faulty(dir);
         for n in 0..VALUES {
             put(&store, &format!("k{n}"), n).unwrap();
@@ -146,7 +146,7 @@ mod served {
         (faults, serve(store, RespConfig { allow_flush: true, ..RespConfig::default() }))
     }
 
-    fn there(served: &Served) -> u64 {
+    fn there(served: &TestServer) -> u64 {
         let c = &mut served.client();
         (0..VALUES).filter(|n| words(c, &format!("EXISTS k{n}")) == Reply::Integer(1)).count() as u64
     }

@@ -4,18 +4,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::key;
-use baton_objects::{Clock, LowerConfig, ObjectStore, Parts, StoreConfig, Tell};
+use baton_objects::{Clock, LowerConfig, ObjectStore, OperatorLog, Parts, StoreConfig};
 
 /// The messages that a store has reported to its caller.
-pub type Said = Arc<Mutex<Vec<String>>>;
+pub type NoticeLog = Arc<Mutex<Vec<String>>>;
 
 /// Four MiB of memory over these tiers, and the messages about them.
-pub fn over(lower: LowerConfig) -> (ObjectStore, Said) {
+pub fn over(lower: LowerConfig) -> (ObjectStore, NoticeLog) {
     over_parts(lower, None)
 }
 
 /// A store for objects of several parts, with these tiers below.
-pub fn over_parts(lower: LowerConfig, parts: Option<Parts>) -> (ObjectStore, Said) {
+pub fn over_parts(lower: LowerConfig, parts: Option<Parts>) -> (ObjectStore, NoticeLog) {
     let config = StoreConfig {
         capacity_bytes: 4 << 20,
         value_max_bytes: 1 << 20,
@@ -24,9 +24,9 @@ pub fn over_parts(lower: LowerConfig, parts: Option<Parts>) -> (ObjectStore, Sai
         parts,
         ..StoreConfig::default()
     };
-    let said: Said = Arc::default();
+    let said: NoticeLog = Arc::default();
     let heard = Arc::clone(&said);
-    let tell: Tell = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
+    let tell: OperatorLog = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
     let lower = LowerConfig { tell: Some(tell), ..lower };
     (ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap(), said)
 }

@@ -2,16 +2,16 @@
 //! step. Every value that was reported as kept comes back whole. No value that was reported as removed ever does.
 //! Nothing comes back in part or with another's bytes, and no block is lost.
 
-use super::{BlobLogCore, Listing, Record, ShelfDone, Slab, Source};
-use crate::aligned::{Aligned, PAGE_BYTES};
+use super::{BlobLogCore, Listing, Record, ShelfEvent, Slab, Source};
+use crate::aligned::{AlignedBuffer, PAGE_BYTES};
 use crate::book::Book;
-use crate::disk::testing::Sick;
+use crate::disk::testing::FailingDisk;
 use crate::index::{Entry, Place};
 use crate::io_sequencer::crash::device::Device;
 use crate::io_sequencer::crash::open;
-use crate::io_sequencer::{Answer, Done, IoSequencer, Order};
+use crate::io_sequencer::{Answer, IoCompletion, IoSequencer, Order};
 use crate::layout::Layout;
-use crate::recover::{Beginning, Opened};
+use crate::recover::{Beginning, OpenedFile};
 use crate::tier::TierError;
 use baton_types::{BlockKey, Rng};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,13 +35,13 @@ impl Source for Bytes {
 
 /// The slab file with the failing disk below it, one step at a time.
 #[derive(Debug)]
-struct Stepped {
+struct SteppedFile {
     layout: Layout,
     sequencer: IoSequencer,
     book: Book,
     device: Device,
     recovered: (Vec<Entry>, Vec<Entry>),
-    ended: VecDeque<Done>,
+    ended: VecDeque<IoCompletion>,
     freed: VecDeque<u32>,
     next_number: u64,
     writes: BTreeSet<u64>,
@@ -50,8 +50,8 @@ struct Stepped {
     lost_pages: u64,
 }
 
-impl Stepped {
-    fn over(layout: Layout, opened: Opened, device: Device) -> Self {
+impl SteppedFile {
+    fn over(layout: Layout, opened: OpenedFile, device: Device) -> Self {
         let book = Book::new(layout, opened.places, &opened.entries, &opened.stale);
         let mut sequencer = IoSequencer::new(opened.header, opened.index, true);
         opened.stale.iter().for_each(|entry| sequencer.take(Order::Remove(entry.place)));
@@ -77,7 +77,7 @@ impl Stepped {
     }
 
     /// Starts the log on a disk image as the real tier finds it.
-    fn start(image: &Sick, layout: Layout, life: u64, garbles_from: u64) -> Self {
+    fn start(image: &FailingDisk, layout: Layout, life: u64, garbles_from: u64) -> Self {
         let opened = open(image, layout, life);
         let bytes = std::mem::take(&mut image.state.lock().expect("no test panics here").bytes);
         Self::over(layout, opened, Device::new(bytes, garbles_from))
@@ -124,7 +124,7 @@ impl Stepped {
     }
 }
 
-impl Slab for Stepped {
+impl Slab for SteppedFile {
     fn block_bytes(&self) -> usize {
         BLOCK_BYTES
     }
@@ -153,17 +153,17 @@ impl Slab for Stepped {
         true
     }
 
-    fn buffer(&mut self) -> Aligned {
-        Aligned::new(self.layout.stride_bytes())
+    fn buffer(&mut self) -> AlignedBuffer {
+        AlignedBuffer::new(self.layout.stride_bytes())
     }
 
-    fn recycle(&mut self, _: Aligned) {}
+    fn recycle(&mut self, _: AlignedBuffer) {}
 
     fn write(
         &mut self,
         (key, parent): (BlockKey, Option<BlockKey>),
         checksum: u64,
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     ) -> Result<(u64, Place), TierError> {
         let place = self.book.reserve(checksum).ok_or(TierError::Full)?;
         let number = self.number();
@@ -182,11 +182,11 @@ impl Slab for Stepped {
     fn peek(&mut self, key: BlockKey) -> Option<u64> {
         let place = self.book.place(key)?;
         let number = self.number();
-        self.sequencer.take(Order::Peek { number, place, buffer: Aligned::new(PAGE_BYTES) });
+        self.sequencer.take(Order::Peek { number, place, buffer: AlignedBuffer::new(PAGE_BYTES) });
         Some(number)
     }
 
-    fn next_done(&mut self) -> Option<Done> {
+    fn next_done(&mut self) -> Option<IoCompletion> {
         self.ended.pop_front()
     }
 
@@ -221,7 +221,7 @@ impl Slab for Stepped {
 
 /// The state of a name.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct NameKnowledge {
     /// The last value reported as kept, without any later report about it.
     must: Option<u64>,
     /// Values that may come back.
@@ -231,8 +231,8 @@ struct Known {
 struct World {
     layout: Layout,
     rng: Rng,
-    keeper: BlobLogCore<Stepped>,
-    known: BTreeMap<u64, Known>,
+    keeper: BlobLogCore<SteppedFile>,
+    known: BTreeMap<u64, NameKnowledge>,
     lengths: BTreeMap<u64, usize>,
     /// Values being written: name by tag.
     putting: BTreeMap<u64, u64>,
@@ -251,7 +251,7 @@ impl World {
         let layout = Layout { block_bytes: BLOCK_BYTES, capacity, fingerprint: 3 };
         // In every other history the index is old or new, sector by sector: then nothing may be lost.
         let garbles_from = if seed.is_multiple_of(2) { layout.slot_offset(0) } else { 8192 };
-        let keeper = BlobLogCore::new(Stepped::start(&Sick::default(), layout, 1, garbles_from));
+        let keeper = BlobLogCore::new(SteppedFile::start(&FailingDisk::default(), layout, 1, garbles_from));
         Self {
             layout,
             rng: Rng::new(seed),
@@ -322,14 +322,14 @@ impl World {
         }
     }
 
-    fn hear(&mut self, done: ShelfDone) {
+    fn hear(&mut self, done: ShelfEvent) {
         match done {
-            ShelfDone::Kept(Listing { name, tag, .. }) => {
+            ShelfEvent::Kept(Listing { name, tag, .. }) => {
                 self.putting.remove(&tag);
                 self.known.entry(name).or_default().must = Some(tag);
                 self.count("kept");
             }
-            ShelfDone::NotKept(Listing { tag, .. }, why) => {
+            ShelfEvent::NotKept(Listing { tag, .. }, why) => {
                 self.putting.remove(&tag);
                 self.count(match why {
                     super::PutError::TooLarge => "too large",
@@ -339,7 +339,7 @@ impl World {
                     super::PutError::Failed(_) => "failed",
                 });
             }
-            ShelfDone::Got(token, found) => {
+            ShelfEvent::Got(token, found) => {
                 let (name, may) = self.reading.remove(&token).expect("asked once, answered once");
                 if let Ok((header, value)) = found {
                     let tag = self.tag_of(name, &header, &value);
@@ -347,13 +347,13 @@ impl World {
                     self.count("read");
                 }
             }
-            ShelfDone::Removed(token) => {
+            ShelfEvent::Removed(token) => {
                 let (name, tags) = self.removing.remove(&token).expect("asked once, answered once");
                 let known = self.known.entry(name).or_default();
                 tags.iter().for_each(|tag| _ = known.may.remove(tag));
                 self.count("removed");
             }
-            ShelfDone::Dropped(Listing { name, tag, .. }) => {
+            ShelfEvent::Dropped(Listing { name, tag, .. }) => {
                 let known = self.known.entry(name).or_default();
                 known.must = known.must.filter(|must| *must != tag);
                 self.count("dropped");
@@ -371,11 +371,11 @@ impl World {
     }
 
     /// Cuts the power in a copy of the world and looks at what is left.
-    fn crash(&mut self) -> (BlobLogCore<Stepped>, BTreeMap<u64, u64>) {
+    fn crash(&mut self) -> (BlobLogCore<SteppedFile>, BTreeMap<u64, u64>) {
         let device = self.keeper.slab.device.after_power_cut(&mut self.rng);
-        let image = Sick::with(device.lasting().to_vec());
+        let image = FailingDisk::with(device.lasting().to_vec());
         let garbles_from = self.keeper.slab.device.garbles_from();
-        let mut keeper = BlobLogCore::new(Stepped::start(&image, self.layout, self.life, garbles_from));
+        let mut keeper = BlobLogCore::new(SteppedFile::start(&image, self.layout, self.life, garbles_from));
         let may_lose = keeper.slab.lost_pages > 0 && garbles_from < self.layout.slot_offset(0);
         let mut found = BTreeMap::new();
         for name in 0..NAMES {
@@ -387,7 +387,7 @@ impl World {
             keeper.slab.device_acts(&mut self.rng, false);
             keeper.pump();
             while let Some(done) = keeper.next_done() {
-                let ShelfDone::Got(name, value) = done else { panic!("{done:?} after a start") };
+                let ShelfEvent::Got(name, value) = done else { panic!("{done:?} after a start") };
                 answers += 1;
                 if let Ok((header, value)) = value {
                     found.insert(name, self.tag_of(name, &header, &value));
@@ -411,11 +411,11 @@ impl World {
         (keeper, found)
     }
 
-    fn live_on(&mut self, (keeper, found): (BlobLogCore<Stepped>, BTreeMap<u64, u64>)) {
+    fn live_on(&mut self, (keeper, found): (BlobLogCore<SteppedFile>, BTreeMap<u64, u64>)) {
         self.keeper = keeper;
         self.known.clear();
         for (name, tag) in found {
-            self.known.insert(name, Known { must: Some(tag), may: BTreeSet::from([tag]) });
+            self.known.insert(name, NameKnowledge { must: Some(tag), may: BTreeSet::from([tag]) });
         }
         // The keeper numbers what it found anew; here the first numbers go on to be used.
         for object in self.keeper.objects.values_mut() {
@@ -456,7 +456,7 @@ impl World {
         let slab = &self.keeper.slab;
         assert_eq!((slab.book.in_use(), slab.book.draining(), self.keeper.owed_blocks), (0, 0, 0));
         assert!(self.keeper.puts.is_empty() && self.keeper.gets.is_empty() && self.keeper.jobs.is_empty());
-        self.known.values_mut().for_each(|known| *known = Known::default());
+        self.known.values_mut().for_each(|known| *known = NameKnowledge::default());
         let (_, found) = self.crash();
         assert!(found.is_empty());
         self.seen

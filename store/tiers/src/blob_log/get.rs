@@ -1,14 +1,14 @@
 //! Reading values, block by block, each verified.
 
-use super::{BlobLogCore, Job, ShelfDone, Slab, Unread, keys};
+use super::{BlobLogCore, BlobReadError, Job, ShelfEvent, Slab, keys};
 use crate::aligned::PAGE_BYTES;
-use crate::io_sequencer::Done;
+use crate::io_sequencer::IoCompletion;
 use crate::tier::TierError;
 use baton_types::BlockKey;
 
 /// A value being read.
 #[derive(Debug)]
-pub(super) struct Getting {
+pub(super) struct GetOp {
     token: u64,
     head: BlockKey,
     tag: u64,
@@ -24,7 +24,7 @@ pub(super) struct Getting {
     failed: Option<TierError>,
 }
 
-impl Getting {
+impl GetOp {
     /// Takes a block's bytes to their places.
     fn take(&mut self, part: u32, block: &[u8]) {
         let from = part as usize * block.len();
@@ -45,7 +45,7 @@ impl<S: Slab> BlobLogCore<S> {
     pub(crate) fn get(&mut self, name: u64, token: u64, header_only: bool) {
         let block_bytes = self.slab.block_bytes();
         let Some(object) = self.objects.get_mut(&name) else {
-            return self.done.push_back(ShelfDone::Got(token, Err(Unread::Absent)));
+            return self.done.push_back(ShelfEvent::Got(token, Err(BlobReadError::Absent)));
         };
         object.hit |= !header_only;
         let (head, tag) = (object.head, object.tag);
@@ -57,7 +57,7 @@ impl<S: Slab> BlobLogCore<S> {
             (keys::parts(head, block_bytes), vec![0; keys::value_bytes(head) as usize])
         };
         let (begun, pending, failed) = (0, 0, None);
-        let getting = Getting { token, head, tag, is_peek, parts, begun, pending, header, value, failed };
+        let getting = GetOp { token, head, tag, is_peek, parts, begun, pending, header, value, failed };
         let id = self.next_id;
         self.next_id += 1;
         self.gets.insert(id, getting);
@@ -92,7 +92,7 @@ impl<S: Slab> BlobLogCore<S> {
     }
 
     /// A block's read ended.
-    pub(super) fn block_read(&mut self, id: u64, part: u32, done: Done) {
+    pub(super) fn block_read(&mut self, id: u64, part: u32, done: IoCompletion) {
         let get = self.gets.get_mut(&id).expect("a value with a read under way is being read");
         get.pending -= 1;
         match done.outcome {
@@ -125,14 +125,14 @@ impl<S: Slab> BlobLogCore<S> {
         {
             self.stats.corrupt += 1;
             self.take_down(name);
-            self.done.push_back(ShelfDone::Dropped(keys::listing(get.head, tag)));
+            self.done.push_back(ShelfEvent::Dropped(keys::listing(get.head, tag)));
         }
         let found = match get.failed {
             None => Ok((opened.unwrap_or_default(), get.value)),
-            Some(TierError::Corrupt { .. }) => Err(Unread::Damaged),
-            Some(TierError::Absent) => Err(Unread::Absent),
-            Some(_) => Err(Unread::Failed),
+            Some(TierError::Corrupt { .. }) => Err(BlobReadError::Damaged),
+            Some(TierError::Absent) => Err(BlobReadError::Absent),
+            Some(_) => Err(BlobReadError::Failed),
         };
-        self.done.push_back(ShelfDone::Got(get.token, found));
+        self.done.push_back(ShelfEvent::Got(get.token, found));
     }
 }

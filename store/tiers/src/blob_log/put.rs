@@ -1,15 +1,15 @@
 //! Writing values: the blocks in any order, the head after them.
 
-use super::{BlobLogCore, Job, LARGEST_PART, Object, PutError, Record, ShelfDone, Slab, keys};
+use super::{BlobLogCore, Job, LARGEST_PART, Object, PutError, Record, ShelfEvent, Slab, keys};
 use crate::checksum::block_checksum;
 use crate::index::Place;
-use crate::io_sequencer::Done;
+use crate::io_sequencer::IoCompletion;
 use crate::tier::TierError;
 use baton_types::BlockKey;
 
 /// A value being written.
 #[derive(Debug)]
-pub(super) struct Putting {
+pub(super) struct PutOp {
     record: Record,
     head: BlockKey,
     parts: u32,
@@ -23,7 +23,7 @@ pub(super) struct Putting {
     pub(super) cancelled: bool,
 }
 
-impl Putting {
+impl PutOp {
     pub(super) fn name(&self) -> u64 {
         self.head.short().0
     }
@@ -70,7 +70,7 @@ impl<S: Slab> BlobLogCore<S> {
             Ok(admitted) => admitted,
             Err(why) => {
                 let listing = super::Listing { name: record.name, tag: record.tag, bytes: record.bytes };
-                return self.done.push_back(ShelfDone::NotKept(listing, why));
+                return self.done.push_back(ShelfEvent::NotKept(listing, why));
             }
         };
         keys::seal(head, &mut record.header);
@@ -79,7 +79,7 @@ impl<S: Slab> BlobLogCore<S> {
         let id = self.next_id;
         self.next_id += 1;
         let (failed, written) = (None, Vec::with_capacity(parts as usize));
-        let put = Putting { record, head, parts, begun: 0, pending: 0, written, failed, cancelled: false };
+        let put = PutOp { record, head, parts, begun: 0, pending: 0, written, failed, cancelled: false };
         self.puts.insert(id, put);
         self.write_on();
     }
@@ -147,7 +147,7 @@ impl<S: Slab> BlobLogCore<S> {
     }
 
     /// A block's write ended.
-    pub(super) fn block_written(&mut self, id: u64, (key, place): (BlockKey, Place), done: Done) {
+    pub(super) fn block_written(&mut self, id: u64, (key, place): (BlockKey, Place), done: IoCompletion) {
         self.slab.recycle(done.buffer);
         let put = self.puts.get_mut(&id).expect("a value with a write under way is being written");
         put.pending -= 1;
@@ -168,7 +168,7 @@ impl<S: Slab> BlobLogCore<S> {
 
     /// Ends a value's writing, if there is nothing more to wait for.
     pub(super) fn try_finish(&mut self, id: u64) {
-        let over = |put: &Putting| put.pending == 0 && (put.begun == put.parts || put.ends());
+        let over = |put: &PutOp| put.pending == 0 && (put.begun == put.parts || put.ends());
         if !self.puts.get(&id).is_some_and(over) {
             return;
         }
@@ -194,14 +194,14 @@ impl<S: Slab> BlobLogCore<S> {
         self.give_up(put);
     }
 
-    fn finish(&mut self, put: &Putting) {
+    fn finish(&mut self, put: &PutOp) {
         let (head, tag) = (put.head, put.record.tag);
         self.objects.insert(put.name(), Object { head, tag, hit: false });
         self.order.push_back((put.name(), tag));
-        self.done.push_back(ShelfDone::Kept(keys::listing(head, tag)));
+        self.done.push_back(ShelfEvent::Kept(keys::listing(head, tag)));
     }
 
-    fn give_up(&mut self, put: Putting) {
+    fn give_up(&mut self, put: PutOp) {
         let name = put.name();
         // Without its head a value does not come back: who waits for that waits for the head's slot.
         for (key, place) in put.written {
@@ -214,6 +214,6 @@ impl<S: Slab> BlobLogCore<S> {
             self.delete_confirmed(name);
         }
         let why = put.failed.unwrap_or(PutError::Removed);
-        self.done.push_back(ShelfDone::NotKept(keys::listing(put.head, put.record.tag), why));
+        self.done.push_back(ShelfEvent::NotKept(keys::listing(put.head, put.record.tag), why));
     }
 }

@@ -58,7 +58,7 @@ pub enum PutError {
 
 /// Why a read found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unread {
+pub enum BlobReadError {
     /// No value has that name.
     Absent,
     /// It is not as it was written, and is given up.
@@ -69,13 +69,13 @@ pub enum Unread {
 
 /// A result of the log.
 #[derive(Debug)]
-pub enum ShelfDone {
+pub enum ShelfEvent {
     /// The value lasts from now on.
     Kept(Listing),
     /// The value is not there, and why.
     NotKept(Listing, PutError),
     /// The result of a read: header and value, or the reason.
-    Got(u64, Result<(Vec<u8>, Vec<u8>), Unread>),
+    Got(u64, Result<(Vec<u8>, Vec<u8>), BlobReadError>),
     /// The values removed under this number cannot reappear.
     Removed(u64),
     /// A value went, for room or because it is damaged.

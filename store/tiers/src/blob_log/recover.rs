@@ -48,8 +48,8 @@ impl<S: Slab> BlobLogCore<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blob_log::{Record, ShelfDone, Source};
-    use crate::disk::testing::Sick;
+    use crate::blob_log::{Record, ShelfEvent, Source};
+    use crate::disk::testing::FailingDisk;
     use crate::file::testing::on_disk;
     use crate::layout::Layout;
     use std::sync::Arc;
@@ -66,7 +66,7 @@ mod tests {
     fn numbers_go_on_after_those_in_use_also_when_they_have_gone_round() {
         let layout = Layout { block_bytes: 600, capacity: 40, fingerprint: 0 };
         for (first, used) in [(0, 3), ((1 << 24) - 1, 2), ((1 << 24) + 4, 7)] {
-            let disk = Arc::new(Sick::default());
+            let disk = Arc::new(FailingDisk::default());
             let mut keeper = BlobLogCore::new(on_disk(&disk, layout).unwrap());
             keeper.next_nonce = first;
             for name in 1..4 {
@@ -83,7 +83,7 @@ mod tests {
                 keeper.slab.wait_some();
                 keeper.pump();
                 while let Some(done) = keeper.next_done() {
-                    assert!(matches!(done, ShelfDone::Kept(_)), "{done:?}");
+                    assert!(matches!(done, ShelfEvent::Kept(_)), "{done:?}");
                     kept += 1;
                 }
             }

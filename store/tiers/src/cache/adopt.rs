@@ -1,7 +1,7 @@
 //! Generated tokens become cache: private slots are given to the store under their keys, the
 //! bytes staying where they are.
 
-use super::hold::{Held, Misuse, refusal};
+use super::hold::{HoldRecord, Misuse, refusal};
 use super::{KvCache, Pool};
 use baton_store::{CopyState, Effect, Hits, Input, Owner};
 use baton_types::{BlockKey, Tier};
@@ -66,7 +66,7 @@ impl KvCache {
 
     /// Closes the hold and at once opens, seals and closes the longer one; nothing can come
     /// between, and the room given back is enough for it.
-    fn carry_over(&mut self, owner: Owner, held: Held, chain: &[BlockKey], slots: &[u32]) -> u32 {
+    fn carry_over(&mut self, owner: Owner, held: HoldRecord, chain: &[BlockKey], slots: &[u32]) -> u32 {
         let own = held.chain.len();
         self.close_in_store(owner, &held.chain);
         let answers = self.step(Input::Open { owner, chain, room_blocks: 0 });

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 /// One order of the store to copy blocks down.
 #[derive(Debug)]
-pub(super) struct CopyDown {
+pub(super) struct CopyOrder {
     pub(super) ticket: u64,
     from: Tier,
     to: Tier,
@@ -24,7 +24,7 @@ pub(super) struct CopyDown {
     pub(super) failed: bool,
 }
 
-impl CopyDown {
+impl CopyOrder {
     pub(super) const fn new(ticket: u64, from: Tier, to: Tier) -> Self {
         Self { ticket, from, to, todo: None, writes: 0, arrived: Vec::new(), failed: false }
     }
@@ -79,7 +79,7 @@ impl KvCache {
         }
     }
 
-    fn advance(&mut self, copy: &mut CopyDown, pool: &mut dyn Pool) {
+    fn advance(&mut self, copy: &mut CopyOrder, pool: &mut dyn Pool) {
         let mut todo = match copy.todo.take() {
             Some(todo) => todo,
             None => self.store.offload_keys(copy.ticket).into(),
@@ -114,7 +114,7 @@ impl KvCache {
     }
 
     /// Hands a block to the I/O thread, vouched for by the checksum that it has from now on.
-    fn start_write(&mut self, copy: &CopyDown, key: BlockKey, pool: &dyn Pool) -> Result<(), TierError> {
+    fn start_write(&mut self, copy: &CopyOrder, key: BlockKey, pool: &dyn Pool) -> Result<(), TierError> {
         let Some(file) = &mut self.file else { return Err(TierError::Full) };
         let mut buffer = file.buffer();
         let bytes = &mut buffer[..self.config.block_bytes];
@@ -133,7 +133,7 @@ impl KvCache {
     }
 
     /// Answers the order; copies that the store does not count are given up.
-    fn end_copy(&mut self, copy: CopyDown) {
+    fn end_copy(&mut self, copy: CopyOrder) {
         self.step(Input::OffloadDone { ticket: copy.ticket, ok: !copy.failed });
         for (key, place) in copy.arrived {
             let counts = !copy.failed && self.store.copy_state(key, copy.to) == CopyState::Ready;

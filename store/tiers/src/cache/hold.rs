@@ -20,7 +20,7 @@ pub struct Hold {
 
 /// Why an owner got nothing. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum HoldRefusal {
     /// It has a hold already.
     #[error("cache: this owner has a hold already; close it first")]
     AlreadyOpen,
@@ -66,7 +66,7 @@ pub enum Misuse {
 
 /// The cache's record of a hold.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HoldRecord {
     /// The blocks pinned, from the root.
     pub chain: Vec<BlockKey>,
     /// Private slots.
@@ -86,10 +86,10 @@ impl KvCache {
     ///
     /// # Errors
     /// `AlreadyOpen`, `Misfit` or `NoRoom`; then nothing changed.
-    pub fn open(&mut self, owner: Owner, chain: &[BlockKey], room_blocks: u32) -> Result<Hold, Refused> {
+    pub fn open(&mut self, owner: Owner, chain: &[BlockKey], room_blocks: u32) -> Result<Hold, HoldRefusal> {
         let position = self.plausible_blocks(chain);
         if position < chain.len() && !self.held.contains_key(&owner) {
-            return Err(Refused::Misfit { position });
+            return Err(HoldRefusal::Misfit { position });
         }
         let answers = self.step(Input::Open { owner, chain, room_blocks });
         refusal(&answers)?;
@@ -97,7 +97,7 @@ impl KvCache {
         let room: Vec<u32> = (0..room_blocks).map(|_| self.take_slot()).collect();
         slots.extend(&room);
         let readable_blocks = self.store.readable_blocks(owner);
-        let held = Held { chain: chain.to_vec(), room, sealed: readable_blocks, reads_only: false };
+        let held = HoldRecord { chain: chain.to_vec(), room, sealed: readable_blocks, reads_only: false };
         self.held.insert(owner, held);
         let awaited = self.store.next_awaited(owner, readable_blocks);
         if let Some(position) = awaited {
@@ -134,9 +134,9 @@ impl KvCache {
     ///
     /// # Errors
     /// `NotOpen` or `NoRoom`; then nothing changed.
-    pub fn grow(&mut self, owner: Owner, room_blocks: u32) -> Result<Vec<u32>, Refused> {
+    pub fn grow(&mut self, owner: Owner, room_blocks: u32) -> Result<Vec<u32>, HoldRefusal> {
         if self.held.get(&owner).is_none_or(|held| held.reads_only) {
-            return Err(Refused::NotOpen);
+            return Err(HoldRefusal::NotOpen);
         }
         refusal(&self.step(Input::GrowRoom { owner, room_blocks }))?;
         let slots: Vec<u32> = (0..room_blocks).map(|_| self.take_slot()).collect();
@@ -176,12 +176,12 @@ impl KvCache {
 }
 
 /// The refusal among a step's answers.
-pub(super) fn refusal(answers: &[Effect]) -> Result<(), Refused> {
+pub(super) fn refusal(answers: &[Effect]) -> Result<(), HoldRefusal> {
     answers.iter().try_for_each(|answer| match *answer {
-        Effect::AlreadyOpen { .. } => Err(Refused::AlreadyOpen),
+        Effect::AlreadyOpen { .. } => Err(HoldRefusal::AlreadyOpen),
         Effect::Refused { needed_blocks, free_or_evictable_blocks, .. }
         | Effect::GrowRefused { needed_blocks, free_or_evictable_blocks, .. } => {
-            Err(Refused::NoRoom { needed_blocks, available_blocks: free_or_evictable_blocks })
+            Err(HoldRefusal::NoRoom { needed_blocks, available_blocks: free_or_evictable_blocks })
         }
         _ => Ok(()),
     })

@@ -2,7 +2,7 @@
 
 use super::{KvCache, Pool, Purpose};
 use crate::file::FileTier;
-use crate::io_sequencer::Done;
+use crate::io_sequencer::IoCompletion;
 use crate::tier::TierError;
 use baton_store::{CopyState, Input, Owner};
 use baton_types::{BlockKey, Tier};
@@ -54,7 +54,7 @@ impl KvCache {
     /// Takes in what the I/O thread has done.
     pub(super) fn take_transfers(&mut self, pool: &mut dyn Pool) {
         while let Some(done) = self.file.as_mut().and_then(FileTier::next_done) {
-            let Done { number, outcome, buffer } = done;
+            let IoCompletion { number, outcome, buffer } = done;
             match self.purposes.remove(&number) {
                 Some(Purpose::Write { ticket, key, place }) => self.written(ticket, (key, place), outcome),
                 Some(Purpose::Read { owner, load, key, at }) => {

@@ -2,7 +2,7 @@
 //! the disk, no wrong byte is readable, no owner waits for ever, and at rest nothing is left over.
 
 use super::testing::{BLOCK_BYTES, Bench, chain, content, owner};
-use super::{Misuse, Notice, ReadFailed, Refused};
+use super::{BlockReadError, HoldRefusal, Misuse, Notice};
 use baton_store::{Eviction, Offload, StoreConfig};
 use baton_types::{BlockKey, Tier};
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ enum Op {
 
 /// The model's view of an owner.
 #[derive(Debug)]
-struct Known {
+struct OwnerKnowledge {
     path: Vec<u64>,
     chain: Vec<BlockKey>,
     slots: Vec<u32>,
@@ -43,7 +43,7 @@ struct Known {
 
 struct World {
     bench: Bench,
-    owners: BTreeMap<u64, Known>,
+    owners: BTreeMap<u64, OwnerKnowledge>,
     was_damaged: bool,
     /// Whether the disk said that it had written what it had not.
     has_lied: bool,
@@ -142,7 +142,7 @@ impl World {
                 let distinct: BTreeSet<_> = hold.slots.iter().collect();
                 assert_eq!(distinct.len(), hold.slots.len());
                 hold.slots[chain.len()..].iter().for_each(|&slot| self.bench.scribble(slot));
-                let known = Known {
+                let known = OwnerKnowledge {
                     path: path.to_vec(),
                     chain,
                     slots: hold.slots,
@@ -154,8 +154,8 @@ impl World {
                 self.owners.insert(number, known);
                 self.mess_up(number);
             }
-            Err(Refused::AlreadyOpen) => assert!(self.owners.contains_key(&number)),
-            Err(Refused::NoRoom { needed_blocks, available_blocks }) => {
+            Err(HoldRefusal::AlreadyOpen) => assert!(self.owners.contains_key(&number)),
+            Err(HoldRefusal::NoRoom { needed_blocks, available_blocks }) => {
                 assert!(needed_blocks > available_blocks);
                 self.count("refused", 1);
             }
@@ -215,8 +215,8 @@ impl World {
                 self.owners.get_mut(&number).expect("only holds grow").slots.extend(slots);
                 self.count("grown", 1);
             }
-            Err(Refused::NotOpen) => assert!(self.owners.get(&number).is_none_or(|k| k.reads_only)),
-            Err(other) => assert!(matches!(other, Refused::NoRoom { .. })),
+            Err(HoldRefusal::NotOpen) => assert!(self.owners.get(&number).is_none_or(|k| k.reads_only)),
+            Err(other) => assert!(matches!(other, HoldRefusal::NoRoom { .. })),
         }
     }
 
@@ -264,11 +264,18 @@ impl World {
                 let chain = chain[..readable as usize].to_vec();
                 self.read_blocks(&chain);
                 let path = path.to_vec();
-                let known = Known { path, chain, slots: vec![], filled: 0, waiting: false, reads_only: true };
+                let known = OwnerKnowledge {
+                    path,
+                    chain,
+                    slots: vec![],
+                    filled: 0,
+                    waiting: false,
+                    reads_only: true,
+                };
                 assert!(self.owners.insert(number, known).is_none());
             }
             Err(refused) => {
-                assert_eq!(refused, Refused::AlreadyOpen);
+                assert_eq!(refused, HoldRefusal::AlreadyOpen);
                 assert!(self.owners.contains_key(&number));
             }
         }
@@ -284,12 +291,12 @@ impl World {
                     assert_eq!(checksum, crate::block_checksum(key, &out));
                     self.count("read", 1);
                 }
-                Err(ReadFailed::Unreadable) => {
+                Err(BlockReadError::Unreadable) => {
                     assert!(self.was_damaged, "an undamaged block must be readable");
                     self.count("unreadable", 1);
                 }
                 Err(other) => {
-                    assert_eq!(other, ReadFailed::Absent);
+                    assert_eq!(other, BlockReadError::Absent);
                     assert!(keys[..readable].iter().all(|&there| there != key));
                 }
             }

@@ -1,7 +1,7 @@
 //! Reading for other nodes.
 
-use super::hold::{Held, refusal};
-use super::{KvCache, Pool, Refused};
+use super::hold::{HoldRecord, refusal};
+use super::{HoldRefusal, KvCache, Pool};
 use crate::checksum::block_checksum;
 use crate::tier::{Tier as _, TierError};
 use baton_store::{CopyState, Effect, Input, Owner};
@@ -9,7 +9,7 @@ use baton_types::{BlockKey, Tier};
 
 /// Why a block could not be read: from no tier, verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReadFailed {
+pub enum BlockReadError {
     /// It is readable nowhere here.
     #[error("cache: the block is readable nowhere here; compute it")]
     Absent,
@@ -27,7 +27,7 @@ impl KvCache {
     ///
     /// # Errors
     /// `AlreadyOpen`; then nothing changed.
-    pub fn read_for_peer(&mut self, owner: Owner, chain: &[BlockKey]) -> Result<u32, Refused> {
+    pub fn read_for_peer(&mut self, owner: Owner, chain: &[BlockKey]) -> Result<u32, HoldRefusal> {
         let answers = self.step(Input::Read { owner, chain });
         refusal(&answers)?;
         let readable = answers.iter().find_map(|answer| match answer {
@@ -36,7 +36,7 @@ impl KvCache {
         });
         let readable = readable.unwrap_or(0);
         let chain = chain[..readable as usize].to_vec();
-        self.held.insert(owner, Held { chain, room: Vec::new(), sealed: 0, reads_only: true });
+        self.held.insert(owner, HoldRecord { chain, room: Vec::new(), sealed: 0, reads_only: true });
         Ok(readable)
     }
 
@@ -44,12 +44,17 @@ impl KvCache {
     /// that of [`block_checksum`]. From flash this waits for the disk.
     ///
     /// # Errors
-    /// [`ReadFailed`]; what `out` then holds is not to be used.
-    pub fn read_block(&mut self, key: BlockKey, pool: &dyn Pool, out: &mut [u8]) -> Result<u64, ReadFailed> {
+    /// [`BlockReadError`]; what `out` then holds is not to be used.
+    pub fn read_block(
+        &mut self,
+        key: BlockKey,
+        pool: &dyn Pool,
+        out: &mut [u8],
+    ) -> Result<u64, BlockReadError> {
         if out.len() != self.config.block_bytes {
-            return Err(ReadFailed::WrongLength);
+            return Err(BlockReadError::WrongLength);
         }
-        let mut failed = ReadFailed::Absent;
+        let mut failed = BlockReadError::Absent;
         for tier in Tier::LOCAL {
             if self.store.copy_state(key, tier) != CopyState::Ready {
                 continue;
@@ -58,7 +63,7 @@ impl KvCache {
                 Ok(checksum) => return Ok(checksum),
                 Err(error) => self.count_error(&error),
             }
-            failed = ReadFailed::Unreadable;
+            failed = BlockReadError::Unreadable;
         }
         Err(failed)
     }

@@ -3,7 +3,7 @@
 use super::{Flash, KvCache};
 use crate::file::FileTier;
 use crate::index::Entry;
-use crate::short::ByShort;
+use crate::short::ShortNameMap;
 use crate::tier::Tier as _;
 use baton_store::{CopyState, Input};
 use baton_types::{BlockKey, Tier};
@@ -54,7 +54,7 @@ impl KvCache {
 fn parents_first(entries: &[Entry]) -> Vec<(BlockKey, Option<BlockKey>)> {
     let mut newest: Vec<&Entry> = entries.iter().collect();
     newest.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.place.generation));
-    let mut waiting: ByShort<&Entry> = newest.iter().map(|&entry| (entry.key.short(), entry)).collect();
+    let mut waiting: ShortNameMap<&Entry> = newest.iter().map(|&entry| (entry.key.short(), entry)).collect();
     let mut ordered = Vec::with_capacity(entries.len());
     let mut climb = Vec::new();
     for entry in newest {

@@ -1,7 +1,7 @@
 //! Scenes: single promises of the cache, played out.
 
 use super::testing::{BLOCK_BYTES, Bench, chain, content, owner};
-use super::{Hold, Misuse, Notice, ReadFailed, Refused};
+use super::{BlockReadError, Hold, HoldRefusal, Misuse, Notice};
 use baton_store::{Offload, StoreStats};
 use baton_types::{BlockKey, CacheChange, Tier};
 
@@ -36,11 +36,11 @@ fn a_hold_addresses_chain_and_room() {
     let more = bench.cache.grow(owner(2), 3).unwrap();
     let distinct: std::collections::BTreeSet<_> = slots.iter().chain(&more).collect();
     assert_eq!(distinct.len(), 8, "the whole pool, each slot once");
-    let none_left = Refused::NoRoom { needed_blocks: 1, available_blocks: 0 };
+    let none_left = HoldRefusal::NoRoom { needed_blocks: 1, available_blocks: 0 };
     assert_eq!(bench.cache.grow(owner(2), 1), Err(none_left));
     assert_eq!(bench.cache.open(owner(3), &chain(&[1, 2, 7]), 0), Err(none_left));
-    assert_eq!(bench.cache.open(owner(2), &chain(&A), 0), Err(Refused::AlreadyOpen));
-    assert_eq!(bench.cache.grow(owner(3), 1), Err(Refused::NotOpen));
+    assert_eq!(bench.cache.open(owner(2), &chain(&A), 0), Err(HoldRefusal::AlreadyOpen));
+    assert_eq!(bench.cache.grow(owner(3), 1), Err(HoldRefusal::NotOpen));
     assert!(bench.cache.close(owner(2)) && !bench.cache.close(owner(2)));
     bench.quiet();
     assert_eq!(bench.hits(&A), (2, 0, 0), "what was not sealed is gone");
@@ -156,7 +156,7 @@ fn a_disk_that_fails_or_lies_costs_the_cache_and_nothing_else() {
 
 #[test]
 fn a_disk_that_fails_its_trial_is_not_used_and_said_to_be_off() {
-    let disk = std::sync::Arc::new(crate::disk::testing::Sick::default());
+    let disk = std::sync::Arc::new(crate::disk::testing::FailingDisk::default());
     disk.state.lock().unwrap().lose_all_writes = true;
     let healthy = Bench::new([8, 0, 16], Offload::WriteThrough);
     assert!(healthy.cache.flash().speed.is_some() && !healthy.cache.flash().is_off);
@@ -382,15 +382,15 @@ fn peers_read_from_every_tier() {
     bench.displace();
     bench.serve(2, &A[..1]);
     assert_eq!(bench.cache.read_for_peer(owner(3), &chain(&[1, 2, 3, 4])), Ok(3));
-    assert_eq!(bench.cache.read_for_peer(owner(3), &[]), Err(Refused::AlreadyOpen));
+    assert_eq!(bench.cache.read_for_peer(owner(3), &[]), Err(HoldRefusal::AlreadyOpen));
     let mut out = [0; BLOCK_BYTES];
     for key in chain(&A) {
         let checksum = bench.cache.read_block(key, &bench.memory, &mut out).unwrap();
         assert_eq!((checksum, out), (crate::block_checksum(key, &content(key)), content(key)));
     }
-    assert_eq!(bench.cache.read_block(BlockKey(5), &bench.memory, &mut out), Err(ReadFailed::Absent));
+    assert_eq!(bench.cache.read_block(BlockKey(5), &bench.memory, &mut out), Err(BlockReadError::Absent));
     let short = bench.cache.read_block(BlockKey(5), &bench.memory, &mut [0; 3]);
-    assert_eq!(short, Err(ReadFailed::WrongLength));
+    assert_eq!(short, Err(BlockReadError::WrongLength));
     bench.damage_dram(0);
     bench.damage_dram(1);
     bench.damage_dram(2);
@@ -400,7 +400,7 @@ fn peers_read_from_every_tier() {
     }
     bench.disk.state.lock().unwrap().fail_reads = 1;
     let key = chain(&A)[2];
-    assert_eq!(bench.cache.read_block(key, &bench.memory, &mut out), Err(ReadFailed::Unreadable));
+    assert_eq!(bench.cache.read_block(key, &bench.memory, &mut out), Err(BlockReadError::Unreadable));
     assert!(bench.cache.close(owner(3)));
     bench.audit();
 }
@@ -413,7 +413,7 @@ fn contradictory_chains_are_refused() {
     let twin = BlockKey(a[0].0 ^ 1 << 100);
     let stranger = BlockKey(77);
     let refused = |bench: &mut Bench, chain: &[BlockKey]| match bench.cache.open(owner(2), chain, 0) {
-        Err(Refused::Misfit { position }) => position,
+        Err(HoldRefusal::Misfit { position }) => position,
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(&mut bench, &[a[1]]), 0);

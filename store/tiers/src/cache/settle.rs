@@ -1,6 +1,6 @@
 //! One step of the store, and what follows from it at once.
 
-use super::copies::CopyDown;
+use super::copies::CopyOrder;
 use super::{Address, KvCache, Notice};
 use crate::slots::Slots;
 use crate::tier::Tier as _;
@@ -33,7 +33,7 @@ impl KvCache {
                 self.news.push(Notice::Changed(CacheChange::Cleared));
             }
             Effect::Offload { ticket, from, to, .. } => {
-                self.copies.push_back(CopyDown::new(ticket, from, to))
+                self.copies.push_back(CopyOrder::new(ticket, from, to))
             }
             Effect::Onboard { owner, .. } => self.loads.entry(owner).or_default().orders += 1,
             // The owner hears of both by `Notice::Ready`, once it waits for nothing else.
@@ -115,7 +115,7 @@ impl KvCache {
     /// continuation of another block, appears twice, or shares its 64-bit name with another.
     pub(super) fn plausible_blocks(&self, chain: &[BlockKey]) -> usize {
         let fit = self.store.misfit(chain).unwrap_or(chain.len());
-        let mut seen = crate::short::ByShort::default();
+        let mut seen = crate::short::ShortNameMap::default();
         let is_new = |key: &&BlockKey| {
             let stranger = self.addresses.get(&key.short()).is_some_and(|address| address.key != **key);
             !stranger && seen.insert(key.short(), ()).is_none()

@@ -2,7 +2,7 @@
 //! fails on request.
 
 use super::{CacheConfig, Hold, KvCache, Notice, Pool};
-use crate::disk::testing::Sick;
+use crate::disk::testing::FailingDisk;
 use crate::file::IoChoice;
 use crate::file::testing::on_disk;
 use crate::layout::Layout;
@@ -46,7 +46,7 @@ pub(crate) fn owner(number: u64) -> Owner {
 pub(crate) struct Bench {
     pub(crate) cache: KvCache,
     pub(crate) memory: Memory,
-    pub(crate) disk: Arc<Sick>,
+    pub(crate) disk: Arc<FailingDisk>,
 }
 
 impl Bench {
@@ -63,11 +63,11 @@ impl Bench {
     }
 
     pub(crate) fn with(store: StoreConfig) -> Self {
-        Self::over(store, Arc::new(Sick::default()))
+        Self::over(store, Arc::new(FailingDisk::default()))
     }
 
     /// On a disk that an earlier life may have used.
-    pub(crate) fn over(store: StoreConfig, disk: Arc<Sick>) -> Self {
+    pub(crate) fn over(store: StoreConfig, disk: Arc<FailingDisk>) -> Self {
         let layout = Layout { block_bytes: BLOCK_BYTES, capacity: store.ssd_blocks as u32, fingerprint: 0 };
         let file = (store.ssd_blocks > 0).then(|| on_disk(&disk, layout).expect("the disk is well"));
         let memory = Memory(vec![[0; BLOCK_BYTES]; store.hbm_blocks as usize]);

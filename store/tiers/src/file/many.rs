@@ -3,7 +3,7 @@
 use super::FileTier;
 use crate::checksum::block_checksum;
 use crate::index::Place;
-use crate::io_sequencer::Done;
+use crate::io_sequencer::IoCompletion;
 use crate::tier::TierError;
 use baton_types::BlockKey;
 use std::collections::BTreeMap;
@@ -95,7 +95,7 @@ impl FileTier {
         first_error: &mut Option<TierError>,
     ) {
         while let Some(done) = self.take_ended(|number| begun.contains_key(&number)) {
-            let Done { number, outcome, buffer } = done;
+            let IoCompletion { number, outcome, buffer } = done;
             self.recycle(buffer);
             let Some((key, place)) = begun.remove(&number) else { continue };
             match outcome {
@@ -114,7 +114,7 @@ impl FileTier {
 mod tests {
     use super::super::testing::on_disk;
     use super::*;
-    use crate::disk::testing::Sick;
+    use crate::disk::testing::FailingDisk;
     use crate::layout::Layout;
     use crate::tier::Tier as _;
     use std::sync::Arc;
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn more_than_fit_under_way_are_put_and_got() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut tier = on_disk(&disk, LAYOUT).unwrap();
         tier.put_all(keys(150).into_iter().map(|key| (key, None)), fill).unwrap();
         let mut seen = Vec::new();
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_goes_wrong_is_told_once_all_has_ended() {
-        let disk = Arc::new(Sick::default());
+        let disk = Arc::new(FailingDisk::default());
         let mut tier = on_disk(&disk, LAYOUT).unwrap();
         let put = |tier: &mut FileTier, keys: Vec<BlockKey>| {
             tier.put_all(keys.into_iter().map(|key| (key, None)), fill)

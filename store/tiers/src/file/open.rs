@@ -1,11 +1,11 @@
 //! The file itself: where it is, whose it is, and how it is read and written.
 
 use super::FileTier;
-use crate::aligned::{Aligned, PAGE_BYTES};
+use crate::aligned::{AlignedBuffer, PAGE_BYTES};
 use crate::disk::Disk;
 use crate::layout::{Header, Layout};
 use crate::queue::{Queue, Threads};
-use crate::recover::{Beginning, FlashError, Found, Opened, begin, look, made_for, recover};
+use crate::recover::{Beginning, FlashError, FoundHeader, OpenedFile, begin, look, made_for, recover};
 use crate::ring::Ring;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -114,7 +114,7 @@ pub(crate) fn layout_in(dir: &Path) -> Option<Layout> {
     made_for(&File::open(dir.join(FILE_NAME)).ok()?)
 }
 
-fn open_in(dir: &Path, layout: Layout) -> Result<(File, Opened), FlashError> {
+fn open_in(dir: &Path, layout: Layout) -> Result<(File, OpenedFile), FlashError> {
     fs::create_dir_all(dir)?;
     let path = dir.join(FILE_NAME);
     let file =
@@ -123,15 +123,15 @@ fn open_in(dir: &Path, layout: Layout) -> Result<(File, Opened), FlashError> {
     let mark = dir.join(PASSED_BY);
     let is_passed_by = mark.try_exists()?;
     let found = match look(&file, &layout)? {
-        Found::Usable(header) if is_passed_by => {
+        FoundHeader::Usable(header) if is_passed_by => {
             let reason = "an earlier start could not use it and went on without".to_owned();
-            Found::Unusable(header.sequence + 1, Some(reason))
+            FoundHeader::Unusable(header.sequence + 1, Some(reason))
         }
         found => found,
     };
     let opened = match found {
-        Found::Usable(header) => recover(&file, header)?,
-        Found::Unusable(sequence, reason) => {
+        FoundHeader::Usable(header) => recover(&file, header)?,
+        FoundHeader::Unusable(sequence, reason) => {
             file.set_len(0)?;
             allocate(&file, layout.file_bytes())?;
             // The length lasts before the header that speaks of it, and the name before both.
@@ -166,7 +166,7 @@ fn turn_direct(file: &File) -> Result<(), String> {
     let refused = |error: io::Error| format!("the file system refuses direct I/O: {error}");
     let flags = fcntl_getfl(file).map_err(|error| refused(error.into()))?;
     fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|error| refused(error.into()))?;
-    let tried = file.read_at(&mut Aligned::new(PAGE_BYTES), 0);
+    let tried = file.read_at(&mut AlignedBuffer::new(PAGE_BYTES), 0);
     if tried.is_err() {
         fcntl_setfl(file, flags).map_err(|error| refused(error.into()))?;
     }

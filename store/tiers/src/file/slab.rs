@@ -1,10 +1,10 @@
 //! The slab file as a [`Slab`], for the blob log.
 
 use super::FileTier;
-use crate::aligned::Aligned;
+use crate::aligned::AlignedBuffer;
 use crate::blob_log::Slab;
 use crate::index::{Entry, Place};
-use crate::io_sequencer::Done;
+use crate::io_sequencer::IoCompletion;
 use crate::tier::{Tier, TierError};
 use baton_types::BlockKey;
 
@@ -37,11 +37,11 @@ impl Slab for FileTier {
         Self::takes_read(self)
     }
 
-    fn buffer(&mut self) -> Aligned {
+    fn buffer(&mut self) -> AlignedBuffer {
         Self::buffer(self)
     }
 
-    fn recycle(&mut self, buffer: Aligned) {
+    fn recycle(&mut self, buffer: AlignedBuffer) {
         Self::recycle(self, buffer);
     }
 
@@ -49,7 +49,7 @@ impl Slab for FileTier {
         &mut self,
         keys: (BlockKey, Option<BlockKey>),
         checksum: u64,
-        buffer: Aligned,
+        buffer: AlignedBuffer,
     ) -> Result<(u64, Place), TierError> {
         Self::write(self, keys, checksum, buffer)
     }
@@ -62,7 +62,7 @@ impl Slab for FileTier {
         Self::peek(self, key)
     }
 
-    fn next_done(&mut self) -> Option<Done> {
+    fn next_done(&mut self) -> Option<IoCompletion> {
         Self::next_done(self)
     }
 

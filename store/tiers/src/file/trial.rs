@@ -84,7 +84,7 @@ fn rate(bytes: usize, took: Duration) -> u64 {
 mod tests {
     use super::super::testing::on_disk;
     use super::*;
-    use crate::disk::testing::Sick;
+    use crate::disk::testing::FailingDisk;
     use crate::layout::Layout;
     use std::sync::Arc;
 
@@ -113,7 +113,7 @@ mod tests {
             (|state| state.lose_all_writes = true, "reading back"),
         ];
         for (break_it, at) in breaks {
-            let disk = Arc::new(Sick::default());
+            let disk = Arc::new(FailingDisk::default());
             let mut tier = on_disk(&disk, LAYOUT).unwrap();
             break_it(&mut disk.state.lock().unwrap());
             let why = tier.try_out().unwrap_err();

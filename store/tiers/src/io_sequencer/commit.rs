@@ -4,7 +4,7 @@
 //! flushes; that flush covers the pages, and the blocks written meanwhile, whose turn is next.
 
 use super::{Answer, Flight, IoSequencer, Landing, MAX_FAILURES, OpKind};
-use crate::aligned::{Aligned, PAGE_BYTES};
+use crate::aligned::{AlignedBuffer, PAGE_BYTES};
 use crate::index::Place;
 use crate::layout::Header;
 use crate::tier::TierError;
@@ -77,7 +77,7 @@ impl IoSequencer {
     fn give_up(&mut self) {
         let blocks: Vec<Landing> = self.landed.drain(..).chain(self.flushed.drain(..)).collect();
         for Landing { number, .. } in blocks {
-            self.refuse(number, Aligned::new(0));
+            self.refuse(number, AlignedBuffer::new(0));
         }
         self.removals.clear();
         if self.is_off && self.clearing.take().is_some() {
@@ -97,7 +97,7 @@ impl IoSequencer {
         group.pages = self.index.take_dirty();
         group.unwritten = group.pages.len();
         for page in group.pages.clone() {
-            let mut bytes = Aligned::new(PAGE_BYTES);
+            let mut bytes = AlignedBuffer::new(PAGE_BYTES);
             let offset = self.index.compose(page, &mut bytes);
             self.fly(Flight::Page, OpKind::Write, offset, bytes);
         }
@@ -107,7 +107,7 @@ impl IoSequencer {
     fn flush(&mut self, mut group: Group) {
         group.covered = std::mem::take(&mut self.landed);
         self.cycle = Cycle::Flush(group);
-        self.fly(Flight::Flush, OpKind::Flush, 0, Aligned::new(0));
+        self.fly(Flight::Flush, OpKind::Flush, 0, AlignedBuffer::new(0));
     }
 
     pub(super) fn page_written(&mut self, result: io::Result<()>) {
@@ -142,7 +142,7 @@ impl IoSequencer {
         self.failures = 0;
         group.pages.iter().for_each(|&page| self.index.lasts(page));
         for Landing { number, entry, .. } in group.blocks {
-            self.done(number, Ok(entry.place.checksum), Aligned::new(0));
+            self.done(number, Ok(entry.place.checksum), AlignedBuffer::new(0));
         }
         group.leaving.iter().for_each(|place| self.free(place.slot, self.epoch));
         self.flushed = group.covered;
@@ -156,11 +156,11 @@ impl IoSequencer {
         for Landing { number, entry, .. } in group.blocks {
             self.index.clear(entry.place);
             self.removals.push_back(entry.place);
-            self.done(number, Err(again()), Aligned::new(0));
+            self.done(number, Err(again()), AlignedBuffer::new(0));
         }
         group.leaving.into_iter().rev().for_each(|place| self.removals.push_front(place));
         for Landing { number, entry, epoch } in group.covered {
-            self.done(number, Err(again()), Aligned::new(0));
+            self.done(number, Err(again()), AlignedBuffer::new(0));
             self.free(entry.place.slot, epoch);
         }
         self.count_failure();
@@ -178,7 +178,7 @@ impl IoSequencer {
 
     fn write_header(&mut self, incarnation: u64) {
         let header = Header { incarnation, sequence: self.header.sequence + 1, ..self.header };
-        let mut bytes = Aligned::new(PAGE_BYTES);
+        let mut bytes = AlignedBuffer::new(PAGE_BYTES);
         header.encode(&mut bytes);
         self.cycle = Cycle::Header(header);
         self.fly(Flight::Header, OpKind::Write, header.offset(), bytes);
@@ -189,7 +189,7 @@ impl IoSequencer {
         match result {
             Ok(()) => {
                 self.cycle = Cycle::HeaderFlush(header);
-                self.fly(Flight::Flush, OpKind::Flush, 0, Aligned::new(0));
+                self.fly(Flight::Flush, OpKind::Flush, 0, AlignedBuffer::new(0));
             }
             Err(_) => self.header_lasts(header, result),
         }

@@ -4,15 +4,15 @@
 
 pub(crate) mod device;
 
-use super::{Answer, Done, IoSequencer, Order};
-use crate::aligned::Aligned;
+use super::{Answer, IoCompletion, IoSequencer, Order};
+use crate::aligned::AlignedBuffer;
 use crate::book::Book;
 use crate::checksum::block_checksum;
 use crate::disk::Disk;
-use crate::disk::testing::Sick;
+use crate::disk::testing::FailingDisk;
 use crate::index::{Entry, Place};
 use crate::layout::Layout;
-use crate::recover::{Beginning, Found, Opened, begin, look, recover};
+use crate::recover::{Beginning, FoundHeader, OpenedFile, begin, look, recover};
 use crate::tier::TierError;
 use baton_types::{BlockKey, Rng};
 use device::Device;
@@ -34,7 +34,7 @@ fn content(key: BlockKey, version: u64) -> Vec<u8> {
 
 /// The state of a key.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct KeyKnowledge {
     /// The version that was reported lasting and was not removed since.
     must: Option<u64>,
     /// Versions that the file may still tell of.
@@ -56,7 +56,7 @@ struct World {
     device: Device,
     sequencer: IoSequencer,
     book: Book,
-    known: BTreeMap<BlockKey, Known>,
+    known: BTreeMap<BlockKey, KeyKnowledge>,
     /// Versions by slot and generation, for answers about slots.
     versions: BTreeMap<(u32, u64), (BlockKey, u64)>,
     /// Blocks whose slots drain.
@@ -73,10 +73,10 @@ struct World {
 }
 
 /// Opens what is on a disk, as a start of the real tier does.
-pub(crate) fn open(image: &Sick, layout: Layout, incarnation: u64) -> Opened {
+pub(crate) fn open(image: &FailingDisk, layout: Layout, incarnation: u64) -> OpenedFile {
     match look(image, &layout).expect("the disk answers") {
-        Found::Usable(header) => recover(image, header).expect("the disk answers"),
-        Found::Unusable(sequence, reason) => {
+        FoundHeader::Usable(header) => recover(image, header).expect("the disk answers"),
+        FoundHeader::Unusable(sequence, reason) => {
             assert_eq!(reason, None, "a crash leaves nothing that is not ours");
             image.write_at(&vec![0; layout.file_bytes() as usize], 0).expect("it has room");
             let header = crate::layout::Header { layout, incarnation, sequence };
@@ -85,7 +85,11 @@ pub(crate) fn open(image: &Sick, layout: Layout, incarnation: u64) -> Opened {
     }
 }
 
-fn versions_of(opened: &Opened, device: &Device, known: &BTreeMap<BlockKey, Known>) -> Vec<(Entry, u64)> {
+fn versions_of(
+    opened: &OpenedFile,
+    device: &Device,
+    known: &BTreeMap<BlockKey, KeyKnowledge>,
+) -> Vec<(Entry, u64)> {
     let mut found = Vec::new();
     for entry in &opened.entries {
         let from = opened.header.layout.slot_offset(entry.place.slot) as usize;
@@ -104,7 +108,7 @@ const HEADERS_END: u64 = 8192;
 
 /// Whether all that must be there is, and nothing else. An index page with a sector that is neither old nor new is given
 /// up, and what it lists with it.
-fn check(opened: &Opened, found: &[(Entry, u64)], known: &BTreeMap<BlockKey, Known>) -> bool {
+fn check(opened: &OpenedFile, found: &[(Entry, u64)], known: &BTreeMap<BlockKey, KeyKnowledge>) -> bool {
     let is_given_up = matches!(opened.beginning, Beginning::Recovered { lost_pages: 1.., .. });
     let by_key: BTreeMap<BlockKey, u64> =
         found.iter().map(|(entry, version)| (entry.key, *version)).collect();
@@ -122,7 +126,7 @@ fn check(opened: &Opened, found: &[(Entry, u64)], known: &BTreeMap<BlockKey, Kno
 impl World {
     fn new(capacity: u32, seed: u64) -> Self {
         let layout = Layout { block_bytes: BLOCK_BYTES, capacity, fingerprint: 3 };
-        let image = Sick::default();
+        let image = FailingDisk::default();
         let opened = open(&image, layout, 1);
         let bytes = std::mem::take(&mut image.state.lock().expect("no test panics here").bytes);
         Self {
@@ -197,7 +201,7 @@ impl World {
         let bytes = content(key, version);
         let Some(place) = self.book.reserve(block_checksum(key, &bytes)) else { return };
         (self.next_version, self.next_number) = (version + 1, number + 1);
-        let mut buffer = Aligned::new(self.layout.stride_bytes());
+        let mut buffer = AlignedBuffer::new(self.layout.stride_bytes());
         buffer[..BLOCK_BYTES].copy_from_slice(&bytes);
         self.known.entry(key).or_default().may.insert(version);
         self.versions.insert((place.slot, place.generation), (key, version));
@@ -220,7 +224,7 @@ impl World {
         let Some(place) = self.book.place(key) else { return };
         let must = self.known[&key].must;
         self.reading.insert(self.next_number, (key, must));
-        let buffer = Aligned::new(self.layout.stride_bytes());
+        let buffer = AlignedBuffer::new(self.layout.stride_bytes());
         self.sequencer.take(Order::Read { number: self.next_number, key, place, buffer });
         self.next_number += 1;
     }
@@ -238,7 +242,7 @@ impl World {
 
     fn hear(&mut self, answer: Answer) {
         match answer {
-            Answer::Done(Done { number, outcome, buffer }) => match self.reading.remove(&number) {
+            Answer::Done(IoCompletion { number, outcome, buffer }) => match self.reading.remove(&number) {
                 Some((key, version)) => self.was_read(key, version, outcome, &buffer),
                 None => self.was_written(number, outcome),
             },
@@ -292,9 +296,9 @@ impl World {
     }
 
     /// Cuts the power, in a copy of the world, and looks at what is left.
-    fn crash(&mut self) -> (Device, Opened, Vec<(Entry, u64)>) {
+    fn crash(&mut self) -> (Device, OpenedFile, Vec<(Entry, u64)>) {
         let device = self.device.after_power_cut(&mut self.rng);
-        let image = Sick::with(device.lasting().to_vec());
+        let image = FailingDisk::with(device.lasting().to_vec());
         let opened = open(&image, self.layout, self.next_life);
         let bytes = std::mem::take(&mut image.state.lock().expect("no test panics here").bytes);
         let device = Device::new(bytes, self.device.garbles_from());
@@ -308,7 +312,7 @@ impl World {
     }
 
     /// Goes on from what a power cut left.
-    fn live_on(&mut self, (device, opened, found): (Device, Opened, Vec<(Entry, u64)>)) {
+    fn live_on(&mut self, (device, opened, found): (Device, OpenedFile, Vec<(Entry, u64)>)) {
         let of = |entry: &Entry| self.versions[&(entry.place.slot, entry.place.generation)];
         let left: Vec<_> = opened.stale.iter().map(|entry| (entry.place, of(entry))).collect();
         self.known.clear();
@@ -316,7 +320,7 @@ impl World {
         (self.first_version, self.is_off) = (0, false);
         for (entry, version) in &found {
             let may = BTreeSet::from([*version]);
-            self.known.insert(entry.key, Known { must: Some(*version), may });
+            self.known.insert(entry.key, KeyKnowledge { must: Some(*version), may });
         }
         self.book = Book::new(self.layout, opened.places, &opened.entries, &opened.stale);
         self.sequencer = IoSequencer::new(opened.header, opened.index, true);

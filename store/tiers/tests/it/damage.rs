@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use baton_tiers::{BlobLog, IoChoice, Record, ShelfDone, ShelfOptions, Source};
+use baton_tiers::{BlobLog, IoChoice, Record, ShelfEvent, ShelfOptions, Source};
 use baton_types::Rng;
 
 /// Cases of a usual run.
@@ -42,7 +42,7 @@ fn open(dir: &Path) -> Result<BlobLog, String> {
 }
 
 /// The results of the log until it is idle.
-fn settle(shelf: &mut BlobLog) -> Vec<ShelfDone> {
+fn settle(shelf: &mut BlobLog) -> Vec<ShelfEvent> {
     let mut told = Vec::new();
     loop {
         shelf.pump();
@@ -69,7 +69,7 @@ fn fill(dir: &Path, rng: &mut Rng) -> BTreeMap<u64, u64> {
             lasting.insert(name, version);
         }
         for done in settle(&mut shelf) {
-            if let ShelfDone::Dropped(gone) = done {
+            if let ShelfEvent::Dropped(gone) = done {
                 lasting.remove(&gone.name);
             }
         }
@@ -114,7 +114,7 @@ fn check(shelf: &mut BlobLog, lasting: &BTreeMap<u64, u64>, seed: u64) -> usize 
     for header_only in [true, false] {
         NAMES.for_each(|name| shelf.get(name, name, header_only));
         for done in settle(shelf) {
-            let ShelfDone::Got(name, Ok((read, value))) = done else { continue };
+            let ShelfEvent::Got(name, Ok((read, value))) = done else { continue };
             let version = lasting.get(&name).unwrap_or_else(|| panic!("seed {seed}: {name} was removed"));
             let (read, padding) = read.split_at(16);
             assert_eq!(read, header(name, *version), "seed {seed}: {name}");

@@ -6,7 +6,7 @@ use super::{DataPlane, LentWindow};
 use crate::arena::Loan;
 use crate::frame::Checksum;
 use crate::mover::{Memory, RemoteSegment};
-use crate::receiver::SliceAt;
+use crate::receiver::SlicePosition;
 
 /// A ring of registered memory that one peer may write to. Its bytes are a stream: byte `n` of the stream is at `n`
 /// modulo the window's size.
@@ -86,7 +86,7 @@ impl Drop for ReceiveWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The slice.
-    pub at: SliceAt,
+    pub at: SlicePosition,
     /// The piece's first byte, counted from the start of the slice.
     pub offset: u32,
     /// Its length.
@@ -98,12 +98,12 @@ pub struct Piece {
 /// Pieces of slices that have arrived in a window, in the order in which the sender wrote them. They have to be
 /// copied to where they belong; what lies there afterwards is what the sender's checksum is compared with.
 #[derive(Debug)]
-pub struct Arrived {
+pub struct ArrivedPieces {
     pub(crate) memory: Arc<Memory>,
     pub(crate) pieces: Vec<Piece>,
 }
 
-impl Arrived {
+impl ArrivedPieces {
     /// Copies every piece to its place in `to`, which `place` knows, and gives the checksum of the copies.
     ///
     /// # Errors

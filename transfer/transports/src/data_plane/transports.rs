@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::{DataPlaneConfig, NoNotices, RdmaDevices};
 use crate::error::Kind;
 use crate::mover::{
-    Exposure, Fault, Inbound, Memory, PeerId, ShmConfig, ShmTransport, TcpConfig, TcpTls, TcpTransport,
-    Transport,
+    Exposure, Fault, Memory, NoticeReceiver, PeerId, ShmConfig, ShmTransport, TcpConfig, TcpTls,
+    TcpTransport, Transport,
 };
 
 /// The transports of one node.
@@ -30,7 +30,7 @@ impl Transports {
         exposure: &Arc<Exposure>,
     ) -> Result<Self, (Kind, String)> {
         let unavailable = |why: String| (Kind::Unavailable, why);
-        let inbound: Arc<dyn Inbound> = Arc::new(NoNotices);
+        let inbound: Arc<dyn NoticeReceiver> = Arc::new(NoNotices);
         let node = Node { epoch, tls, exposure, inbound: &inbound };
         let (tcp, rdma) = tcp_and_rdma(config, &node).map_err(unavailable)?;
         let mut found = Self { transports: Vec::new(), me: tcp.peer_id(), words: Vec::new() };
@@ -90,7 +90,7 @@ struct Node<'a> {
     /// Its windows.
     exposure: &'a Arc<Exposure>,
     /// The receiver of notices.
-    inbound: &'a Arc<dyn Inbound>,
+    inbound: &'a Arc<dyn NoticeReceiver>,
 }
 
 /// RDMA, or why not.

@@ -4,7 +4,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::data_plane::LentWindow;
-use crate::dialer::{Dialer, Leased};
+use crate::dialer::{Dialer, LeasedConnection};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::Connection;
@@ -31,7 +31,7 @@ impl Offers<'_> {
     pub(super) async fn run(
         &mut self,
         deadline: Instant,
-    ) -> Result<(Leased, u32, Option<LentWindow>), TransportError> {
+    ) -> Result<(LeasedConnection, u32, Option<LentWindow>), TransportError> {
         let mut leased = self.dialer.lease(self.peer).await?;
         let mut pause = FIRST_PAUSE;
         loop {

@@ -33,7 +33,7 @@ struct State {
 
 /// Completions gathered in one turn of an I/O thread, and the room that they free.
 #[derive(Default)]
-pub(super) struct Settled {
+pub(super) struct TurnSummary {
     pub(super) completions: Vec<Completion>,
     pub(super) slices: u32,
     pub(super) bytes: u64,
@@ -112,7 +112,7 @@ impl Gate {
     }
 
     /// Books the ended entries and reports their completions.
-    pub(super) fn settle(&self, settled: &mut Settled) {
+    pub(super) fn settle(&self, settled: &mut TurnSummary) {
         if settled.completions.is_empty() {
             return;
         }
@@ -221,7 +221,7 @@ mod tests {
     fn a_full_path_tells_of_room_once() {
         let (gate, queue) = gate(4, 10_000);
         assert_eq!(gate.take(&slices(6, 10), |_| {}), 4);
-        let done = |tickets: std::ops::Range<u64>| Settled {
+        let done = |tickets: std::ops::Range<u64>| TurnSummary {
             slices: u32::try_from(tickets.end - tickets.start).unwrap(),
             bytes: 10 * (tickets.end - tickets.start),
             completions: tickets.map(|ticket| gate.done(ticket)).collect(),

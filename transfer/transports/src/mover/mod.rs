@@ -27,11 +27,11 @@ mod topology_scan;
 pub use baton_transfer::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
 pub use damage::Damage;
-pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
+pub use driver::{Batch, BatchFuture, DriverSnapshot, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use memory::{Location, Memory, OwnedMemory, Pages};
 pub use port::{
-    Capabilities, Completion, Completions, Direction, Fault, Inbound, NOTICE_BYTES_MAX, Notice, Path,
+    Capabilities, Completion, Completions, Direction, Fault, NOTICE_BYTES_MAX, Notice, NoticeReceiver, Path,
     PathEnd, PathId, PeerId, Region, RemoteSegment, Slice, Transport,
 };
 pub use shm::{ShmConfig, ShmTransport};

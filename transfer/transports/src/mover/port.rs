@@ -173,7 +173,7 @@ pub enum Completion {
         /// Which.
         path: PathId,
     },
-    /// A notice that this side sent has reached the peer's [`Inbound`].
+    /// A notice that this side sent has reached the peer's [`NoticeReceiver`].
     Notified {
         /// Over which path.
         path: PathId,
@@ -197,7 +197,7 @@ pub struct Notice {
 }
 
 /// Receives peers' messages for the program behind the transport.
-pub trait Inbound: Send + Sync {
+pub trait NoticeReceiver: Send + Sync {
     /// A peer has sent a notice. Called on an I/O thread: must not block.
     fn notice(&self, from: &PeerId, notice: Notice);
 }

@@ -7,7 +7,7 @@ use super::memory::Memory;
 use super::port::Fault;
 
 /// The result of adding a memory.
-pub(super) struct Added {
+pub(super) struct AddOutcome {
     /// The memory's number.
     pub(super) number: u32,
     /// It was not known before.
@@ -31,17 +31,17 @@ struct State {
 
 impl Registry {
     /// Adds a memory; a second call changes nothing.
-    pub(super) fn add(&self, memory: &Arc<Memory>) -> Added {
+    pub(super) fn add(&self, memory: &Arc<Memory>) -> AddOutcome {
         let mut state = self.state();
         let gone = state.known.extract_if(.., |_, (_, known)| known.strong_count() == 0);
         let gone = gone.map(|(_, (number, _))| number).collect();
         if let Some(number) = state.find(memory) {
-            return Added { number, new: false, gone };
+            return AddOutcome { number, new: false, gone };
         }
         state.next += 1;
         let number = state.next;
         state.known.insert(Arc::as_ptr(memory) as usize, (number, Arc::downgrade(memory)));
-        Added { number, new: true, gone }
+        AddOutcome { number, new: true, gone }
     }
 
     /// The number of a memory that is known and holds the range.

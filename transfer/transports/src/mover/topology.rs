@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::Location;
-pub use super::topology_scan::{Accelerator, Machine, Nic, PortSeen};
+pub use super::topology_scan::{Accelerator, Machine, Nic, RdmaPort};
 
 /// Transport, device and distance of the devices that reach a place; 0 is nearest.
 pub type Ranks = BTreeMap<Location, Vec<(String, String, u8)>>;
@@ -32,7 +32,7 @@ impl Topology {
     /// those that are nearest in the PCI tree. Devices without an active port are left out.
     pub fn of(machine: &Machine) -> Self {
         let live: Vec<&Nic> =
-            machine.nics.iter().filter(|nic| nic.ports.iter().any(PortSeen::active)).collect();
+            machine.nics.iter().filter(|nic| nic.ports.iter().any(RdmaPort::active)).collect();
         let node = |number: &u16| {
             let far = |nic: &&Nic| machine.numa_distance(Some(*number), nic.numa);
             (format!("cpu:{number}"), row(&live, far))

@@ -15,7 +15,7 @@ const NUMA_LOCAL: u32 = 10;
 
 /// A port of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortSeen {
+pub struct RdmaPort {
     /// Its number, from 1 on.
     pub number: u8,
     /// As the kernel says it: `ACTIVE`, `DOWN`, `INIT`.
@@ -28,7 +28,7 @@ pub struct PortSeen {
     pub gids: Vec<Gid>,
 }
 
-impl PortSeen {
+impl RdmaPort {
     /// Whether data can go through it.
     pub fn active(&self) -> bool {
         self.state == "ACTIVE"
@@ -45,7 +45,7 @@ pub struct Nic {
     /// The PCI devices on the way to it, from the root on; none for software devices.
     pub pci: Vec<String>,
     /// Its ports.
-    pub ports: Vec<PortSeen>,
+    pub ports: Vec<RdmaPort>,
     /// Network interfaces that belong to it, with the largest packet of each in bytes.
     pub interfaces: Vec<(String, u32)>,
 }
@@ -133,14 +133,14 @@ fn nic(sysfs: &Path, name: String) -> Nic {
     }
 }
 
-fn seen(folder: &Path, port: &str) -> Option<PortSeen> {
+fn seen(folder: &Path, port: &str) -> Option<RdmaPort> {
     let number = port.parse().ok()?;
     let port = folder.join("ports").join(port);
     // The state is `4: ACTIVE`.
     let state = line(&port.join("state")).unwrap_or_default();
     let state = state.split_once(": ").map_or(state.as_str(), |(_, name)| name).to_owned();
     let text = |name: &str| line(&port.join(name)).unwrap_or_default();
-    Some(PortSeen {
+    Some(RdmaPort {
         number,
         state,
         link_layer: text("link_layer"),

@@ -15,7 +15,7 @@ use crate::landing::Landings;
 use crate::limits::Limits;
 use crate::message::{HeldBlock, decode_keys, decode_window, encode_held, priority_of};
 use crate::mover::Region;
-use crate::receiver::{FetchedBlock, Refused, Want, answers};
+use crate::receiver::{FetchedBlock, FlightRefusal, Want, answers};
 use crate::stats::Place;
 use crate::wire::{read_control, read_header, write_control};
 
@@ -31,12 +31,12 @@ pub(super) async fn serve(
     let keys = decode_keys(&body)?;
     if keys.len() > limits.fetch_keys {
         let why = format!("{} keys are over the limit fetch_keys {}", keys.len(), limits.fetch_keys);
-        return refuse(connection, Refused { retry: false, why }, pace).await;
+        return refuse(connection, FlightRefusal { retry: false, why }, pace).await;
     }
     let place = Place::take(&landings.party.counters, |all| &all.serving_fetches, limits.flights);
     let Some(_place) = place else {
         let why = format!("{} fetches are being served already", limits.flights);
-        return refuse(connection, Refused { retry: true, why }, pace).await;
+        return refuse(connection, FlightRefusal { retry: true, why }, pace).await;
     };
     let limit = Duration::from_millis(header.c).min(limits.flight_timeout());
     let deadline = Instant::now() + limit;
@@ -56,7 +56,7 @@ pub(super) async fn serve(
         let lent = hear(connection, pace, FrameKind::Lent).await?.1;
         let lent = decode_window(&lent)?.ok_or_else(|| unexpected(FrameKind::Lent))?;
         let window = WindowWriter::new(&landings.party.plane, lent, priority, left)?;
-        Sending::new(landings, window)?.all(connection, &blocks).await?;
+        OutgoingBlocks::new(landings, window)?.all(connection, &blocks).await?;
         blocks.iter().for_each(|block| landings.party.counters.sent(1, block.bytes.len() as u64));
     }
     let sent = u64::try_from(blocks.len()).expect("a usize has at most 64 bits");
@@ -100,13 +100,13 @@ fn held(block: &FetchedBlock) -> HeldBlock {
 
 /// Blocks on their way into the asker's window, one after another. They are sent from a copy in registered memory, in
 /// a ring of its own.
-struct Sending {
+struct OutgoingBlocks {
     window: WindowWriter,
     staging: Arc<Loan>,
     pace: Duration,
 }
 
-impl Sending {
+impl OutgoingBlocks {
     fn new(landings: &Landings, window: WindowWriter) -> Result<Self, TransportError> {
         let bytes = window.window_bytes().min(landings.party.limits.window_bytes.into());
         let staging = landings.party.plane.stage(bytes).ok_or_else(|| {

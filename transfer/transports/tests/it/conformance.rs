@@ -88,8 +88,8 @@ async fn a_note_comes_once_and_before_the_slices(way: Way) {
     scene
         .send(
             &mut late,
-            SliceAt { block: 0, layer: 0 },
-            layer(ticket(4), SliceAt { block: 0, layer: 0 }, PLAN),
+            SlicePosition { block: 0, layer: 0 },
+            layer(ticket(4), SlicePosition { block: 0, layer: 0 }, PLAN),
         )
         .await
         .unwrap();
@@ -195,7 +195,7 @@ async fn a_slice_outside_the_plan_is_the_callers_fault(way: Way) {
     let whole = scene.placed(&[0; 3000]);
     let beyond = mover::Region { at: whole.memory.bytes() as u64 - 2999, ..whole.clone() };
     for (block, layer, from) in [(5, 0, &whole), (0, 4, &whole), (0, 0, &beyond)] {
-        let error = flight.send(SliceAt { block, layer }, from).await.unwrap_err();
+        let error = flight.send(SlicePosition { block, layer }, from).await.unwrap_err();
         assert_eq!((error.kind, error.stage), (Kind::Invalid, Stage::Send));
     }
     for at in positions(PLAN, 0) {
@@ -225,8 +225,8 @@ async fn a_receiver_that_goes_ends_the_flight(way: Way) {
     scene
         .send(
             &mut flight,
-            SliceAt { block: 0, layer: 0 },
-            layer(ticket(1), SliceAt { block: 0, layer: 0 }, PLAN),
+            SlicePosition { block: 0, layer: 0 },
+            layer(ticket(1), SlicePosition { block: 0, layer: 0 }, PLAN),
         )
         .await
         .unwrap();

@@ -69,14 +69,14 @@ async fn after_a_send_dropped_midway_nothing_follows() {
     let mut sends = 0;
     loop {
         assert!(sends < 100, "a window whose bytes nobody takes out takes everything");
-        let send = flight.send(SliceAt { block: sends, layer: 0 }, &bytes);
+        let send = flight.send(SlicePosition { block: sends, layer: 0 }, &bytes);
         match tokio::time::timeout(Duration::from_millis(100), send).await {
             Ok(sent) => sent.unwrap(),
             Err(_) => break,
         }
         sends += 1;
     }
-    let error = flight.send(SliceAt { block: 99, layer: 0 }, &bytes).await.unwrap_err();
+    let error = flight.send(SlicePosition { block: 99, layer: 0 }, &bytes).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Closed, Stage::Send), "{error}");
     assert_eq!(flight.finish().await.unwrap_err().kind, Kind::Closed);
     scene.node.until("the abort", |book| book.aborted.len() == 1).await;
@@ -142,7 +142,7 @@ struct Case {
     way: Way,
     plan: Plan,
     have_blocks: u32,
-    order: Vec<SliceAt>,
+    order: Vec<SlicePosition>,
     sender: Sender,
     there: Fault,
     back: Fault,

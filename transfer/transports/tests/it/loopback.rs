@@ -15,7 +15,7 @@ const SLICE_BYTES_MAX: u32 = 16 << 20;
 struct Member {
     epoch: u64,
     exposure: Arc<Exposure>,
-    inbound: Arc<dyn Inbound>,
+    inbound: Arc<dyn NoticeReceiver>,
 }
 
 /// The members that can be reached inside the process.
@@ -50,13 +50,13 @@ pub struct Loopback {
     net: Arc<LoopbackNet>,
     member: Arc<Member>,
     registered: Mutex<Vec<Weak<Memory>>>,
-    shared: Arc<Mutex<Closed>>,
+    shared: Arc<Mutex<ShutdownState>>,
     routes: Mutex<Vec<Weak<Route>>>,
 }
 
 /// Set by a shutdown: this node sends nothing from then on.
 #[derive(Default)]
-struct Closed(bool);
+struct ShutdownState(bool);
 
 impl Loopback {
     /// Joins the net as `me`; a former life at that address is over for its peers.
@@ -64,7 +64,7 @@ impl Loopback {
         net: &Arc<LoopbackNet>,
         me: PeerId,
         exposure: Arc<Exposure>,
-        inbound: Arc<dyn Inbound>,
+        inbound: Arc<dyn NoticeReceiver>,
     ) -> Arc<Self> {
         let member = Arc::new(Member { epoch: me.epoch, exposure, inbound });
         net.members().insert(me.address.clone(), member.clone());
@@ -161,9 +161,9 @@ struct Route {
     me: PeerId,
     peer: PeerId,
     net: Arc<LoopbackNet>,
-    here: Arc<Mutex<Closed>>,
+    here: Arc<Mutex<ShutdownState>>,
     completions: Arc<CompletionQueue>,
-    closed: Mutex<Closed>,
+    closed: Mutex<ShutdownState>,
 }
 
 impl Route {
@@ -219,7 +219,7 @@ impl Route {
 impl Path for LoopbackPath {
     fn post(&self, slices: &[Slice]) -> usize {
         let path = self.0.id;
-        // Held over the copies, so that none is under way when the path reports `Closed`.
+        // Held over the copies, so that none is under way when the path reports `ShutdownState`.
         let closed = self.0.closed.lock().unwrap_or_else(PoisonError::into_inner);
         if closed.0 {
             return 0;

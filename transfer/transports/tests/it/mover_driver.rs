@@ -8,17 +8,17 @@ use baton_transfer::{Fault as CoreFault, Refusal as CoreRefusal};
 use baton_transports::mover::*;
 
 use crate::loopback::{Loopback, LoopbackNet};
-use crate::mover_faulty::{Faulty, Trouble};
+use crate::mover_faulty::{FaultyTransport, Trouble};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const BYTES: usize = 4 << 20;
 
 /// Whether a batch ended well.
-pub trait Ended {
+pub trait DoneCheck {
     fn is_done(&self) -> bool;
 }
 
-impl Ended for Outcome {
+impl DoneCheck for Outcome {
     fn is_done(&self) -> bool {
         matches!(self, Self::Done { .. })
     }
@@ -27,7 +27,7 @@ impl Ended for Outcome {
 #[derive(Default)]
 struct Mailbox(Mutex<Vec<Vec<u8>>>);
 
-impl Inbound for Mailbox {
+impl NoticeReceiver for Mailbox {
     fn notice(&self, _: &PeerId, notice: Notice) {
         self.0.lock().unwrap().push(notice.bytes);
     }
@@ -75,7 +75,7 @@ struct Scene {
     net: Arc<LoopbackNet>,
     here: Node,
     there: Node,
-    transports: Vec<Arc<Faulty>>,
+    transports: Vec<Arc<FaultyTransport>>,
     mover: Mover,
     local: Arc<Memory>,
     remote: Arc<Memory>,
@@ -86,8 +86,8 @@ impl Scene {
     fn new(settings: MoverSettings, names: &[&'static str], devices: &[&str]) -> Self {
         let net = LoopbackNet::new();
         let (here, there) = (Node::join(&net, "here:1", 1), Node::join(&net, "there:1", 1));
-        let wrap = |name: &&'static str| Faulty::around(here.loopback.clone(), name, devices);
-        let transports: Vec<Arc<Faulty>> = names.iter().map(wrap).collect();
+        let wrap = |name: &&'static str| FaultyTransport::around(here.loopback.clone(), name, devices);
+        let transports: Vec<Arc<FaultyTransport>> = names.iter().map(wrap).collect();
         let dynamic = transports.iter().map(|transport| transport.clone() as Arc<dyn Transport>).collect();
         let mover = here.mover(settings, dynamic);
         let local = Memory::private(BYTES, Location::Anywhere).unwrap();

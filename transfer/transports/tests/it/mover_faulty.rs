@@ -32,7 +32,7 @@ struct Plan {
     moved: usize,
 }
 
-pub struct Faulty {
+pub struct FaultyTransport {
     name: &'static str,
     devices: Vec<String>,
     inner: Arc<Loopback>,
@@ -40,7 +40,7 @@ pub struct Faulty {
     paths: Mutex<Vec<Arc<Shared>>>,
 }
 
-impl Faulty {
+impl FaultyTransport {
     pub fn around(inner: Arc<Loopback>, name: &'static str, devices: &[&str]) -> Arc<Self> {
         let devices = devices.iter().map(ToString::to_string).collect();
         Arc::new(Self { name, devices, inner, plan: Arc::default(), paths: Mutex::default() })
@@ -78,7 +78,7 @@ impl Faulty {
     }
 }
 
-impl Transport for Faulty {
+impl Transport for FaultyTransport {
     fn name(&self) -> &'static str {
         self.name
     }

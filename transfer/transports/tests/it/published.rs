@@ -24,7 +24,7 @@ fn name(publisher: &Publisher) -> String {
 }
 
 /// Asks until the answer is as expected: another thread publishes the changes.
-fn until(directory: &Directory, name: &str, good: impl Fn(&Found) -> bool) -> Found {
+fn until(directory: &Directory, name: &str, good: impl Fn(&DirectoryAnswer) -> bool) -> DirectoryAnswer {
     let limit = Instant::now() + TIME_LIMIT;
     loop {
         let found = directory.look(name).unwrap();

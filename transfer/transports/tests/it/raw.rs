@@ -68,7 +68,7 @@ fn offer() -> Vec<u8> {
 
 /// Says that the window holds `upto` bytes of the stream, of which those that are new have this checksum, and in
 /// which these slices begin.
-fn moved(upto: u64, sum: u64, begun: &[SliceAt]) -> Vec<u8> {
+fn moved(upto: u64, sum: u64, begun: &[SlicePosition]) -> Vec<u8> {
     let mut body = sum.to_le_bytes().to_vec();
     for at in begun {
         body.extend(at.block.to_le_bytes());
@@ -121,7 +121,7 @@ async fn the_format_is_as_described() {
     assert!(answer.starts_with(&preface(PROTOCOL_VERSION)));
     scene.node.with(|book| {
         assert_eq!(book.completed, vec![ticket(1)]);
-        let landed: Vec<SliceAt> = book.slices.iter().map(|(_, at, _)| *at).collect();
+        let landed: Vec<SlicePosition> = book.slices.iter().map(|(_, at, _)| *at).collect();
         assert_eq!(landed, positions(PLAN, 0));
         assert!(book.slices.iter().all(|(_, _, bytes)| *bytes == vec![0; 3_000]));
     });
@@ -129,7 +129,7 @@ async fn the_format_is_as_described() {
 
 #[tokio::test]
 async fn each_broken_flight_is_aborted_and_the_reason_told() {
-    let at = |block, layer| SliceAt { block, layer };
+    let at = |block, layer| SlicePosition { block, layer };
     let (first, one) = (at(0, 0), zeros(3_000));
     let mut damaged = moved(3_000, one, &[first]);
     *damaged.last_mut().unwrap() ^= 1;
@@ -168,7 +168,7 @@ async fn each_broken_flight_is_aborted_and_the_reason_told() {
 #[tokio::test]
 async fn slices_without_a_flight_are_refused() {
     let scene = Scene::new(Way::Tcp).await;
-    let lone = moved(1, zeros(1), &[SliceAt { block: 0, layer: 0 }]);
+    let lone = moved(1, zeros(1), &[SlicePosition { block: 0, layer: 0 }]);
     assert!(contains(&say(&scene, &[hello("there"), lone]).await, "where none belongs"));
     assert_eq!(scene.endpoint.stats().failures.bug, 1);
 }

@@ -46,7 +46,7 @@ pub trait Rig {
 #[derive(Default)]
 pub struct Inbox(pub Mutex<Vec<(PeerId, Notice)>>);
 
-impl Inbound for Inbox {
+impl NoticeReceiver for Inbox {
     fn notice(&self, from: &PeerId, notice: Notice) {
         self.0.lock().unwrap().push((from.clone(), notice));
     }

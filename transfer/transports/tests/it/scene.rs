@@ -26,9 +26,9 @@ pub struct Book {
     pub offers: Vec<(Ticket, Plan)>,
     /// Notes are taken, and here are those that came.
     pub notes: Option<Vec<(Ticket, Bytes)>>,
-    pub slices: Vec<(Ticket, SliceAt, Bytes)>,
+    pub slices: Vec<(Ticket, SlicePosition, Bytes)>,
     /// Slices of which some bytes have come.
-    partial: BTreeMap<(Ticket, SliceAt), Vec<u8>>,
+    partial: BTreeMap<(Ticket, SlicePosition), Vec<u8>>,
     pub completed: Vec<Ticket>,
     pub aborted: Vec<(Ticket, String)>,
 }
@@ -47,7 +47,8 @@ impl Node {
     pub fn holds_exactly(&self, ticket: Ticket, plan: Plan, have_blocks: u32) -> bool {
         self.with(|book| {
             let mine = book.slices.iter().filter(|(of, _, _)| *of == ticket);
-            let got: BTreeMap<SliceAt, &Bytes> = mine.clone().map(|(_, at, bytes)| (*at, bytes)).collect();
+            let got: BTreeMap<SlicePosition, &Bytes> =
+                mine.clone().map(|(_, at, bytes)| (*at, bytes)).collect();
             let count = u64::try_from(mine.count()).unwrap();
             count == plan.slices_after(have_blocks)
                 && positions(plan, have_blocks)
@@ -68,40 +69,43 @@ impl Node {
 }
 
 impl Receiver for Node {
-    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused> {
+    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
         self.with(|book| {
             if ticket.epoch != EPOCH {
-                return Err(Refused { retry: false, why: format!("epoch {} is over", ticket.epoch) });
+                return Err(FlightRefusal { retry: false, why: format!("epoch {} is over", ticket.epoch) });
             }
             if ticket.attempt < book.newest_attempt {
-                return Err(Refused { retry: false, why: format!("attempt {} is outdated", ticket.attempt) });
+                return Err(FlightRefusal {
+                    retry: false,
+                    why: format!("attempt {} is outdated", ticket.attempt),
+                });
             }
             if book.postpone > 0 {
                 book.postpone -= 1;
-                return Err(Refused { retry: true, why: "no order for it yet".into() });
+                return Err(FlightRefusal { retry: true, why: "no order for it yet".into() });
             }
             book.partial.retain(|(of, _), _| *of != ticket);
             book.offers.push((ticket, *plan));
-            Ok(Accepted { have_blocks: book.have_blocks })
+            Ok(AcceptedFlight { have_blocks: book.have_blocks })
         })
     }
 
-    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
+    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
         self.with(|book| match &mut book.notes {
             Some(notes) => {
                 notes.push((ticket, bytes));
                 Ok(())
             }
-            None => Err(Refused { retry: false, why: "no note is expected".into() }),
+            None => Err(FlightRefusal { retry: false, why: "no note is expected".into() }),
         })
     }
 
-    fn land(&self, ticket: Ticket, arrived: &Arrived) -> Result<u64, Refused> {
+    fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
         self.with(|book| {
             let size = book.offers.iter().rfind(|(of, _)| *of == ticket).unwrap().1.layer_bytes as usize;
             arrived.read(|piece, bytes| {
                 if book.refuse_slice_after.is_some_and(|most| book.slices.len() >= most) {
-                    return Err(Refused { retry: false, why: "the client has gone".into() });
+                    return Err(FlightRefusal { retry: false, why: "the client has gone".into() });
                 }
                 let slice = book.partial.entry((ticket, piece.at)).or_default();
                 assert_eq!((slice.len(), bytes.len()), (piece.offset as usize, piece.bytes as usize));
@@ -256,7 +260,12 @@ impl Scene {
     }
 
     /// Sends these bytes as one slice.
-    pub async fn send(&self, flight: &mut Flight, at: SliceAt, bytes: Bytes) -> Result<(), TransportError> {
+    pub async fn send(
+        &self,
+        flight: &mut Flight,
+        at: SlicePosition,
+        bytes: Bytes,
+    ) -> Result<(), TransportError> {
         flight.send(at, &self.placed(&bytes)).await
     }
 
@@ -280,7 +289,7 @@ impl Scene {
         &self,
         ticket: Ticket,
         plan: Plan,
-        order: &[SliceAt],
+        order: &[SlicePosition],
     ) -> Result<FlightStats, TransportError> {
         let mut flight = self.start(ticket, plan).await?;
         for at in order {
@@ -296,13 +305,13 @@ pub fn ticket(request: u64) -> Ticket {
 
 pub const PLAN: Plan = Plan { blocks: 5, layers: 4, layer_bytes: 3000 };
 
-pub fn positions(plan: Plan, have_blocks: u32) -> Vec<SliceAt> {
-    let of_layer = |layer| (have_blocks..plan.blocks).map(move |block| SliceAt { block, layer });
+pub fn positions(plan: Plan, have_blocks: u32) -> Vec<SlicePosition> {
+    let of_layer = |layer| (have_blocks..plan.blocks).map(move |block| SlicePosition { block, layer });
     (0..plan.layers).flat_map(of_layer).collect()
 }
 
 /// The bytes of one slice: other ones for each ticket and position.
-pub fn layer(ticket: Ticket, at: SliceAt, plan: Plan) -> Bytes {
+pub fn layer(ticket: Ticket, at: SlicePosition, plan: Plan) -> Bytes {
     let seed = ticket.request * 31 + u64::from(ticket.attempt) * 17;
     let mut state = seed ^ (u64::from(at.block) << 32) ^ u64::from(at.layer) ^ 0x9e37_79b9;
     let next = || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use baton_transfer::Priority;
 use baton_transports::mover::*;
 
-use crate::mover_driver::Ended as _;
+use crate::mover_driver::DoneCheck as _;
 
 const SEGMENTS: usize = 1_000;
 const BYTES: usize = 16 << 10;
@@ -16,9 +16,9 @@ const LIMIT: Duration = Duration::from_secs(40);
 const URGENT: usize = 64;
 const URGENT_MOST: usize = 100_000;
 
-struct Deaf;
+struct NullReceiver;
 
-impl Inbound for Deaf {
+impl NoticeReceiver for NullReceiver {
     fn notice(&self, _: &PeerId, _: Notice) {}
 }
 
@@ -30,7 +30,7 @@ struct Node {
 
 impl Node {
     fn start(shared_memory: bool, epoch: u64) -> Self {
-        let (exposure, inbound) = (Exposure::new(), Arc::new(Deaf));
+        let (exposure, inbound) = (Exposure::new(), Arc::new(NullReceiver));
         let config = TcpConfig::new(([127, 0, 0, 1], 0).into(), epoch);
         let tcp = TcpTransport::start(config, exposure.clone(), inbound.clone()).unwrap();
         let id = tcp.peer_id();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use baton_transports::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
 use baton_transports::mover::{
-    Completion, CompletionQueue, Completions, Direction, Exposure, Fault, Grant, Inbound, Location, Memory,
-    Notice, Path, PathId, PeerId, Region, RemoteSegment, Slice, Transport, WindowId,
+    Completion, CompletionQueue, Completions, Direction, Exposure, Fault, Grant, Location, Memory, Notice,
+    NoticeReceiver, Path, PathId, PeerId, Region, RemoteSegment, Slice, Transport, WindowId,
 };
 
 /// Far more than anything here takes on a machine that is busy.
@@ -17,7 +17,7 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub struct Inbox(pub Mutex<Vec<(PeerId, Vec<u8>)>>);
 
-impl Inbound for Inbox {
+impl NoticeReceiver for Inbox {
     fn notice(&self, from: &PeerId, notice: Notice) {
         self.0.lock().unwrap().push((from.clone(), notice.bytes));
     }

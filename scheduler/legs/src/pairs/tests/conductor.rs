@@ -29,7 +29,7 @@ struct Leg {
 }
 
 /// The conductor and what the driver knows.
-struct Real {
+struct RealCore {
     conductor: Conductor,
     alive: [bool; 5],
     /// They end what they have, and take nothing new.
@@ -41,7 +41,7 @@ struct Real {
     tokens_us: BTreeMap<RequestId, u64>,
 }
 
-impl Core for Real {
+impl Core for RealCore {
     fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>) {
         self.conductor.step(now_us, input, orders);
         assert_eq!(self.conductor.check(), Ok(()));
@@ -86,7 +86,7 @@ struct World {
     rng: Rng,
     now_us: u64,
     pairs: Pairs,
-    core: Real,
+    core: RealCore,
     /// By request and instance.
     legs: BTreeMap<(RequestId, InstanceId), Leg>,
     asked: BTreeMap<RequestId, u32>,
@@ -123,7 +123,7 @@ impl World {
         let local = config.local_prefill && config.policy.orders_queues();
         let conductor = Conductor::new(config).expect("a valid configuration");
         let (prompts, tokens_us) = (BTreeMap::new(), BTreeMap::new());
-        let core = Real {
+        let core = RealCore {
             conductor,
             alive: [false; 5],
             draining: [false; 5],
@@ -138,7 +138,7 @@ impl World {
         world
     }
 
-    fn act<T>(&mut self, act: impl FnOnce(&mut Pairs, u64, &mut Real, &mut Vec<Effect>) -> T) -> T {
+    fn act<T>(&mut self, act: impl FnOnce(&mut Pairs, u64, &mut RealCore, &mut Vec<Effect>) -> T) -> T {
         let mut effects = Vec::new();
         let result = act(&mut self.pairs, self.now_us, &mut self.core, &mut effects);
         effects.into_iter().for_each(|effect| self.carry_out(effect));

@@ -7,10 +7,10 @@ use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection
 use baton_types::{Epoch, InstanceId, RequestId};
 
 use super::super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Phase};
-use super::scripted::Scripted;
+use super::scripted::ScriptedCore;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum NaivePairState {
     Queued,
     Parked,
     Prefilling,
@@ -23,7 +23,7 @@ enum At {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     arrival: Arrival,
-    at: At,
+    at: NaivePairState,
     prefill: Option<InstanceId>,
     decode: Option<InstanceId>,
     attempt: u32,
@@ -52,31 +52,32 @@ struct Row {
 impl Row {
     fn phase(&self) -> Phase {
         match self.at {
-            At::Queued | At::Parked => Phase::Waiting,
-            At::Prefilling | At::Answered => Phase::Prefilling,
-            At::HandingOff => Phase::HandingOff,
-            At::Decoding => Phase::Decoding,
+            NaivePairState::Queued | NaivePairState::Parked => Phase::Waiting,
+            NaivePairState::Prefilling | NaivePairState::Answered => Phase::Prefilling,
+            NaivePairState::HandingOff => Phase::HandingOff,
+            NaivePairState::Decoding => Phase::Decoding,
         }
     }
 
     fn is_in(&self, instance: InstanceId) -> bool {
-        (self.at == At::Prefilling && self.prefill == Some(instance))
-            || (self.at == At::Decoding && self.decode == Some(instance))
+        (self.at == NaivePairState::Prefilling && self.prefill == Some(instance))
+            || (self.at == NaivePairState::Decoding && self.decode == Some(instance))
     }
 
     fn may_say(&self, instance: InstanceId, fact: &Fact) -> bool {
         let (prefills, decodes) = (self.prefill == Some(instance), self.decode == Some(instance));
-        let before =
-            [At::Prefilling, At::Answered, At::HandingOff].contains(&self.at) && (prefills || decodes);
-        let open = [At::Prefilling, At::Answered].contains(&self.at) && prefills;
-        let decoding = self.at == At::Decoding && decodes;
+        let before = [NaivePairState::Prefilling, NaivePairState::Answered, NaivePairState::HandingOff]
+            .contains(&self.at)
+            && (prefills || decodes);
+        let open = [NaivePairState::Prefilling, NaivePairState::Answered].contains(&self.at) && prefills;
+        let decoding = self.at == NaivePairState::Decoding && decodes;
         match fact {
             Fact::Token { index, .. } => {
-                decoding || (self.at == At::Prefilling && prefills && *index == self.given)
+                decoding || (self.at == NaivePairState::Prefilling && prefills && *index == self.given)
             }
             Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs => open,
             Fact::Ended => open || decoding,
-            Fact::Offered => self.at == At::Prefilling && prefills && !decodes,
+            Fact::Offered => self.at == NaivePairState::Prefilling && prefills && !decodes,
             Fact::HandedOff { ok: true } => before && decodes,
             Fact::HandedOff { ok: false } => before,
             Fact::Failed(_) => before || decoding,
@@ -139,14 +140,14 @@ pub(super) struct Naive {
     unserved_us: Option<u64>,
     back_us: u64,
     pub now_us: u64,
-    pub core: Scripted,
+    pub core: ScriptedCore,
     /// Requests that the conductor forgets next.
     forget: Vec<RequestId>,
     pub effects: Vec<Effect>,
 }
 
 impl Naive {
-    pub(super) fn new(limits: Limits, core: Scripted) -> Self {
+    pub(super) fn new(limits: Limits, core: ScriptedCore) -> Self {
         Self {
             limits,
             rows: Vec::new(),
@@ -184,7 +185,7 @@ impl Naive {
             .rows
             .iter()
             .map(|row| {
-                let handing = [At::Prefilling, At::HandingOff].contains(&row.at);
+                let handing = [NaivePairState::Prefilling, NaivePairState::HandingOff].contains(&row.at);
                 let later = row.failed > 1 && row.failed_attempt == row.attempt && handing;
                 let legs = [row.prefill, row.decode];
                 (
@@ -193,7 +194,7 @@ impl Naive {
                     row.attempt,
                     legs,
                     row.moves,
-                    row.at == At::Answered,
+                    row.at == NaivePairState::Answered,
                     later,
                 )
             })
@@ -263,8 +264,8 @@ impl Naive {
             Order::StartPrefill { request, .. } if self.copy(request).is_some() => self.sent(request, &order),
             Order::StartDecode { request, instance } => {
                 let now_us = self.now_us;
-                if let Some(row) = self.find(request).filter(|row| row.at != At::Answered) {
-                    (row.at, row.since_us) = (At::Decoding, now_us);
+                if let Some(row) = self.find(request).filter(|row| row.at != NaivePairState::Answered) {
+                    (row.at, row.since_us) = (NaivePairState::Decoding, now_us);
                     let row = *row;
                     self.give(request, self.limits.token_us(&row));
                     self.enter(request);
@@ -289,7 +290,7 @@ impl Naive {
 
     fn sent(&mut self, request: RequestId, order: &Order) {
         let Order::StartPrefill { instance, decode, fetch, room_tokens, order, .. } = *order else { return };
-        if self.find(request).unwrap().at == At::Answered {
+        if self.find(request).unwrap().at == NaivePairState::Answered {
             self.drop_ended(request);
             return self.forget.push(request);
         }
@@ -305,7 +306,7 @@ impl Naive {
         }
         (row.given, row.room, row.landed) = (row.emitted, room_tokens, false);
         row.alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
-        (row.at, row.prefill, row.decode) = (At::Prefilling, Some(instance), Some(decode));
+        (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), Some(decode));
         let copy = *row;
         let done = self.count(&copy, false);
         let row = self.find(request).unwrap();
@@ -329,7 +330,7 @@ impl Naive {
         let (row, now_us) = (self.copy(request).unwrap(), self.now_us);
         let done = self.count(&row, true);
         let row = self.find(request).unwrap();
-        (row.at, row.begun, row.seen, row.ahead) = (At::HandingOff, done, done, 0);
+        (row.at, row.begun, row.seen, row.ahead) = (NaivePairState::HandingOff, done, done, 0);
         row.since_us = now_us;
         let row = *row;
         self.give(request, self.limits.handoff_us(&row));
@@ -344,14 +345,14 @@ impl Naive {
             self.effects.push(Effect::Release { request, attempt, instance });
         }
         let Some(row) = self.find(request).filter(|row| row.phase() != Phase::Waiting) else { return };
-        if row.prefill == Some(instance) || row.at == At::Decoding {
+        if row.prefill == Some(instance) || row.at == NaivePairState::Decoding {
             row.prefill = None;
         }
         if row.decode == Some(instance) {
             row.decode = None;
         }
-        if row.prefill.is_none() && row.decode.is_none() && row.at != At::Answered {
-            row.at = At::Queued;
+        if row.prefill.is_none() && row.decode.is_none() && row.at != NaivePairState::Answered {
+            row.at = NaivePairState::Queued;
             let row = *row;
             self.give(request, self.limits.queue_us(&row));
             self.enter(request);
@@ -360,7 +361,8 @@ impl Naive {
 
     fn park(&mut self, request: RequestId) -> bool {
         let expected = self.unserved_us.is_some_and(|at_us| at_us + 5_000_000 > self.now_us);
-        let able = self.copy(request).is_some_and(|row| row.at != At::Answered && row.attempt < 32);
+        let able =
+            self.copy(request).is_some_and(|row| row.at != NaivePairState::Answered && row.attempt < 32);
         if able && (self.core.can_serve() || expected) {
             self.hold(request);
             return true;
@@ -371,8 +373,8 @@ impl Naive {
     fn hold(&mut self, request: RequestId) {
         let Some(row) = self.find(request) else { return };
         (row.trial, row.waits) = (false, true);
-        if row.at != At::Parked {
-            (row.at, row.prefill, row.decode) = (At::Parked, None, None);
+        if row.at != NaivePairState::Parked {
+            (row.at, row.prefill, row.decode) = (NaivePairState::Parked, None, None);
             let row = *row;
             self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
             self.enter(request);
@@ -381,9 +383,9 @@ impl Naive {
 
     fn rejected(&mut self, rejection: Rejection) {
         let unserved = rejection.reason == RejectReason::NoInstance && !self.core.can_serve();
-        let promised = self
-            .copy(rejection.request)
-            .is_some_and(|row| row.attempt > 0 || unserved || (row.at == At::Parked && row.admitted));
+        let promised = self.copy(rejection.request).is_some_and(|row| {
+            row.attempt > 0 || unserved || (row.at == NaivePairState::Parked && row.admitted)
+        });
         if rejection.wasted_tokens == 0 && promised && self.park(rejection.request) {
             return;
         }
@@ -392,7 +394,7 @@ impl Naive {
 
     fn refuse(&mut self, mut rejection: Rejection) {
         let Some(row) = self.copy(rejection.request) else { return };
-        if row.at == At::Answered {
+        if row.at == NaivePairState::Answered {
             return self.drop_ended(rejection.request);
         }
         self.drop_row(rejection.request);
@@ -443,7 +445,7 @@ impl Naive {
         let request = arrival.request;
         self.rows.push(Row {
             arrival,
-            at: At::Queued,
+            at: NaivePairState::Queued,
             prefill: None,
             decode: None,
             attempt: 0,
@@ -489,15 +491,15 @@ impl Naive {
 
     pub(super) fn complete(&mut self, request: RequestId) {
         match self.find(request) {
-            Some(row) if row.at == At::Prefilling => row.at = At::Answered,
-            Some(row) if row.at == At::Decoding => self.conclude(request),
+            Some(row) if row.at == NaivePairState::Prefilling => row.at = NaivePairState::Answered,
+            Some(row) if row.at == NaivePairState::Decoding => self.conclude(request),
             _ => {}
         }
     }
 
     fn conclude(&mut self, request: RequestId) {
         let Some(row) = self.copy(request) else { return };
-        if let Some(decode) = row.decode.filter(|_| row.at == At::Decoding) {
+        if let Some(decode) = row.decode.filter(|_| row.at == NaivePairState::Decoding) {
             self.done.push((decode, true));
         }
         self.tell(Input::DecodeFinished { request, output_tokens: row.emitted });
@@ -521,7 +523,7 @@ impl Naive {
         if !row.may_say(instance, &fact) {
             return FactOutcome::Stale;
         }
-        let answered = row.at == At::Answered;
+        let answered = row.at == NaivePairState::Answered;
         match fact {
             Fact::Failed(_) | Fact::HandedOff { ok: false } if answered => {
                 self.tell(Input::RequestCancelled { request });
@@ -544,8 +546,8 @@ impl Naive {
             Fact::HandedOff { ok: true } => {
                 self.done.extend([row.prefill, row.decode].into_iter().flatten().map(|leg| (leg, true)));
                 match row.at {
-                    At::Prefilling => self.find(request).unwrap().landed = true,
-                    At::HandingOff => self.tell(Input::HandoffFinished { request }),
+                    NaivePairState::Prefilling => self.find(request).unwrap().landed = true,
+                    NaivePairState::HandingOff => self.tell(Input::HandoffFinished { request }),
                     _ => {}
                 }
             }
@@ -567,7 +569,9 @@ impl Naive {
         }
         row.emitted += 1;
         let emitted_tokens = row.emitted;
-        let grows = !last && row.at == At::Decoding && row.emitted - row.given.min(row.emitted) >= row.room;
+        let grows = !last
+            && row.at == NaivePairState::Decoding
+            && row.emitted - row.given.min(row.emitted) >= row.room;
         if grows {
             row.room += row.room / 4 + 1;
         }
@@ -623,7 +627,7 @@ impl Naive {
             Failure::Engine { cut_off: false, .. } => {
                 self.tell(Input::RequestCancelled { request });
                 if row.attempt >= 32 {
-                    let decodes = row.at == At::Decoding;
+                    let decodes = row.at == NaivePairState::Decoding;
                     let stage = if decodes { FailStage::DecodeFailed } else { FailStage::PrefillFailed };
                     self.drop_row(request);
                     return self.effects.push(Effect::Fail { request, stage, attempts: row.attempt });
@@ -635,7 +639,9 @@ impl Naive {
             Failure::Engine { gone: true, .. } if row.is_in(instance) => return,
             Failure::Engine { .. } => return self.suspect(request),
             Failure::Preempted => Input::Preempted { request, emitted_tokens },
-            Failure::Other if row.at == At::Decoding => Input::DecodeFailed { request, emitted_tokens },
+            Failure::Other if row.at == NaivePairState::Decoding => {
+                Input::DecodeFailed { request, emitted_tokens }
+            }
             Failure::Other if expects => Input::HandoffFailed { request },
             Failure::Other => Input::PrefillFailed { request },
         };
@@ -661,7 +667,7 @@ impl Naive {
         self.done.retain(|done| done.0 != instance);
         let here = self.all(|row| row.prefill == Some(instance) || row.decode == Some(instance));
         for request in &here {
-            if self.copy(*request).is_some_and(|row| row.at == At::Answered) {
+            if self.copy(*request).is_some_and(|row| row.at == NaivePairState::Answered) {
                 self.tell(Input::RequestCancelled { request: *request });
                 self.drop_ended(*request);
             }
@@ -683,10 +689,10 @@ impl Naive {
             if !decodes && row.prefill != Some(instance) {
                 continue;
             }
-            let behind = row.at == At::Decoding && !decodes;
+            let behind = row.at == NaivePairState::Decoding && !decodes;
             let cause = if behind { Cause::LostBehind } else { Cause::Lost };
             self.effects.push(Effect::Blame { request, cause });
-            if row.at == At::Decoding && decodes {
+            if row.at == NaivePairState::Decoding && decodes {
                 told.push(Input::TokensEmitted { request, emitted_tokens: row.emitted });
             }
         }
@@ -736,7 +742,7 @@ impl Naive {
         while let Some(next) = self.again.iter().filter(|again| again.0 <= self.now_us).min().copied() {
             self.again.retain(|again| *again != next);
             let (_, request, attempt) = next;
-            let open = [At::Prefilling, At::HandingOff];
+            let open = [NaivePairState::Prefilling, NaivePairState::HandingOff];
             if self.copy(request).is_some_and(|row| row.attempt == attempt && open.contains(&row.at)) {
                 self.tell(Input::HandoffFailed { request });
             }
@@ -753,27 +759,28 @@ impl Naive {
     fn more_us(&mut self, row: &Row) -> Option<u64> {
         let (request, live, impatient) =
             (row.arrival.request, self.rows.len() as u64, row.arrival.time_limit_us <= self.now_us);
-        let done = self.count(row, row.at == At::HandingOff);
+        let done = self.count(row, row.at == NaivePairState::HandingOff);
         let stage_us = match row.at {
             _ if impatient => return None,
-            At::Queued | At::Parked | At::Answered => return None,
-            At::Decoding => {
+            NaivePairState::Queued | NaivePairState::Parked | NaivePairState::Answered => return None,
+            NaivePairState::Decoding => {
                 let latest_us = self.core.last_token_us(request);
                 let from_us = [latest_us, row.since_us, self.back_us].into_iter().max().unwrap();
                 return (from_us + self.limits.token_us(row)).checked_sub(self.now_us).filter(|us| *us > 0);
             }
-            At::Prefilling => self.limits.prefill_us(row),
-            At::HandingOff => self.limits.handoff_us(row),
+            NaivePairState::Prefilling => self.limits.prefill_us(row),
+            NaivePairState::HandingOff => self.limits.handoff_us(row),
         };
-        if row.at == At::HandingOff {
+        if row.at == NaivePairState::HandingOff {
             let due_us = row.since_us + self.limits.slack * self.moves_us(row);
             if due_us > self.now_us {
                 return Some(due_us - self.now_us);
             }
         }
         let others = match row.at {
-            At::Prefilling => {
-                let leaves = |other: &Row| other.at == At::HandingOff && other.prefill == row.prefill;
+            NaivePairState::Prefilling => {
+                let leaves =
+                    |other: &Row| other.at == NaivePairState::HandingOff && other.prefill == row.prefill;
                 row.prefill.is_some() && (!self.all(leaves).is_empty() || self.decodes(row.prefill))
             }
             _ => self.decodes(row.decode),
@@ -788,7 +795,7 @@ impl Naive {
     /// How long all KV takes that moves over the links of a hand-off, as if all of it were as long, µs.
     fn moves_us(&self, row: &Row) -> u64 {
         let beside = |other: &Row| {
-            [At::Prefilling, At::HandingOff].contains(&other.at)
+            [NaivePairState::Prefilling, NaivePairState::HandingOff].contains(&other.at)
                 && (other.prefill == row.prefill || other.decode == row.decode)
         };
         self.core.handoff_us(row.arrival.request) * self.all(beside).len() as u64
@@ -799,7 +806,7 @@ impl Naive {
         let draws = |row: &Row| {
             let latest_us = self.core.last_token_us(row.arrival.request);
             let from_us = if latest_us > row.since_us { latest_us } else { row.since_us };
-            row.at == At::Decoding
+            row.at == NaivePairState::Decoding
                 && row.decode == instance
                 && from_us + self.limits.token_us(row) > self.now_us
         };
@@ -811,7 +818,7 @@ impl Naive {
         if let Some(us) = self.more_us(row) {
             return self.give(request, us);
         }
-        if row.at == At::Answered {
+        if row.at == NaivePairState::Answered {
             self.tell(Input::RequestCancelled { request });
             return self.drop_ended(request);
         }

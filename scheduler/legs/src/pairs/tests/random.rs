@@ -11,7 +11,7 @@ use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
 use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::naive::{Limits, Naive, View};
-use super::scripted::{ROLES, Scripted, spec};
+use super::scripted::{ROLES, ScriptedCore, spec};
 
 /// How often each kind of thing came up.
 type Counts = BTreeMap<String, u32>;
@@ -59,7 +59,7 @@ struct Script {
     rng: Rng,
     now_us: u64,
     pairs: Pairs,
-    core: Scripted,
+    core: ScriptedCore,
     naive: Naive,
     arrived: u64,
     epoch: u32,
@@ -71,7 +71,7 @@ impl Script {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let limits = limits(&mut rng);
-        let core = Scripted::new(seed);
+        let core = ScriptedCore::new(seed);
         Self {
             rng,
             now_us: 1,

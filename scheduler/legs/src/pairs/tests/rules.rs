@@ -183,7 +183,7 @@ fn an_instance_that_leaves_is_held_against_nobody() {
     let mut bench = Bench::new();
     bench.decoding(A);
     bench.arrive(B, 10);
-    let leaves = |pairs: &mut Pairs, now_us, core: &mut super::Simple, effects: &mut Vec<Effect>| {
+    let leaves = |pairs: &mut Pairs, now_us, core: &mut super::SimpleCore, effects: &mut Vec<Effect>| {
         pairs.lost(now_us, (D, baton_types::Epoch(1), false), core, effects);
     };
     let effects = bench.act(leaves);

@@ -58,7 +58,7 @@ pub(super) fn spec(id: u32, role: Role, epoch: u32) -> InstanceSpec {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum ScriptState {
     Held,
     Sent,
     HandingOff,
@@ -67,19 +67,19 @@ enum At {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    at: At,
+    at: ScriptState,
     prefill: InstanceId,
     decode: InstanceId,
 }
 
 impl Entry {
-    const HELD: Self = Self { at: At::Held, prefill: InstanceId(0), decode: InstanceId(0) };
+    const HELD: Self = Self { at: ScriptState::Held, prefill: InstanceId(0), decode: InstanceId(0) };
 
     /// The instances that it holds, to be released.
     fn legs(&self) -> Vec<InstanceId> {
         match self.at {
-            At::Held => vec![],
-            At::Decoding => vec![self.decode],
+            ScriptState::Held => vec![],
+            ScriptState::Decoding => vec![self.decode],
             _ if self.prefill == self.decode => vec![self.prefill],
             _ => vec![self.prefill, self.decode],
         }
@@ -88,7 +88,7 @@ impl Entry {
 
 /// The conductor, and what its driver knows.
 #[derive(Clone, Debug)]
-pub(super) struct Scripted {
+pub(super) struct ScriptedCore {
     seed: u64,
     known: BTreeMap<RequestId, Entry>,
     pub alive: [bool; 5],
@@ -98,7 +98,7 @@ pub(super) struct Scripted {
     pub tokens_us: BTreeMap<RequestId, u64>,
 }
 
-impl Scripted {
+impl ScriptedCore {
     pub(super) fn new(seed: u64) -> Self {
         let (known, tokens_us) = (BTreeMap::new(), BTreeMap::new());
         Self { seed, known, alive: [true; 5], inputs: Vec::new(), tokens_us }
@@ -128,7 +128,7 @@ impl Scripted {
             self.known.insert(request, Entry::HELD);
             return;
         };
-        self.known.insert(request, Entry { at: At::Sent, prefill: instance, decode });
+        self.known.insert(request, Entry { at: ScriptState::Sent, prefill: instance, decode });
         let fetch = rng.chance_permille(100).then_some(FetchPlan { from: decode, blocks: 3 });
         let room_tokens = 1 + u32::try_from(rng.below(4)).unwrap();
         let order = rng.below(9);
@@ -177,15 +177,18 @@ impl Scripted {
     }
 
     fn handed_off(&mut self, request: RequestId, orders: &mut Vec<Order>) {
-        if let Some(entry) = self.known.get_mut(&request).filter(|entry| entry.at == At::HandingOff) {
-            entry.at = At::Decoding;
+        if let Some(entry) = self.known.get_mut(&request).filter(|entry| entry.at == ScriptState::HandingOff)
+        {
+            entry.at = ScriptState::Decoding;
             orders.push(Order::StartDecode { request, instance: entry.decode });
         }
     }
 
     fn prefilled(&mut self, request: RequestId, rng: &mut Rng, orders: &mut Vec<Order>) {
-        let Some(entry) = self.known.get_mut(&request).filter(|entry| entry.at == At::Sent) else { return };
-        entry.at = At::HandingOff;
+        let Some(entry) = self.known.get_mut(&request).filter(|entry| entry.at == ScriptState::Sent) else {
+            return;
+        };
+        entry.at = ScriptState::HandingOff;
         let local = entry.prefill == entry.decode;
         if rng.chance_permille(50) {
             self.release(request, orders);
@@ -201,17 +204,19 @@ impl Scripted {
         let others: Vec<_> =
             decodes.into_iter().filter(|to| ![entry.prefill, entry.decode].contains(to)).collect();
         match (entry.at, drawn(&others, rng)) {
-            (At::Sent, _) => self.start_over(request, rng, orders),
-            (At::HandingOff, Some(to)) if rng.chance_permille(900) && entry.prefill != entry.decode => {
+            (ScriptState::Sent, _) => self.start_over(request, rng, orders),
+            (ScriptState::HandingOff, Some(to))
+                if rng.chance_permille(900) && entry.prefill != entry.decode =>
+            {
                 self.known.insert(request, Entry { decode: to, ..entry });
                 orders.push(Order::Release { request, instance: entry.decode });
                 orders.push(Order::Handoff { request, from: entry.prefill, to, room_tokens: 2 });
             }
-            (At::HandingOff, _) => {
+            (ScriptState::HandingOff, _) => {
                 self.release(request, orders);
                 orders.push(Order::Fail { request, stage: FailStage::HandoffFailed });
             }
-            (At::Held | At::Decoding, _) => {}
+            (ScriptState::Held | ScriptState::Decoding, _) => {}
         }
     }
 
@@ -225,14 +230,14 @@ impl Scripted {
 
     /// Spontaneous actions: places or rejects held requests, moves one, copies and explains.
     fn whims(&mut self, rng: &mut Rng, orders: &mut Vec<Order>) {
-        let all: Vec<(RequestId, At)> =
+        let all: Vec<(RequestId, ScriptState)> =
             self.known.iter().map(|(request, entry)| (*request, entry.at)).collect();
         for (request, at) in all {
             match (at, rng.below(400)) {
-                (At::Held, 0..40) if self.can_serve() => self.place(request, rng, orders),
-                (At::Held, 40..44) => self.reject(request, 0, rng, orders),
-                (At::Sent, 0) => self.start_over(request, rng, orders),
-                (At::HandingOff, 0) => {
+                (ScriptState::Held, 0..40) if self.can_serve() => self.place(request, rng, orders),
+                (ScriptState::Held, 40..44) => self.reject(request, 0, rng, orders),
+                (ScriptState::Sent, 0) => self.start_over(request, rng, orders),
+                (ScriptState::HandingOff, 0) => {
                     self.release(request, orders);
                     self.reject(request, 0, rng, orders);
                 }
@@ -257,11 +262,13 @@ fn drawn(from: &[InstanceId], rng: &mut Rng) -> Option<InstanceId> {
     from.get(usize::try_from(rng.below(from.len() as u64)).unwrap()).copied()
 }
 
-impl Core for Scripted {
+impl Core for ScriptedCore {
     fn step(&mut self, _: u64, input: Input, orders: &mut Vec<Order>) {
         let mut rng = self.lot(1);
         self.inputs.push(input.clone());
-        let sent = |core: &Self, request| core.known.get(&request).is_some_and(|entry| entry.at != At::Held);
+        let sent = |core: &Self, request| {
+            core.known.get(&request).is_some_and(|entry| entry.at != ScriptState::Held)
+        };
         match input {
             Input::InstanceJoined(spec) => self.alive[spec.id.index()] = true,
             Input::InstanceLost { instance, .. } => self.lost(instance, &mut rng, orders),

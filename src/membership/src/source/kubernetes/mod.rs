@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::http::{Api, Lines};
 use self::slices::{Happened, Slices};
-use super::Following;
+use super::FollowFuture;
 use crate::backoff::Backoff;
 use crate::directory::Board;
 use crate::error::{Kind, MembershipError, Result, Stage};
@@ -85,7 +85,7 @@ impl KubernetesSource {
         })
     }
 
-    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<FollowFuture> {
         for (what, name) in [("namespace", &self.namespace), ("service", &self.service)] {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
             if name.is_empty() || name.len() > 253 || !name.chars().all(plain) {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::directory::{Board, listed};
 use crate::error::{Kind, MembershipError, Result, Stage};
 use crate::member::{ADDRESSES_MAX, Member, MemberRole};
-use crate::view::{Listed, Revision};
+use crate::view::{ListedMember, Revision};
 
 /// Slices of one service that are kept.
 pub(super) const SLICES_MAX: usize = 1024;
@@ -207,7 +207,7 @@ impl Slices {
 
     /// The members, and how many endpoints are none. A pod stands in one slice for each family of addresses, and for
     /// a moment perhaps in two of one family: what they say is put together.
-    fn members(&self) -> (Vec<Listed>, usize) {
+    fn members(&self) -> (Vec<ListedMember>, usize) {
         let mut together: BTreeMap<String, (Member, &str)> = BTreeMap::new();
         let mut wrong = 0;
         for slice in self.known.values() {

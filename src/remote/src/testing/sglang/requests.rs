@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::Sglang;
 use crate::testing::FakeRole;
-use crate::testing::body::{Read, draws, lengths, most_tokens};
+use crate::testing::body::{ReadRequest, draws, lengths, most_tokens};
 use crate::testing::server::{Reply, event};
 use crate::testing::text::{FakeTokenizer, Voice};
 
@@ -59,7 +59,7 @@ const KNOWN_FIELDS: &[&str] = &[
 ];
 
 /// The content of a request.
-pub(super) struct Asks {
+pub(super) struct GenerateRequest {
     pub(super) voice: Voice,
     pub(super) tokenizer: FakeTokenizer,
     pub(super) salt: String,
@@ -96,7 +96,7 @@ pub(super) fn uncompiled(params: &Value) -> Option<String> {
 }
 
 /// A request that the scheduler refuses: as recorded, a stream has begun by then, and its counts are of nothing.
-pub(super) fn refused_late(asks: &Asks, wrong: &str) -> Reply {
+pub(super) fn refused_late(asks: &GenerateRequest, wrong: &str) -> Reply {
     if !asks.stream {
         return Reply::json(400, &json!({"error": {"message": wrong}}));
     }
@@ -110,7 +110,7 @@ pub(super) fn refused_late(asks: &Asks, wrong: &str) -> Reply {
 }
 
 impl Sglang {
-    pub(super) fn asks(&self, mut read: Read, path: &str) -> Result<Asks, String> {
+    pub(super) fn asks(&self, mut read: ReadRequest, path: &str) -> Result<GenerateRequest, String> {
         let tokenizer = self.spec.tokenizer;
         let (voice, prompt) = read.prompt(path == "/v1/chat/completions", tokenizer)?;
         let (salt, body) = (read.salt(), &read.fields);
@@ -134,7 +134,7 @@ impl Sglang {
         if logprobs && body["logprob_start_len"] == json!(0) {
             sampling.prompt_logprobs = Some(1);
         }
-        Ok(Asks {
+        Ok(GenerateRequest {
             voice,
             tokenizer,
             salt,

@@ -8,16 +8,16 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::Asks;
+use super::GenerateRequest;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
 use crate::testing::server::event;
-use crate::testing::text::{Telling, Voice, usage};
+use crate::testing::text::{TextAnswer, Voice, usage};
 use crate::testing::toy::toy_logprob;
 
 /// An answer to send.
 pub(super) struct Answer {
-    pub(super) asks: Asks,
+    pub(super) asks: GenerateRequest,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
     /// Prompt tokens that were not computed.
@@ -65,9 +65,9 @@ impl Answer {
         usage(self.asks.prompt.len(), self.answer.len(), self.cached)
     }
 
-    const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
+    const fn telling<'a>(&'a self, usage: &'a Value) -> TextAnswer<'a> {
         let (id, answer, finish) = (self.asks.rid.as_str(), self.answer.as_slice(), self.finish.name());
-        Telling { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
+        TextAnswer { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
     }
 
     pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Asks, Running, Sglang, failure};
+use super::{GenerateRequest, RunningRequest, Sglang, failure};
 use crate::testing::fabric::{Room, State};
 use crate::testing::server::Reply;
 
@@ -10,9 +10,9 @@ impl Sglang {
     /// A prefill leg enters its room, and waits until a decode leg has its KV.
     pub(super) async fn meet_decode(
         &self,
-        asks: &Asks,
+        asks: &GenerateRequest,
         key: &(String, u16, u64),
-        running: &mut Running,
+        running: &mut RunningRequest,
     ) -> Result<(), Reply> {
         if key.1 != self.spec.bootstrap_port {
             self.stand.book.violate(format!("a prefill leg for the bootstrap port {}", key.1));
@@ -53,9 +53,9 @@ impl Sglang {
     /// A decode leg enters its room, and takes the prefill's KV, whatever prompt that is of.
     pub(super) async fn meet_prefill(
         &self,
-        asks: &Asks,
+        asks: &GenerateRequest,
         key: &(String, u16, u64),
-        running: &Running,
+        running: &RunningRequest,
     ) -> Result<Vec<u32>, Reply> {
         let reused = self.fabric.change(|state| {
             let room = state.rooms.entry(key.clone()).or_default();

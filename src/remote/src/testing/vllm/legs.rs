@@ -7,21 +7,21 @@ use baton_types::Finish;
 use serde_json::{Map, Value, json};
 
 use super::responses::Answer;
-use super::{FakeConnector, Running, Vllm};
+use super::{FakeConnector, RunningGuard, Vllm};
 use crate::testing::FakeRole;
-use crate::testing::body::{Asks, bad_request, server_error};
+use crate::testing::body::{CompletionRequest, bad_request, server_error};
 use crate::testing::fabric::Transfer;
 use crate::testing::fault::Fault;
-use crate::testing::nixl::{Failed, Reading};
-use crate::testing::pool::Held;
+use crate::testing::nixl::{FailureMode, Reading};
+use crate::testing::pool::HeldBlocks;
 use crate::testing::server::{Reply, pass};
 
 impl Vllm {
     pub(super) async fn leg(
         self: Arc<Self>,
-        asks: Asks,
+        asks: CompletionRequest,
         params: Map<String, Value>,
-        rest: (String, Option<Fault>, Running),
+        rest: (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         let is = |name: &str| params.get(name) == Some(&json!(true));
         match (is("do_remote_decode"), is("do_remote_prefill"), self.spec.connector) {
@@ -40,9 +40,9 @@ impl Vllm {
 
     async fn prefill(
         self: Arc<Self>,
-        asks: Asks,
+        asks: CompletionRequest,
         params: Map<String, Value>,
-        (id, fault, running): (String, Option<Fault>, Running),
+        (id, fault, running): (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         if self.spec.role == FakeRole::Decode {
             self.stand.book.violate("a prefill leg to a decode engine");
@@ -58,7 +58,7 @@ impl Vllm {
             self.stand.book.violate(format!("a transfer without a name of its own: {transfer:?}"));
         }
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
-        let held = Held { pool: Arc::clone(&self.pool), blocks };
+        let held = HeldBlocks { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
         let (answer, finish) = self.draw(&asks.prompt, &asks.sampling);
@@ -78,7 +78,7 @@ impl Vllm {
             let named = Transfer { tokens: told.asks.prompt.clone(), until, pool: Arc::clone(&self.pool) };
             self.fabric.change(|state| state.transfers.insert((self.engine_id.clone(), transfer), named));
         }
-        let nothing = Held { pool: Arc::clone(&self.pool), blocks: Vec::new() };
+        let nothing = HeldBlocks { pool: Arc::clone(&self.pool), blocks: Vec::new() };
         self.tell(told, (nothing, running))
     }
 
@@ -100,9 +100,9 @@ impl Vllm {
 
     async fn decode(
         self: Arc<Self>,
-        asks: Asks,
+        asks: CompletionRequest,
         params: Map<String, Value>,
-        (id, fault, running): (String, Option<Fault>, Running),
+        (id, fault, running): (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         if self.spec.role == FakeRole::Prefill {
             self.stand.book.violate("a decode leg to a prefill engine; the real server exits");
@@ -110,7 +110,7 @@ impl Vllm {
             return Reply::Hangup;
         }
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
-        let held = Held { pool: Arc::clone(&self.pool), blocks };
+        let held = HeldBlocks { pool: Arc::clone(&self.pool), blocks };
         let read = if self.spec.connector == FakeConnector::Nixl {
             let block_tokens = self.spec.block_tokens as usize;
             Reading { fabric: &self.fabric, book: &self.stand.book, block_tokens }.read(&asks.prompt, &params)
@@ -120,7 +120,7 @@ impl Vllm {
         let context = match read {
             Ok(context) => context,
             // As recorded: a stream has begun by then, so the error is an event in it.
-            Err(Failed::Request) if asks.stream => {
+            Err(FailureMode::Request) if asks.stream => {
                 let told = Answer {
                     asks,
                     id,
@@ -132,8 +132,8 @@ impl Vllm {
                 };
                 return self.tell(told, (held, running));
             }
-            Err(Failed::Request) => return server_error(),
-            Err(Failed::Server) => {
+            Err(FailureMode::Request) => return server_error(),
+            Err(FailureMode::Server) => {
                 self.exit();
                 return Reply::Hangup;
             }
@@ -148,15 +148,15 @@ impl Vllm {
     }
 
     /// Waits for the prefill of a Mooncake transfer, and takes it.
-    async fn fetch(&self, prompt: &[u32], params: &Map<String, Value>) -> Result<Vec<u32>, Failed> {
+    async fn fetch(&self, prompt: &[u32], params: &Map<String, Value>) -> Result<Vec<u32>, FailureMode> {
         let word = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (engine, transfer) = (word("remote_engine_id"), word("transfer_id"));
         if engine.is_empty() || transfer.is_empty() || word("remote_bootstrap_addr").is_empty() {
             self.stand.book.violate("decode: a Mooncake transfer without all of its names");
-            return Err(Failed::Request);
+            return Err(FailureMode::Request);
         }
         if !self.fabric.0.state.lock().engines.contains(&engine) {
-            return Err(Failed::Request);
+            return Err(FailureMode::Request);
         }
         let key = (engine, transfer);
         let until = Instant::now() + self.spec.wait;
@@ -165,11 +165,11 @@ impl Vllm {
             self.stand
                 .book
                 .violate("decode: a transfer that nobody has, that was taken, or whose lease is over");
-            return Err(Failed::Request);
+            return Err(FailureMode::Request);
         };
         if found.tokens.len() < prompt.len() {
             self.stand.book.violate("decode: a longer prompt than the prefill's");
-            return Err(Failed::Request);
+            return Err(FailureMode::Request);
         }
         // Its blocks are free now.
         found.pool.read(&key.1, &[]);

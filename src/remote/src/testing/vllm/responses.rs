@@ -8,15 +8,15 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::testing::body::Asks;
+use crate::testing::body::CompletionRequest;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
-use crate::testing::text::{Telling, Voice, usage};
+use crate::testing::text::{TextAnswer, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
 /// An answer to send.
 pub(super) struct Answer {
-    pub(super) asks: Asks,
+    pub(super) asks: CompletionRequest,
     pub(super) id: String,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
@@ -104,9 +104,9 @@ impl Answer {
         self.worded(&whole, true)
     }
 
-    const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
+    const fn telling<'a>(&'a self, usage: &'a Value) -> TextAnswer<'a> {
         let (id, answer, finish) = (self.id.as_str(), self.answer.as_slice(), self.finish.name());
-        Telling { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
+        TextAnswer { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
     }
 
     fn whole_of_ids(&self) -> Value {

@@ -15,14 +15,14 @@ use super::{ColdBucket, ColdConfig};
 
 /// Why there is no bucket.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unopened {
+pub(super) enum BucketError {
     /// Its address, or a variable, cannot be right.
     Setting(String),
     /// It cannot be used now, though its address may be right: a folder on a disk that is read-only or full, say.
     Unusable(String),
 }
 
-impl From<String> for Unopened {
+impl From<String> for BucketError {
     fn from(why: String) -> Self {
         Self::Setting(why)
     }
@@ -33,7 +33,7 @@ impl From<String> for Unopened {
 pub(super) fn open(
     config: &ColdConfig,
     answer_max_bytes: usize,
-) -> Result<(Arc<dyn Bucket>, Path), Unopened> {
+) -> Result<(Arc<dyn Bucket>, Path), BucketError> {
     let url = match &config.bucket {
         ColdBucket::Url(url) => url,
         ColdBucket::Given(bucket) => return Ok((Arc::clone(bucket), Path::default())),
@@ -47,7 +47,7 @@ pub(super) fn open(
         if !folder.starts_with('/') {
             return Err(wrong("the folder is not given from the root".into()).into());
         }
-        let unusable = |why: String| Unopened::Unusable(format!("make the folder: {why}"));
+        let unusable = |why: String| BucketError::Unusable(format!("make the folder: {why}"));
         std::fs::create_dir_all(folder).map_err(|e| unusable(e.to_string()))?;
         let folder = LocalFileSystem::new_with_prefix(folder).map_err(|e| unusable(e.to_string()))?;
         return Ok((Arc::new(folder.with_fsync(true)), Path::default()));
@@ -123,13 +123,13 @@ mod tests {
         assert!(read(&format!("file://{}/new", folder.path().display())).is_ok());
         assert_eq!(read("s3://bucket/a/b/").unwrap().1, Path::from("a/b"));
         for bad in ["s3://", "s3://a b/c", "gs://bucket", "bucket", "file://folder", ""] {
-            let Err(Unopened::Setting(why)) = read(bad) else { panic!("{bad} is no address") };
+            let Err(BucketError::Setting(why)) = read(bad) else { panic!("{bad} is no address") };
             assert!(why.contains("s3://bucket/prefix"), "{why}");
         }
         // Root may write where modes forbid it, so the folder's place is taken by a file.
         let taken = folder.path().join("taken");
         std::fs::write(&taken, "").unwrap();
-        let Err(Unopened::Unusable(why)) = read(&format!("file://{}/a", taken.display())) else {
+        let Err(BucketError::Unusable(why)) = read(&format!("file://{}/a", taken.display())) else {
             panic!("a folder inside a file")
         };
         assert!(why.starts_with("make the folder: "), "{why}");
@@ -143,7 +143,7 @@ mod tests {
         };
         assert_eq!((read("http://127.0.0.1:9000"), read("https://minio/path")), (Ok(()), Ok(())));
         for bad in ["nonsense", "", "127.0.0.1:9000", "ftp://minio", "http://", "http://a b"] {
-            let Err(Unopened::Setting(why)) = read(bad) else { panic!("{bad} is no address") };
+            let Err(BucketError::Setting(why)) = read(bad) else { panic!("{bad} is no address") };
             assert!(why.contains("give one like http://127.0.0.1:9000"), "{bad}: {why}");
         }
     }

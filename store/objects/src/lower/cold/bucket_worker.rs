@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use super::super::budget::{Budget, Held};
-use super::super::{Found, Tell};
-use super::catalog::{Catalog, Forget};
+use super::super::budget::{Budget, BudgetShare};
+use super::super::{FoundValue, OperatorLog};
+use super::catalog::{Catalog, ForgetAction};
 use super::frame;
 use super::health::Health;
 use super::label::{Kind, Label};
@@ -50,7 +50,7 @@ pub(super) struct BucketWorker {
     pub(super) time_limit: Duration,
     pub(super) catalog: Catalog,
     pub(super) health: Health,
-    pub(super) tell: Tell,
+    pub(super) tell: OperatorLog,
     pub(super) counts: Counts,
     /// Number of this start; tags carry it.
     pub(super) life: u32,
@@ -132,7 +132,7 @@ impl BucketWorker {
     }
 
     /// A value is to be written, if all that it takes is there. Its entry waits in the catalog.
-    pub(super) async fn write(self: Arc<Self>, offer: Offer, tag: u64, _held: Held) {
+    pub(super) async fn write(self: Arc<Self>, offer: Offer, tag: u64, _held: BudgetShare) {
         let name = offer.name;
         let permit = self.writes.acquire().await;
         if permit.is_err() || !self.is_on() || !self.make_room().await {
@@ -240,9 +240,9 @@ impl BucketWorker {
             return None;
         }
         match self.catalog.forget(name, digest) {
-            Forget::Nothing => None,
-            Forget::UnderWay(removal) => Some(removal),
-            Forget::Remove(label, removal) => {
+            ForgetAction::Nothing => None,
+            ForgetAction::UnderWay(removal) => Some(removal),
+            ForgetAction::Remove(label, removal) => {
                 // No caller waits for a bucket that is left alone.
                 if self.is_on() {
                     self.order(label)
@@ -275,7 +275,7 @@ impl BucketWorker {
         got: Result<Option<Bytes>, String>,
         tenant: &str,
         key: &[u8],
-    ) -> Option<Found> {
+    ) -> Option<FoundValue> {
         let bytes = self.health.hear("read", got)?;
         let found = bytes.and_then(|bytes| frame::open(&bytes, tenant, key));
         if found.is_none()

@@ -23,11 +23,11 @@ enum State {
     /// Readable.
     Lasts,
     /// Never to be read again. It counts until the bucket has confirmed that it is gone.
-    Deleting(Deleting),
+    Deleting(PendingRemoval),
 }
 
 #[derive(Debug)]
-struct Deleting {
+struct PendingRemoval {
     removal: Removal,
     /// Whether its writing has ended, so that it cannot arrive after its removal.
     sure: bool,
@@ -46,7 +46,7 @@ struct Entry {
 
 /// The next step for an outdated value of a key.
 #[derive(Debug)]
-pub(super) enum Forget {
+pub(super) enum ForgetAction {
     /// The bucket has none.
     Nothing,
     /// A removal is in progress; its outcome.
@@ -185,27 +185,27 @@ impl Catalog {
     /// Marks a copy as being removed.
     fn dismiss(&self, entry: &mut Entry, sure: bool) -> Removal {
         let removal = Removal::default();
-        entry.state = State::Deleting(Deleting { removal: removal.clone(), sure, ordered: true });
+        entry.state = State::Deleting(PendingRemoval { removal: removal.clone(), sure, ordered: true });
         self.deleting.fetch_add(1, Ordering::SeqCst);
         removal
     }
 
     /// The key has another value, of this digest if that is known, or none. Equal bytes keep their copy.
-    pub(super) fn forget(&self, name: u64, digest: Option<u64>) -> Forget {
+    pub(super) fn forget(&self, name: u64, digest: Option<u64>) -> ForgetAction {
         let mut shard = self.shard(name);
-        let Some(entry) = shard.get_mut(&name) else { return Forget::Nothing };
+        let Some(entry) = shard.get_mut(&name) else { return ForgetAction::Nothing };
         match &mut entry.state {
             State::Waiting => {
                 self.take(&mut shard, name);
-                Forget::Nothing
+                ForgetAction::Nothing
             }
-            State::Writing | State::Lasts if digest == Some(entry.label.digest) => Forget::Nothing,
-            State::Writing => Forget::UnderWay(self.dismiss(entry, false)),
-            State::Lasts => Forget::Remove(entry.label, self.dismiss(entry, true)),
-            State::Deleting(deleting) if deleting.ordered => Forget::UnderWay(deleting.removal.clone()),
+            State::Writing | State::Lasts if digest == Some(entry.label.digest) => ForgetAction::Nothing,
+            State::Writing => ForgetAction::UnderWay(self.dismiss(entry, false)),
+            State::Lasts => ForgetAction::Remove(entry.label, self.dismiss(entry, true)),
+            State::Deleting(deleting) if deleting.ordered => ForgetAction::UnderWay(deleting.removal.clone()),
             State::Deleting(deleting) => {
                 deleting.order();
-                Forget::Remove(entry.label, deleting.removal.clone())
+                ForgetAction::Remove(entry.label, deleting.removal.clone())
             }
         }
     }
@@ -354,7 +354,7 @@ impl Catalog {
     }
 }
 
-impl Deleting {
+impl PendingRemoval {
     fn order(&mut self) {
         self.ordered = true;
         self.removal = Removal::default();
@@ -388,34 +388,34 @@ mod tests {
         assert!(catalog.find(7).is_none() && catalog.may_equal(7, 40) && !catalog.may_equal(7, 41));
         assert!(catalog.written(7, 1));
         assert_eq!((catalog.find(7).unwrap().0.digest, catalog.tag(7), catalog.bytes()), (5, Some(1), 40));
-        assert!(matches!(catalog.forget(7, Some(5)), Forget::Nothing), "the same bytes");
-        let Forget::Remove(gone, removal) = catalog.forget(7, Some(6)) else { panic!("other bytes") };
+        assert!(matches!(catalog.forget(7, Some(5)), ForgetAction::Nothing), "the same bytes");
+        let ForgetAction::Remove(gone, removal) = catalog.forget(7, Some(6)) else { panic!("other bytes") };
         assert!(catalog.find(7).is_none() && catalog.tag(7).is_none() && !catalog.may_equal(7, 40));
         assert!(!catalog.begin(label(7, 4), 40), "not before the old one is gone");
-        assert!(matches!(catalog.forget(7, None), Forget::UnderWay(_)));
+        assert!(matches!(catalog.forget(7, None), ForgetAction::UnderWay(_)));
         assert_eq!((catalog.bytes(), catalog.deleting(), removal.outcome()), (40, 1, None));
         catalog.stuck(7, 1);
         assert_eq!(removal.outcome(), Some(false));
         assert_eq!(catalog.retry(7, 1), Some(gone));
         assert_eq!((catalog.retry(7, 1), catalog.is_sure(7, 1)), (None, Some(true)));
-        let Forget::UnderWay(again) = catalog.forget(7, None) else { panic!("it is being tried") };
+        let ForgetAction::UnderWay(again) = catalog.forget(7, None) else { panic!("it is being tried") };
         catalog.gone(7, 1);
         assert_eq!(
             (again.outcome(), catalog.bytes(), catalog.objects(), catalog.deleting()),
             (Some(true), 0, 0, 0)
         );
-        assert!(matches!(catalog.forget(7, None), Forget::Nothing));
+        assert!(matches!(catalog.forget(7, None), ForgetAction::Nothing));
     }
 
     #[test]
     fn what_ends_while_it_is_written_goes_when_it_has_arrived() {
         let catalog = Catalog::new(100, 10);
         catalog.begin(label(1, 1), 10);
-        assert!(matches!(catalog.forget(1, None), Forget::Nothing), "it was not sent");
+        assert!(matches!(catalog.forget(1, None), ForgetAction::Nothing), "it was not sent");
         assert!(catalog.start(1, 1, 0).is_none() && catalog.objects() == 0);
         catalog.begin(label(1, 2), 10);
         catalog.start(1, 2, 0);
-        let Forget::UnderWay(removal) = catalog.forget(1, None) else { panic!("it is on its way") };
+        let ForgetAction::UnderWay(removal) = catalog.forget(1, None) else { panic!("it is on its way") };
         assert_eq!(catalog.is_sure(1, 2), Some(false));
         assert!(!catalog.written(1, 2) && removal.outcome().is_none());
         assert_eq!(catalog.is_sure(1, 2), Some(true));

@@ -2,7 +2,7 @@
 
 use std::hash::Hasher as _;
 
-use super::super::{Found, record};
+use super::super::{FoundValue, record};
 use crate::arena::Room;
 use crate::reading::copy_out;
 
@@ -20,13 +20,13 @@ pub(crate) fn total_bytes(tenant: &str, key: &[u8], value_bytes: usize) -> Optio
 }
 
 /// A value as it is written.
-pub(super) struct Sealed {
+pub(super) struct SealedFrame {
     pub(super) bytes: Vec<u8>,
     pub(super) digest: u64,
 }
 
 /// Copies a value out of memory. None when memory has not kept it as it was put, or its header would be too long.
-pub(super) fn seal(tenant: &str, key: &[u8], room: &Room, checksum: Option<u32>) -> Option<Sealed> {
+pub(super) fn seal(tenant: &str, key: &[u8], room: &Room, checksum: Option<u32>) -> Option<SealedFrame> {
     let start = FIXED_BYTES + record::header_bytes(tenant, key)?;
     let mut bytes = vec![0; start + room.bytes()];
     copy_out(room, 0, &mut bytes[start..]);
@@ -43,11 +43,11 @@ pub(super) fn seal(tenant: &str, key: &[u8], room: &Room, checksum: Option<u32>)
     bytes[FIXED_BYTES..start].copy_from_slice(&header);
     let head = head_checksum(&bytes[..16], &header);
     bytes[16..FIXED_BYTES].copy_from_slice(&head.to_le_bytes());
-    Some(Sealed { bytes, digest })
+    Some(SealedFrame { bytes, digest })
 }
 
 /// The value of a key, if `bytes` is exactly the frame that was written for it.
-pub(super) fn open(bytes: &[u8], tenant: &str, key: &[u8]) -> Option<Found> {
+pub(super) fn open(bytes: &[u8], tenant: &str, key: &[u8]) -> Option<FoundValue> {
     let (fixed, rest) = bytes.split_first_chunk::<FIXED_BYTES>()?;
     let number = |at: usize| u32::from_le_bytes(fixed[at..at + 4].try_into().expect("four bytes"));
     let (header_bytes, value_bytes, head) = (number(8), number(12), number(16));

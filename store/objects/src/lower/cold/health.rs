@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::lower::Tell;
+use crate::lower::OperatorLog;
 
 /// Failures one after the other until the bucket is left alone.
 const FAILURES_MAX: u32 = 3;
@@ -25,11 +25,11 @@ pub(super) struct Health {
     /// For how long it is left alone at first; twice as long each time that it fails the look after that.
     rest_min: Duration,
     failures: AtomicU64,
-    tell: Tell,
+    tell: OperatorLog,
 }
 
 impl Health {
-    pub(super) fn new(rest_min: Duration, tell: Tell) -> Self {
+    pub(super) fn new(rest_min: Duration, tell: OperatorLog) -> Self {
         Self { state: Mutex::default(), rest_min, failures: AtomicU64::new(0), tell }
     }
 
@@ -98,7 +98,7 @@ mod tests {
     fn it_is_left_alone_after_some_failures_and_an_answer_to_a_look_ends_that() {
         let said = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&said);
-        let tell: Tell = Arc::new(move |words: &str| heard.lock().push(words.to_owned()));
+        let tell: OperatorLog = Arc::new(move |words: &str| heard.lock().push(words.to_owned()));
         let health = Health::new(Duration::from_millis(1), tell);
         for _ in 0..FAILURES_MAX {
             assert!(health.is_open() && !health.is_due());

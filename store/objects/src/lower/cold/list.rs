@@ -9,8 +9,8 @@ use object_store::{GetOptions, GetRange, ObjectStore as _};
 
 use super::bucket_worker::BucketWorker;
 use super::label::{Kind, Label};
-use super::{Cold, frame, short_name};
-use crate::lower::{Silent, name_of};
+use super::{ColdTier, frame, short_name};
+use crate::lower::{NoAnswerError, name_of};
 
 /// Heads that are read at a time, of all lists together.
 pub(super) const HEADS_MAX: usize = 32;
@@ -27,9 +27,9 @@ pub(crate) struct Page {
 }
 
 /// Hears a page.
-pub(crate) type PageReply = Box<dyn FnOnce(Result<Page, Silent>) + Send>;
+pub(crate) type PageReply = Box<dyn FnOnce(Result<Page, NoAnswerError>) + Send>;
 
-impl Cold {
+impl ColdTier {
     /// Lists keys of a tenant after a name, at most so many, except those whose name is `nearer`. `reply` is called
     /// once, at once or from another thread. A bucket that is another store's by now has nothing of ours.
     pub(crate) fn list(
@@ -66,7 +66,7 @@ impl BucketWorker {
         tenant: String,
         wanted: Vec<(Label, u64)>,
         next: Option<u64>,
-    ) -> Result<Page, Silent> {
+    ) -> Result<Page, NoAnswerError> {
         let end = Instant::now() + LIST_WITHIN;
         let (mut keys, mut last) = (Vec::with_capacity(wanted.len()), None);
         for some in wanted.chunks(HEADS_MAX) {
@@ -82,12 +82,16 @@ impl BucketWorker {
     }
 
     /// The key that an object's head names; none when a read of its value would find that it is of no use.
-    async fn key(&self, tenant: &str, (label, bytes): (Label, u64)) -> Result<Option<Vec<u8>>, Silent> {
-        let _permit = self.heads.acquire().await.map_err(|_| Silent)?;
+    async fn key(
+        &self,
+        tenant: &str,
+        (label, bytes): (Label, u64),
+    ) -> Result<Option<Vec<u8>>, NoAnswerError> {
+        let _permit = self.heads.acquire().await.map_err(|_| NoAnswerError)?;
         if !self.is_on() {
-            return Err(Silent);
+            return Err(NoAnswerError);
         }
-        let head = self.health.hear("list", self.head(label, bytes).await).ok_or(Silent)?;
+        let head = self.health.hear("list", self.head(label, bytes).await).ok_or(NoAnswerError)?;
         let names = head.as_deref().and_then(frame::names);
         let (whose, key) = names.filter(|(whose, key)| name_of(whose, key) == label.name).unwrap_or_default();
         Ok((whose == tenant && !key.is_empty()).then_some(key))

@@ -1,7 +1,7 @@
 //! A disk with a cache that forgets: writes last once they are flushed, and any of them, or any
 //! part of them, may last earlier. Operations end in any order, and some fail.
 
-use crate::aligned::Aligned;
+use crate::aligned::AlignedBuffer;
 use crate::io_sequencer::{Op, OpKind};
 use crate::queue::Completion;
 use baton_types::Rng;
@@ -11,7 +11,7 @@ use std::io;
 const SECTOR_BYTES: usize = 512;
 
 #[derive(Debug)]
-struct Flying {
+struct InFlightOp {
     op: Op,
     /// A flush covers as many of the cached writes.
     covers: usize,
@@ -22,7 +22,7 @@ struct Flying {
 pub(crate) struct Device {
     lasting: Vec<u8>,
     cached: Vec<(u64, Vec<u8>)>,
-    flying: Vec<Flying>,
+    flying: Vec<InFlightOp>,
     /// From here on a power cut may leave a sector that is neither old nor new.
     garbles_from: u64,
 }
@@ -58,7 +58,7 @@ impl Device {
     }
 
     pub(crate) fn submit(&mut self, op: Op) {
-        self.flying.push(Flying { op, covers: self.cached.len() });
+        self.flying.push(InFlightOp { op, covers: self.cached.len() });
     }
 
     /// One of the operations under way ends.
@@ -67,7 +67,7 @@ impl Device {
             return None;
         }
         let at = rng.below(self.flying.len() as u64) as usize;
-        let Flying { op, covers } = self.flying.swap_remove(at);
+        let InFlightOp { op, covers } = self.flying.swap_remove(at);
         let Op { token, kind, offset, mut buffer } = op;
         let fails = may_fail && rng.below(50) == 0;
         match kind {
@@ -107,7 +107,7 @@ impl Device {
     }
 
     fn as_read(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut out = Aligned::new(len);
+        let mut out = AlignedBuffer::new(len);
         self.read(offset, &mut out);
         out.to_vec()
     }

@@ -191,8 +191,8 @@ impl Mover {
 
     /// Ends when the batch does; with none for a batch that is not known. Needs the background thread, or
     /// someone who polls.
-    pub fn finished(&self, batch: BatchId) -> Finished {
-        Finished { shared: self.shared.clone(), batch }
+    pub fn finished(&self, batch: BatchId) -> BatchFuture {
+        BatchFuture { shared: self.shared.clone(), batch }
     }
 
     /// Cancels a batch. The batch soon ends as cancelled, or with its real outcome if it has just ended. Until then
@@ -370,12 +370,12 @@ impl Shared {
 }
 
 /// The end of a batch, to be awaited.
-pub struct Finished {
+pub struct BatchFuture {
     shared: Arc<Shared>,
     batch: BatchId,
 }
 
-impl Future for Finished {
+impl Future for BatchFuture {
     type Output = Option<Outcome>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

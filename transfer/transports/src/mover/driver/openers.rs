@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crate::mover::{Completions, Fault, Path, PathId, PeerId, Transport};
 
 /// The result of opening a path.
-pub(super) type Opened = (PathId, Result<Box<dyn Path>, Fault>);
+pub(super) type OpeningOutcome = (PathId, Result<Box<dyn Path>, Fault>);
 
 /// A path to open.
 pub(super) struct Opening {
@@ -20,7 +20,7 @@ pub(super) struct Opening {
 /// The threads, and what they have opened.
 pub(super) struct Openers {
     jobs: Mutex<Option<SyncSender<Opening>>>,
-    opened: Arc<Mutex<Vec<Opened>>>,
+    opened: Arc<Mutex<Vec<OpeningOutcome>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -46,7 +46,7 @@ impl Openers {
     }
 
     /// Takes the paths opened since the last call.
-    pub(super) fn take(&self) -> Vec<Opened> {
+    pub(super) fn take(&self) -> Vec<OpeningOutcome> {
         std::mem::take(&mut *self.opened.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -60,7 +60,7 @@ impl Openers {
     }
 }
 
-fn serve(jobs: &Mutex<Receiver<Opening>>, opened: &Mutex<Vec<Opened>>, completions: &Completions) {
+fn serve(jobs: &Mutex<Receiver<Opening>>, opened: &Mutex<Vec<OpeningOutcome>>, completions: &Completions) {
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Opening { path, peer, transport, device }) = job else { return };

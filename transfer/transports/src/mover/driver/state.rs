@@ -18,7 +18,7 @@ use super::translate::{meaning, path_of, translate};
 use crate::mover::{Completion, Direction, Memory, Notice, Path, PathId, PeerId, Region, Slice, Transport};
 
 /// A batch that lives.
-struct Running {
+struct RunningBatch {
     ops: Vec<Op>,
     verify: bool,
     notice: Option<Notice>,
@@ -55,7 +55,7 @@ pub(super) struct State {
     numbers: HashMap<PeerId, Vec<(u64, PeerNumber)>>,
     next_peer: u32,
     paths: HashMap<PathId, OpenPath>,
-    batches: HashMap<BatchId, Running>,
+    batches: HashMap<BatchId, RunningBatch>,
     next_batch: u64,
     outcomes: Outcomes,
     effects: Vec<Effect>,
@@ -159,7 +159,7 @@ impl State {
             ops: batch.ops.iter().map(|op| self.core_op(op)).collect(),
         };
         let Batch { verify, notice, ops, .. } = batch;
-        self.batches.insert(id, Running { ops, verify, notice, peer, wakers: Vec::new() });
+        self.batches.insert(id, RunningBatch { ops, verify, notice, peer, wakers: Vec::new() });
         self.apply([Input::Submit(request)], openers);
         match self.refused.take() {
             Some(refusal) => {
@@ -229,7 +229,7 @@ impl State {
         self.apply([Input::PeerKnown { peer: number, routes }], openers);
         if !self.peers.contains_key(&number) {
             let limit = u64::from(self.layout.core.max_peers);
-            let bound = baton_transfer::Bound::Peers;
+            let bound = baton_transfer::BoundKind::Peers;
             return Err(Refusal::Core(CoreRefusal::Full { bound, limit }));
         }
         Ok(number)

@@ -28,7 +28,7 @@ impl Default for DirectoryConfig {
 
 /// The ranges that a process publishes, as it reported them.
 #[derive(Debug)]
-pub struct Published {
+pub struct PublishedSegments {
     /// Its transports.
     pub peer: PeerId,
     ranges: BTreeMap<u64, Arc<RemoteSegment>>,
@@ -49,14 +49,14 @@ pub struct Place {
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct DirectoryAnswer {
     /// The ranges published now.
-    pub published: Arc<Published>,
+    pub published: Arc<PublishedSegments>,
     /// The life of the peer that is over, when the one that answered is another.
     pub ended: Option<PeerId>,
 }
 
-impl Published {
+impl PublishedSegments {
     /// Where an address of that process is; none when it is not published.
     pub fn find(&self, address: u64) -> Option<Place> {
         let (start, segment) = self.ranges.range(..=address).next_back()?;
@@ -79,16 +79,16 @@ impl Published {
 }
 
 /// The state of a name.
-struct Known {
+struct DirectoryEntry {
     used: u64,
     /// Its last owner.
     peer: PeerId,
-    published: Option<Arc<Published>>,
+    published: Option<Arc<PublishedSegments>>,
 }
 
 #[derive(Default)]
 struct State {
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, DirectoryEntry>,
     uses: u64,
 }
 
@@ -109,15 +109,15 @@ impl Directory {
     /// # Errors
     /// [`Fault::Path`] or [`Fault::Silent`] where no answer comes in time, [`Fault::Invalid`] where the answer is not
     /// a publisher's, or not of this release.
-    pub fn look(&self, name: &str) -> Result<Found, Fault> {
+    pub fn look(&self, name: &str) -> Result<DirectoryAnswer, Fault> {
         if let Some(published) = self.remembered(name) {
-            return Ok(Found { published, ended: None });
+            return Ok(DirectoryAnswer { published, ended: None });
         }
         let published = Arc::new(ask(name, self.config.time_limit)?);
         let mut state = self.state();
         state.uses += 1;
         let peer = published.peer.clone();
-        let known = Known { used: state.uses, peer, published: Some(published.clone()) };
+        let known = DirectoryEntry { used: state.uses, peer, published: Some(published.clone()) };
         let former = state.known.insert(name.to_owned(), known);
         if state.known.len() > self.config.names_max {
             let oldest = state.known.iter().min_by_key(|(_, known)| known.used);
@@ -126,7 +126,7 @@ impl Directory {
             }
         }
         let ended = former.map(|former| former.peer).filter(|former| *former != published.peer);
-        Ok(Found { published, ended })
+        Ok(DirectoryAnswer { published, ended })
     }
 
     /// Drops the cached answer for `name`, so that the next lookup asks the publisher.
@@ -136,7 +136,7 @@ impl Directory {
         }
     }
 
-    fn remembered(&self, name: &str) -> Option<Arc<Published>> {
+    fn remembered(&self, name: &str) -> Option<Arc<PublishedSegments>> {
         let mut state = self.state();
         state.uses += 1;
         let uses = state.uses;
@@ -151,7 +151,7 @@ impl Directory {
     }
 }
 
-fn ask(name: &str, time_limit: Duration) -> Result<Published, Fault> {
+fn ask(name: &str, time_limit: Duration) -> Result<PublishedSegments, Fault> {
     let until = Instant::now() + time_limit;
     let failed = |what: &str, error: &io::Error| trouble(what, name, error);
     let connected = name.to_socket_addrs().and_then(|found| connect(found, until));
@@ -182,7 +182,7 @@ fn ask(name: &str, time_limit: Duration) -> Result<Published, Fault> {
     let ranges = records::decode(&body)?.into_iter().map(|(at, segment)| (at, Arc::new(segment))).collect();
     watch(&connection).map_err(|error| failed("keep", &error))?;
     let peer = PeerId { address: answer.text, epoch: answer.from_epoch };
-    Ok(Published { peer, ranges, connection })
+    Ok(PublishedSegments { peer, ranges, connection })
 }
 
 /// Keeps the connection for one purpose from now on: to notice its end.

@@ -13,5 +13,5 @@ mod publisher;
 mod records;
 mod watcher;
 
-pub use directory::{Directory, DirectoryConfig, Found, Place, Published};
+pub use directory::{Directory, DirectoryAnswer, DirectoryConfig, Place, PublishedSegments};
 pub use publisher::{Publisher, PublisherConfig};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::config::RdmaConfig;
 use super::crew::ready;
-use super::path::Opened;
+use super::path::OpenedPath;
 use super::wire::Record;
 use crate::mover::sockets::{Vigil, connect, keep_vigil, time_left};
 use crate::mover::{Fault, PathEnd, PeerId};
@@ -56,7 +56,12 @@ pub(super) fn ask(stream: &TcpStream, record: &Record, until: Instant) -> io::Re
 }
 
 /// Lives as long as a path: waits for its end, then ends it at both sides and says how far that went.
-pub(super) fn keep(path: &Opened, config: &RdmaConfig, stream: &TcpStream, (peer, session): (&PeerId, u128)) {
+pub(super) fn keep(
+    path: &OpenedPath,
+    config: &RdmaConfig,
+    stream: &TcpStream,
+    (peer, session): (&PeerId, u128),
+) {
     while path.ending().is_none() {
         let limit = path.time_limit(config.answer_timeout());
         let [told, _] = ready([stream.as_fd(), path.bell().as_fd()], limit);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::config::RdmaConfig;
 use super::mailbox::{Mailbox, SLOTS};
 use super::rail::Rail;
-use super::verbs_queue::{Cq, Finished, Qp, Route};
+use super::verbs_queue::{Cq, Qp, Route, WorkCompletion};
 use super::wire::End;
 use crate::mover::Fault;
 use crate::random::random;
@@ -115,7 +115,7 @@ impl Link {
     }
 
     /// Takes what has finished.
-    pub(super) fn poll(&self, into: &mut Vec<Finished>) -> io::Result<usize> {
+    pub(super) fn poll(&self, into: &mut Vec<WorkCompletion>) -> io::Result<usize> {
         self.cq.poll(into)
     }
 

@@ -32,14 +32,15 @@ pub use config::RdmaConfig;
 pub use view::{DeviceView, OpenedView, device_views};
 
 use super::{
-    Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
+    Capabilities, Completions, Exposure, Fault, Memory, NoticeReceiver, Path, PathId, PeerId, Transport,
+    WindowId,
 };
 use crate::random::random_128;
 use accept::Acceptor;
 use control::{ask, dial, keep};
 use crew::Crew;
 use link::Link;
-use path::{Opened, RdmaPath, Terms};
+use path::{OpenedPath, RdmaPath, Terms};
 use rail::Rail;
 use regions::Regions;
 use requests::Requests;
@@ -56,7 +57,7 @@ pub struct RdmaNode {
     /// Its windows.
     pub exposure: Arc<Exposure>,
     /// Where peers' notices go.
-    pub inbound: Arc<dyn Inbound>,
+    pub inbound: Arc<dyn NoticeReceiver>,
 }
 
 /// See the module.
@@ -67,7 +68,7 @@ pub struct RdmaTransport {
     regions: Arc<Regions>,
     crew: Arc<Crew>,
     acceptor: Arc<Acceptor>,
-    paths: Mutex<Vec<Weak<Opened>>>,
+    paths: Mutex<Vec<Weak<OpenedPath>>>,
     stopping: AtomicBool,
 }
 
@@ -134,7 +135,7 @@ impl RdmaTransport {
             peer_device: usize::from(theirs.device_index),
             slice_bytes_max: self.config.slice_bytes_max,
         };
-        let path = Opened::new(terms, rail, requests, completions, link).map_err(broken)?;
+        let path = OpenedPath::new(terms, rail, requests, completions, link).map_err(broken)?;
         if let Err(fault) = path.greet(until.saturating_duration_since(Instant::now())) {
             path.discard();
             return Err(fault);
@@ -144,7 +145,7 @@ impl RdmaTransport {
 
     fn keep(
         &self,
-        path: Arc<Opened>,
+        path: Arc<OpenedPath>,
         stream: std::net::TcpStream,
         peer: PeerId,
         session: u128,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::crew::Bell;
 use super::link::Link;
 use super::mailbox::{Kind, Message, SLOTS, TEXT_BYTES_MAX};
-use super::rail::{Rail, Watched};
+use super::rail::{Rail, WatchedEnd};
 use super::requests::Requests;
 use super::verbs_queue::Work;
 use crate::mover::{Completion, Completions, Fault, Memory, Notice, Path, PathEnd, PathId, Slice};
@@ -34,7 +34,7 @@ pub(super) struct Terms {
 }
 
 /// A request that the device has.
-struct Flying {
+struct InFlightRequest {
     id: u64,
     ticket: u64,
     /// Whether it is the last of its slice.
@@ -59,7 +59,7 @@ enum Phase {
 struct State {
     phase: Phase,
     link: Option<Link>,
-    flying: Vec<VecDeque<Flying>>,
+    flying: Vec<VecDeque<InFlightRequest>>,
     slices: u32,
     next_id: u64,
     next_place: usize,
@@ -75,7 +75,7 @@ struct State {
 }
 
 /// See the module.
-pub(super) struct Opened {
+pub(super) struct OpenedPath {
     terms: Terms,
     rail: Arc<Rail>,
     requests: Requests,
@@ -85,7 +85,7 @@ pub(super) struct Opened {
     changed: Condvar,
 }
 
-impl Opened {
+impl OpenedPath {
     pub(super) fn new(
         terms: Terms,
         rail: &Arc<Rail>,
@@ -117,7 +117,7 @@ impl Opened {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let watched: Arc<dyn Watched> = opened.clone();
+        let watched: Arc<dyn WatchedEnd> = opened.clone();
         rail.watch(token, Arc::downgrade(&watched));
         Ok(opened)
     }
@@ -353,7 +353,7 @@ impl Opened {
         }
         for (index, mut work) in works.into_iter().enumerate() {
             let (last, memory) = (index + 1 == count, slice.local.memory.clone());
-            state.flying[place].push_back(Flying {
+            state.flying[place].push_back(InFlightRequest {
                 id: work.id,
                 ticket: slice.ticket,
                 last,
@@ -379,7 +379,7 @@ impl Opened {
 }
 
 /// The handle of a path's owner.
-pub(super) struct RdmaPath(pub(super) Arc<Opened>);
+pub(super) struct RdmaPath(pub(super) Arc<OpenedPath>);
 
 impl Path for RdmaPath {
     fn post(&self, slices: &[Slice]) -> usize {

@@ -15,7 +15,7 @@ use super::verbs_queue::Channel;
 use crate::mover::topology_gids::{Gid, ranked_gids};
 
 /// One end of a path, watched by its device's thread.
-pub(super) trait Watched: Send + Sync {
+pub(super) trait WatchedEnd: Send + Sync {
     /// Its completion queue may have something: takes it. True when there is more.
     fn serve(&self) -> bool;
     /// Its queue pair, its port or its device has failed.
@@ -36,7 +36,7 @@ pub(super) struct Rail {
     bell: Bell,
     stopping: AtomicBool,
     next_token: AtomicU64,
-    watched: Mutex<BTreeMap<u64, Weak<dyn Watched>>>,
+    watched: Mutex<BTreeMap<u64, Weak<dyn WatchedEnd>>>,
 }
 
 impl Rail {
@@ -86,7 +86,7 @@ impl Rail {
         self.next_token.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn watch(&self, token: u64, one: Weak<dyn Watched>) {
+    pub(super) fn watch(&self, token: u64, one: Weak<dyn WatchedEnd>) {
         self.watched().insert(token, one);
     }
 
@@ -110,7 +110,7 @@ impl Rail {
     pub(super) fn run(&self) {
         let context = self.domain.context().clone();
         let files: [BorrowedFd<'_>; 3] = [self.channel.file(), context.events(), self.bell.as_fd()];
-        let mut busy: Vec<Arc<dyn Watched>> = Vec::new();
+        let mut busy: Vec<Arc<dyn WatchedEnd>> = Vec::new();
         while !self.stopping.load(Ordering::Acquire) {
             // Ends with more to do have their turn after a look at the files, without sleeping.
             let limit = (!busy.is_empty()).then_some(Duration::ZERO);
@@ -125,7 +125,7 @@ impl Rail {
         }
     }
 
-    fn filled(&self, busy: &mut Vec<Arc<dyn Watched>>) {
+    fn filled(&self, busy: &mut Vec<Arc<dyn WatchedEnd>>) {
         while let Ok(token) = self.channel.next() {
             let one = self.watched().get(&token).and_then(Weak::upgrade);
             busy.extend(one);
@@ -150,7 +150,7 @@ impl Rail {
         }
     }
 
-    fn watched(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Weak<dyn Watched>>> {
+    fn watched(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Weak<dyn WatchedEnd>>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

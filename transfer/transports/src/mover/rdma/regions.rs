@@ -44,7 +44,7 @@ pub(super) struct Regions {
 
 /// Where a range of local memory is for one device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Local {
+pub(super) struct LocalRange {
     pub address: u64,
     pub key: u32,
     /// How far the registration reaches from there.
@@ -80,14 +80,14 @@ impl Regions {
     }
 
     /// Where byte `at` of a registered memory is for a device.
-    pub(super) fn local(&self, memory: &Arc<Memory>, device: usize, at: u64) -> Result<Local, Fault> {
+    pub(super) fn local(&self, memory: &Arc<Memory>, device: usize, at: u64) -> Result<LocalRange, Fault> {
         let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
         let arena = arenas.get(&(Arc::as_ptr(memory) as usize)).ok_or_else(unregistered)?;
         let piece = usize::try_from(at / self.piece_bytes).unwrap_or(usize::MAX);
         let region = arena.pieces[device].get(piece).ok_or_else(unregistered)?;
         let end = (memory.bytes() as u64).min((at / self.piece_bytes + 1) * self.piece_bytes);
         let bytes = end - at;
-        Ok(Local { address: memory.address(at, bytes) as u64, key: region.local_key(), bytes })
+        Ok(LocalRange { address: memory.address(at, bytes) as u64, key: region.local_key(), bytes })
     }
 
     /// Opens a window to peers: what they need to reach it, for [`Remote::decode`] at their side.
@@ -186,7 +186,7 @@ pub(super) fn grants(access: &[u8], direction: Direction) -> bool {
 }
 
 /// Where byte `at` of a peer's window is, from what the peer said of it.
-pub(super) fn remote(access: &[u8], device: usize, at: u64) -> Result<Local, Fault> {
+pub(super) fn remote(access: &[u8], device: usize, at: u64) -> Result<LocalRange, Fault> {
     let wrong =
         || Fault::Invalid("the window's RDMA access is not of this release; run the same on both".into());
     if access.len() < ACCESS_HEAD_BYTES || access[0] != ACCESS_VERSION {
@@ -204,7 +204,7 @@ pub(super) fn remote(access: &[u8], device: usize, at: u64) -> Result<Local, Fau
     let key = access.get(place..place + 4).filter(|_| piece < pieces).ok_or_else(wrong)?;
     let key = u32::from_le_bytes(key.try_into().expect("four bytes"));
     let address = address.checked_add(at).ok_or_else(wrong)?;
-    Ok(Local { address, key, bytes: piece_bytes - at % piece_bytes })
+    Ok(LocalRange { address, key, bytes: piece_bytes - at % piece_bytes })
 }
 
 /// Calls `one` for 0 to `total`, on some threads, and gives the results in order, or the first error.

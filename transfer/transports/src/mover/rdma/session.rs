@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::crew::Bell;
 use super::link::Link;
 use super::mailbox::{Kind, Message, RECEIVE, SENT};
-use super::rail::{Rail, Watched};
-use super::verbs_queue::Finished;
-use crate::mover::{Inbound, Notice, PeerId};
+use super::rail::{Rail, WatchedEnd};
+use super::verbs_queue::WorkCompletion;
+use crate::mover::{Notice, NoticeReceiver, PeerId};
 
 /// Looks at the queue before others have their turn.
 const LOOKS: u32 = 16;
@@ -24,7 +24,7 @@ struct State {
 pub(super) struct Session {
     rail: Arc<Rail>,
     from: PeerId,
-    inbound: Arc<dyn Inbound>,
+    inbound: Arc<dyn NoticeReceiver>,
     bell: Bell,
     state: Mutex<State>,
 }
@@ -33,7 +33,7 @@ impl Session {
     pub(super) fn new(
         rail: &Arc<Rail>,
         from: PeerId,
-        inbound: &Arc<dyn Inbound>,
+        inbound: &Arc<dyn NoticeReceiver>,
         link: Link,
     ) -> io::Result<Arc<Self>> {
         let token = link.token();
@@ -45,7 +45,7 @@ impl Session {
             bell: Bell::new()?,
             state: Mutex::new(State { link: Some(link), ending: None }),
         });
-        let watched: Arc<dyn Watched> = session.clone();
+        let watched: Arc<dyn WatchedEnd> = session.clone();
         rail.watch(token, Arc::downgrade(&watched));
         Ok(session)
     }
@@ -79,7 +79,7 @@ impl Session {
     }
 
     /// Books what has finished; gives the messages that have come.
-    fn settle(link: &mut Link, finished: &[Finished]) -> io::Result<Vec<Message>> {
+    fn settle(link: &mut Link, finished: &[WorkCompletion]) -> io::Result<Vec<Message>> {
         let mut come = Vec::new();
         for one in finished {
             if one.status != 0 {
@@ -133,7 +133,7 @@ impl Session {
     }
 }
 
-impl Watched for Session {
+impl WatchedEnd for Session {
     fn serve(&self) -> bool {
         self.turn().unwrap_or_else(|error| {
             self.end(format!("{}: {error}", self.rail.name));

@@ -57,7 +57,7 @@ impl Drop for Channel {
 
 /// A completion of a work request.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Finished {
+pub(super) struct WorkCompletion {
     /// The number that the request had.
     pub id: u64,
     /// 0 for success, else one of the statuses of verbs.
@@ -100,14 +100,18 @@ impl Cq {
     }
 
     /// Takes some completions; none when it is empty.
-    pub(super) fn poll(&self, into: &mut Vec<Finished>) -> io::Result<usize> {
+    pub(super) fn poll(&self, into: &mut Vec<WorkCompletion>) -> io::Result<usize> {
         // SAFETY: structs of plain numbers, for which zero bytes are valid.
         let mut taken: [ffi::ibv_wc; POLLED_MAX] = unsafe { mem::zeroed() };
         // SAFETY: the queue is open and the array has room for as many as are asked for.
         let count = unsafe { ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED_MAX as i32, taken.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| last_error("taking completions"))?;
         let seen = taken.iter().take(count);
-        into.extend(seen.map(|one| Finished { id: one.wr_id, status: one.status, bytes: one.byte_len }));
+        into.extend(seen.map(|one| WorkCompletion {
+            id: one.wr_id,
+            status: one.status,
+            bytes: one.byte_len,
+        }));
         Ok(count)
     }
 

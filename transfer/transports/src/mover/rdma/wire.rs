@@ -50,9 +50,9 @@ pub(super) enum Record {
     Fence { to_epoch: u64, session: u128 },
 }
 
-struct Out(Vec<u8>);
+struct WireWriter(Vec<u8>);
 
-impl Out {
+impl WireWriter {
     fn bytes(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
@@ -76,9 +76,9 @@ impl Out {
     }
 }
 
-struct In<'a>(&'a [u8]);
+struct WireReader<'a>(&'a [u8]);
 
-impl In<'_> {
+impl WireReader<'_> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -124,7 +124,7 @@ impl In<'_> {
 
 impl Record {
     fn encode(&self) -> Vec<u8> {
-        let kind = |kind: u8| Out(vec![0, 0, 0, 0, kind]);
+        let kind = |kind: u8| WireWriter(vec![0, 0, 0, 0, kind]);
         let opening = |code: u8| kind(code).bytes(&MAGIC.to_le_bytes()).bytes(&VERSION.to_le_bytes());
         let out = match self {
             Self::Hello { to_epoch, from, session, end } => {
@@ -148,7 +148,7 @@ impl Record {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut read = In(bytes);
+        let mut read = WireReader(bytes);
         let record = match read.byte()? {
             1 => {
                 read.opening()?;

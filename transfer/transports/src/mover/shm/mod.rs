@@ -43,8 +43,8 @@ use super::greeting::{Greeting, Purpose};
 use super::reactor::{Listener, Pool};
 use super::registry::Registry;
 use super::{
-    Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathEnd, PathId, PeerId, Transport,
-    WindowId,
+    Capabilities, Completions, Exposure, Fault, Memory, NoticeReceiver, Path, PathEnd, PathId, PeerId,
+    Transport, WindowId,
 };
 
 /// Settings of [`ShmTransport`].
@@ -131,7 +131,7 @@ impl ShmTransport {
     pub fn start(
         config: ShmConfig,
         exposure: Arc<Exposure>,
-        inbound: Arc<dyn Inbound>,
+        inbound: Arc<dyn NoticeReceiver>,
     ) -> io::Result<Arc<Self>> {
         config.check()?;
         let socket = channel::listen(&config.machine, &config.address)?;
@@ -162,7 +162,7 @@ impl ShmTransport {
     }
 
     /// Connects and greets.
-    fn dial(&self, peer: &PeerId, callers_bell: BorrowedFd<'_>) -> io::Result<Dialled> {
+    fn dial(&self, peer: &PeerId, callers_bell: BorrowedFd<'_>) -> io::Result<DialOutcome> {
         let config = &self.site.config;
         let limit = Duration::from_millis(config.open_timeout_ms);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -176,12 +176,12 @@ impl ShmTransport {
         let (record, mut files) = answer.ok_or(io::ErrorKind::TimedOut)?;
         let answer = Greeting::decode(&record).and_then(Greeting::welcome);
         let table = files.pop().map(Table::adopt).transpose()?;
-        Ok(Dialled { answer, table, parts: (Arc::new(channel), rings, bell), our_bell })
+        Ok(DialOutcome { answer, table, parts: (Arc::new(channel), rings, bell), our_bell })
     }
 }
 
 /// The result of dialling.
-struct Dialled {
+struct DialOutcome {
     answer: Result<Greeting, Fault>,
     table: Option<Table>,
     parts: (Arc<Channel>, Rings, std::os::fd::OwnedFd),
@@ -242,7 +242,8 @@ impl Transport for ShmTransport {
             }
         };
         let dialled = completions.bell().and_then(|bell| self.dial(peer, bell));
-        let Dialled { answer, table, parts: (channel, rings, bell), our_bell } = dialled.map_err(failed)?;
+        let DialOutcome { answer, table, parts: (channel, rings, bell), our_bell } =
+            dialled.map_err(failed)?;
         let allowed = answer?;
         let table = table.ok_or_else(|| failed(io::Error::other("its answer lacks the table of windows")))?;
         let room = Room {

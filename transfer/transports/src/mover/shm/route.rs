@@ -15,7 +15,7 @@ use super::rings::{Answer, Kind, NOTICES, Request, Rings};
 use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
 use super::windows::Table;
 use crate::mover::completions::Source;
-use crate::mover::gate::{Gate, Settled};
+use crate::mover::gate::{Gate, TurnSummary};
 use crate::mover::reactor::{Seat, ring};
 use crate::mover::{Direction, Fault, Memory, Notice, Path, PeerId, Slice};
 
@@ -36,7 +36,7 @@ enum RingRequest {
 
 /// A window that may be read.
 #[derive(Clone)]
-struct Admitted {
+struct AdmittedWindow {
     segment: u32,
     memory: Arc<Memory>,
     at: u64,
@@ -52,11 +52,11 @@ struct ReplySlots {
     reads: VecDeque<Slice>,
     /// The window that the first read waits for.
     asking: Option<u64>,
-    windows: BTreeMap<u64, Admitted>,
+    windows: BTreeMap<u64, AdmittedWindow>,
     segments: Segments,
     /// Places of notices in use, a bit each.
     places: u64,
-    settled: Settled,
+    settled: TurnSummary,
     /// Reads being copied at this moment.
     copying: u32,
     /// The path is cut: nothing more is begun.
@@ -67,7 +67,7 @@ struct ReplySlots {
 /// A read to be copied.
 struct Job {
     slice: Slice,
-    source: Admitted,
+    source: AdmittedWindow,
 }
 
 /// See the module.
@@ -244,7 +244,7 @@ impl Route {
                         replies.windows.pop_first();
                     }
                     let Answer { segment, slot, at, .. } = answer;
-                    replies.windows.insert(window, Admitted { segment, memory, at, slot });
+                    replies.windows.insert(window, AdmittedWindow { segment, memory, at, slot });
                 }
                 // The peer announces memory before it answers.
                 Segment::Awaited | Segment::Unknown => {

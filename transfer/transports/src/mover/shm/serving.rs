@@ -37,7 +37,7 @@ impl Accepts for Door {
     fn accept(&mut self) -> io::Result<()> {
         let Some(channel) = Channel::accept(&self.socket)? else { return Ok(()) };
         let site = &self.site;
-        let served = Served {
+        let served = ServedChannel {
             site: site.clone(),
             channel: Arc::new(channel),
             lane: None,
@@ -71,7 +71,7 @@ struct Lane {
 }
 
 /// See the module.
-pub(super) struct Served {
+pub(super) struct ServedChannel {
     site: Arc<Site>,
     channel: Arc<Channel>,
     lane: Option<Lane>,
@@ -80,7 +80,7 @@ pub(super) struct Served {
     since: Instant,
 }
 
-impl Served {
+impl ServedChannel {
     /// Answers a greeting. Where even that fails the opener sees the end of the channel.
     fn answer(&self, purpose: Purpose, text: &str, files: &[BorrowedFd<'_>]) {
         let record = self.site.greeting(purpose, 0, text.into()).encode();
@@ -261,7 +261,7 @@ fn code_of(fault: &Fault) -> u8 {
     if matches!(fault, Fault::Stale(_)) { STALE } else { INVALID }
 }
 
-impl Connection for Served {
+impl Connection for ServedChannel {
     fn files(&self) -> Vec<BorrowedFd<'_>> {
         let bell = self.lane.as_ref().map(|lane| lane.bell.as_fd());
         [self.channel.file()].into_iter().chain(bell).collect()

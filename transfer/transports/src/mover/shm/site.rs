@@ -11,7 +11,7 @@ use super::windows::Windows;
 use crate::mover::greeting::{Greeting, Purpose};
 use crate::mover::reactor::Pool;
 use crate::mover::registry::Registry;
-use crate::mover::{Exposure, Fault, Inbound, Location, Memory};
+use crate::mover::{Exposure, Fault, Location, Memory, NoticeReceiver};
 
 /// Memories that one peer may make us map.
 const SEGMENTS_MAX: usize = 1_024;
@@ -22,7 +22,7 @@ pub(super) struct Site {
     pub(super) config: ShmConfig,
     pub(super) pool: Arc<Pool>,
     pub(super) exposure: Arc<Exposure>,
-    pub(super) inbound: Arc<dyn Inbound>,
+    pub(super) inbound: Arc<dyn NoticeReceiver>,
     pub(super) registry: Registry,
     pub(super) windows: Windows,
     /// Paths that peers have opened.

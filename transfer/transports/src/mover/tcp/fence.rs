@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::incoming::{Incoming, Received};
+use super::incoming::{IncomingStage, ReceiveOutcome};
 use super::route::Route;
 use super::stream::Stream;
-use super::vectored::Gathered;
+use super::vectored::GatheredPieces;
 use crate::mover::PathEnd;
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
 use crate::mover::reactor::{Connection, Turn};
@@ -20,7 +20,7 @@ use crate::mover::reactor::{Connection, Turn};
 pub(super) struct FenceCall {
     route: Arc<Route>,
     stream: Stream,
-    incoming: Incoming,
+    incoming: IncomingStage,
     record: [u8; GREETING_BYTES],
     sent: usize,
     until: Instant,
@@ -51,7 +51,7 @@ impl FenceCall {
         Ok(Self {
             record: greeting.encode(),
             stream: Stream::new(TcpStream::from(socket), tls)?,
-            incoming: Incoming::new(),
+            incoming: IncomingStage::new(),
             sent: 0,
             until,
             end: PathEnd::PeerUnknown,
@@ -61,7 +61,7 @@ impl FenceCall {
 
     fn talk(&mut self) -> io::Result<Turn> {
         while self.sent < GREETING_BYTES {
-            let mut rest = Gathered::default();
+            let mut rest = GatheredPieces::default();
             rest.plain(&self.record[self.sent..]);
             match self.stream.send(&rest) {
                 Ok(sent) => self.sent += sent,
@@ -81,7 +81,7 @@ impl FenceCall {
                 }
                 return Ok(Turn::End);
             }
-            if self.incoming.fill(&mut self.stream)? == Received::Nothing {
+            if self.incoming.fill(&mut self.stream)? == ReceiveOutcome::Nothing {
                 return Ok(Turn::Wait);
             }
         }

@@ -16,7 +16,7 @@ const LONG_BYTES: u32 = 16 << 10;
 
 /// The result of one receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum ReceiveOutcome {
     /// This much, and perhaps there is more.
     Some(usize),
     /// Nothing is there for now.
@@ -24,7 +24,7 @@ pub(super) enum Received {
 }
 
 /// The stage.
-pub(super) struct Incoming {
+pub(super) struct IncomingStage {
     stage: Box<[u8]>,
     start: usize,
     end: usize,
@@ -36,7 +36,7 @@ pub(super) struct Incoming {
     hung: bool,
 }
 
-impl Incoming {
+impl IncomingStage {
     pub(super) fn new() -> Self {
         Self {
             stage: vec![0; STAGE_BYTES].into(),
@@ -85,7 +85,7 @@ impl Incoming {
     ///
     /// # Errors
     /// As the socket; also for its end.
-    pub(super) fn fill(&mut self, stream: &mut Stream) -> io::Result<Received> {
+    pub(super) fn fill(&mut self, stream: &mut Stream) -> io::Result<ReceiveOutcome> {
         self.call(stream, None, self.ahead)
     }
 
@@ -94,9 +94,9 @@ impl Incoming {
         stream: &mut Stream,
         target: Option<&Target<'_>>,
         ahead: usize,
-    ) -> io::Result<Received> {
+    ) -> io::Result<ReceiveOutcome> {
         if self.drained {
-            return Ok(Received::Nothing);
+            return Ok(ReceiveOutcome::Nothing);
         }
         if self.start > 0 {
             self.stage.copy_within(self.start..self.end, 0);
@@ -110,11 +110,11 @@ impl Incoming {
                 // Fewer bytes than requested: the socket is empty, and the next event signals new bytes.
                 self.drained = came < asked && !self.hung && stream.short_is_empty();
                 self.end += came.saturating_sub(target.map_or(0, |target| target.bytes));
-                Ok(Received::Some(came))
+                Ok(ReceiveOutcome::Some(came))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.drained = true;
-                Ok(Received::Nothing)
+                Ok(ReceiveOutcome::Nothing)
             }
             Err(error) => Err(error),
         }
@@ -158,7 +158,7 @@ pub(super) enum Step {
 /// The parts of a connection that landings use.
 pub(super) struct Ground<'a> {
     pub(super) stream: &'a mut Stream,
-    pub(super) incoming: &'a mut Incoming,
+    pub(super) incoming: &'a mut IncomingStage,
     pub(super) exposure: &'a Arc<Exposure>,
     pub(super) damage: &'a Damage,
 }
@@ -233,8 +233,8 @@ impl Landing {
             let ahead = if end < self.head.bytes { 0 } else { self.ahead() };
             ground.incoming.ahead = self.ahead();
             match ground.incoming.call(ground.stream, Some(&target), ahead)? {
-                Received::Nothing => 0,
-                Received::Some(bytes) => bytes.min(want),
+                ReceiveOutcome::Nothing => 0,
+                ReceiveOutcome::Some(bytes) => bytes.min(want),
             }
         };
         self.landed += u32::try_from(moved).expect("at most a chunk");
@@ -249,7 +249,7 @@ impl Landing {
     fn aside(&mut self, end: u32, ground: &mut Ground<'_>) -> io::Result<Step> {
         if ground.incoming.staged().is_empty() {
             ground.incoming.ahead = STAGE_BYTES;
-            if let Received::Nothing = ground.incoming.fill(ground.stream)? {
+            if let ReceiveOutcome::Nothing = ground.incoming.fill(ground.stream)? {
                 return Ok(Step::Blocked);
             }
         }
@@ -271,8 +271,8 @@ impl Landing {
             return Ok(Step::Landed(Some(Tail::decode(&tail))));
         }
         Ok(match ground.incoming.fill(ground.stream)? {
-            Received::Nothing => Step::Blocked,
-            Received::Some(bytes) => Step::Moved(bytes),
+            ReceiveOutcome::Nothing => Step::Blocked,
+            ReceiveOutcome::Some(bytes) => Step::Moved(bytes),
         })
     }
 

@@ -6,12 +6,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::incoming::{Ground, Incoming, Landing, Place, Received, Step};
-use super::outgoing::{Body, Outgoing};
+use super::incoming::{Ground, IncomingStage, Landing, Place, ReceiveOutcome, Step};
+use super::outgoing::{Body, FrameQueue};
 use super::route::{LaneDoor, Route, Work};
 use super::stream::{Stream, broken};
 use super::wire::{Head, Kind, STRIDE_BYTES, TEXT_BYTES_MAX, Tail, fault_of};
-use crate::mover::gate::Settled;
+use crate::mover::gate::TurnSummary;
 use crate::mover::reactor::{Connection, Turn};
 use crate::mover::{Direction, Fault, Region, Slice};
 
@@ -19,7 +19,7 @@ use crate::mover::{Direction, Fault, Region, Slice};
 const TURN_BYTES: u64 = 4 << 20;
 
 /// A request that has been sent, or waits to be.
-struct Waiting {
+struct WaitingRequest {
     number: u32,
     /// Of the slices in it, one after another, or of what is no slice.
     tickets: Vec<u64>,
@@ -29,7 +29,7 @@ struct Waiting {
     into: Option<(Region, bool)>,
 }
 
-impl Waiting {
+impl WaitingRequest {
     /// A request that is not a slice.
     fn word(number: u32, ticket: u64) -> Self {
         Self { number, tickets: vec![ticket], bytes: 0, into: None }
@@ -72,15 +72,15 @@ pub(super) struct Lane {
     route: Arc<Route>,
     index: usize,
     stream: Stream,
-    outgoing: Outgoing,
-    incoming: Incoming,
+    outgoing: FrameQueue,
+    incoming: IncomingStage,
     landing: Option<Landing>,
     /// Writes, notices and probes, in order.
-    acks: VecDeque<Waiting>,
+    acks: VecDeque<WaitingRequest>,
     /// Reads, in order.
-    reads: VecDeque<Waiting>,
+    reads: VecDeque<WaitingRequest>,
     next: u32,
-    settled: Settled,
+    settled: TurnSummary,
     /// The socket took all that it was offered, as far as we know.
     writable: bool,
     moved: bool,
@@ -93,13 +93,13 @@ impl Lane {
             route,
             index,
             stream,
-            outgoing: Outgoing::default(),
-            incoming: Incoming::new(),
+            outgoing: FrameQueue::default(),
+            incoming: IncomingStage::new(),
             landing: None,
             acks: VecDeque::new(),
             reads: VecDeque::new(),
             next: 0,
-            settled: Settled::default(),
+            settled: TurnSummary::default(),
             writable: true,
             moved: true,
             still_since: Instant::now(),
@@ -128,13 +128,13 @@ impl Lane {
                     let bytes = u32::try_from(notice.bytes.len()).expect("checked when it was taken");
                     let head = Head { bytes, ..Head::new(Kind::Notice, number) };
                     self.outgoing.push(&head, Body::Bytes(notice.bytes), false);
-                    self.acks.push_back(Waiting::word(number, ticket));
+                    self.acks.push_back(WaitingRequest::word(number, ticket));
                 }
                 Work::Probe(ticket) => {
                     self.submit_run(run.take());
                     let number = self.number();
                     self.outgoing.push(&Head::new(Kind::Probe, number), Body::None, false);
-                    self.acks.push_back(Waiting::word(number, ticket));
+                    self.acks.push_back(WaitingRequest::word(number, ticket));
                 }
             }
         }
@@ -157,11 +157,16 @@ impl Lane {
             Direction::Write => {
                 let body = Body::Memory(slice.local.memory, slice.local.at);
                 self.outgoing.push(&head(Kind::Write), body, verify);
-                self.acks.push_back(Waiting { number, tickets, bytes, into: None });
+                self.acks.push_back(WaitingRequest { number, tickets, bytes, into: None });
             }
             Direction::Read => {
                 self.outgoing.push(&head(Kind::Read), Body::None, false);
-                self.reads.push_back(Waiting { number, tickets, bytes, into: Some((slice.local, verify)) });
+                self.reads.push_back(WaitingRequest {
+                    number,
+                    tickets,
+                    bytes,
+                    into: Some((slice.local, verify)),
+                });
             }
         }
     }
@@ -205,8 +210,8 @@ impl Lane {
                 Some(Some(head)) => self.begin(head)?,
                 Some(None) => return Err(out_of_step("what came is no frame")),
                 None => match self.incoming.fill(&mut self.stream).map_err(broken)? {
-                    Received::Nothing => break,
-                    Received::Some(bytes) => came += bytes as u64,
+                    ReceiveOutcome::Nothing => break,
+                    ReceiveOutcome::Some(bytes) => came += bytes as u64,
                 },
             }
         }
@@ -232,7 +237,7 @@ impl Lane {
                 Place::Bytes(Vec::new())
             }
             Kind::Data => {
-                let asked = |read: &&Waiting| read.number == head.number && read.bytes == head.bytes;
+                let asked = |read: &&WaitingRequest| read.number == head.number && read.bytes == head.bytes;
                 let Some(read) = self.reads.front().filter(asked) else {
                     return Err(out_of_step("it sends what was not asked for"));
                 };
@@ -287,7 +292,7 @@ impl Lane {
         Ok(())
     }
 
-    fn settle(&mut self, waiting: &Waiting, fault: Option<&Fault>) {
+    fn settle(&mut self, waiting: &WaitingRequest, fault: Option<&Fault>) {
         let gate = &self.route.gate;
         for &ticket in &waiting.tickets {
             self.settled.completions.push(match fault {
@@ -351,7 +356,7 @@ impl Connection for Lane {
         // When the thread stops, no other code has begun the end yet.
         self.route.end(Fault::Path("the transport is shutting down".into()), false);
         let fault = self.route.gate.fault();
-        let waiting: Vec<Waiting> = self.acks.drain(..).chain(self.reads.drain(..)).collect();
+        let waiting: Vec<WaitingRequest> = self.acks.drain(..).chain(self.reads.drain(..)).collect();
         for one in waiting {
             self.settle(&one, Some(&fault));
         }
@@ -360,7 +365,7 @@ impl Connection for Lane {
                 Work::Slice(slice) => (slice.ticket, slice.bytes),
                 Work::Notice(ticket, _) | Work::Probe(ticket) => (ticket, 0),
             };
-            self.settle(&Waiting { bytes, ..Waiting::word(0, ticket) }, Some(&fault));
+            self.settle(&WaitingRequest { bytes, ..WaitingRequest::word(0, ticket) }, Some(&fault));
         }
         let route = self.route.clone();
         route.gate.settle(&mut self.settled);

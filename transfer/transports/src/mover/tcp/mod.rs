@@ -36,7 +36,8 @@ use super::reactor::{Listener, Pool};
 use super::registry::Registry;
 use super::sockets::{connect, fill, time_left, trouble};
 use super::{
-    Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
+    Capabilities, Completions, Exposure, Fault, Memory, NoticeReceiver, Path, PathId, PeerId, Transport,
+    WindowId,
 };
 
 /// Settings of [`TcpTransport`].
@@ -132,7 +133,7 @@ impl TcpTransport {
     pub fn start(
         config: TcpConfig,
         exposure: Arc<Exposure>,
-        inbound: Arc<dyn Inbound>,
+        inbound: Arc<dyn NoticeReceiver>,
     ) -> io::Result<Arc<Self>> {
         config.check()?;
         let socket = TcpListener::bind(config.listen)?;

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::stream::Stream;
-use super::vectored::Gathered;
+use super::vectored::GatheredPieces;
 use super::wire::{HEAD_BYTES, Head, Kind, TAIL_BYTES, TEXT_BYTES_MAX, Tail, code_of, fold, step_bytes};
 use crate::mover::{Direction, Exposure, Fault, Memory, Permit, WindowId};
 
@@ -54,7 +54,7 @@ impl Frame {
 }
 
 /// The result of one send call.
-pub(super) struct Sent {
+pub(super) struct SendOutcome {
     /// Bytes that the stream has taken.
     pub(super) bytes: u64,
     /// Whether it would take more.
@@ -91,11 +91,11 @@ struct Batch {
 
 /// Frames that wait, in order.
 #[derive(Default)]
-pub(super) struct Outgoing {
+pub(super) struct FrameQueue {
     frames: VecDeque<Frame>,
 }
 
-impl Outgoing {
+impl FrameQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
@@ -129,9 +129,9 @@ impl Outgoing {
     }
 
     /// One call: sends up to about a stride.
-    pub(super) fn send(&mut self, stream: &mut Stream, exposure: &Arc<Exposure>) -> io::Result<Sent> {
+    pub(super) fn send(&mut self, stream: &mut Stream, exposure: &Arc<Exposure>) -> io::Result<SendOutcome> {
         let batch = self.prepare(exposure, stream.stride_bytes());
-        let mut gathered = Gathered::default();
+        let mut gathered = GatheredPieces::default();
         for span in &batch.spans {
             self.gather(span, &batch, &mut gathered);
         }
@@ -140,9 +140,11 @@ impl Outgoing {
                 drop(gathered);
                 let bytes = sent as u64;
                 self.advance(bytes);
-                Ok(Sent { bytes, more: bytes == batch.bytes })
+                Ok(SendOutcome { bytes, more: bytes == batch.bytes })
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Sent { bytes: 0, more: false }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Ok(SendOutcome { bytes: 0, more: false })
+            }
             Err(error) => Err(error),
         }
     }
@@ -174,7 +176,7 @@ impl Outgoing {
         batch
     }
 
-    fn gather<'a>(&'a self, span: &Span, batch: &'a Batch, gathered: &mut Gathered<'a>) {
+    fn gather<'a>(&'a self, span: &Span, batch: &'a Batch, gathered: &mut GatheredPieces<'a>) {
         let frame = &self.frames[span.frame];
         let size = |bytes: u64| usize::try_from(bytes).expect("parts of frames fit in memory");
         let (from, bytes) = (size(span.from), size(span.bytes));

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::incoming::{Ground, Incoming, Landing, Place, Received, Step};
-use super::outgoing::{Body, Outgoing};
+use super::incoming::{Ground, IncomingStage, Landing, Place, ReceiveOutcome, Step};
+use super::outgoing::{Body, FrameQueue};
 use super::site::Site;
 use super::stream::{Stream, broken};
 use super::tls::TcpTls;
-use super::vectored::Gathered;
+use super::vectored::GatheredPieces;
 use super::wire::{Head, Kind, Tail};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
 use crate::mover::port::NOTICE_BYTES_MAX;
@@ -42,7 +42,7 @@ impl Accepts for Door {
         // One that cannot be served is none of the others' business.
         let Ok(stream) = tls.and_then(|tls| Stream::new(socket, tls)) else { return Ok(()) };
         let seat = site.pool.seat();
-        let mut served = Served::new(site.clone(), stream, seat);
+        let mut served = ServedConnection::new(site.clone(), stream, seat);
         if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.connections_max {
             served.answer(Purpose::Busy, 0, "it has as many connections as it may; raise connections_max");
             Box::new(served).cut();
@@ -61,13 +61,13 @@ enum Stage {
 }
 
 /// See the module.
-pub(super) struct Served {
+pub(super) struct ServedConnection {
     site: Arc<Site>,
     seat: Seat,
     stream: Stream,
     stage: Stage,
-    outgoing: Outgoing,
-    incoming: Incoming,
+    outgoing: FrameQueue,
+    incoming: IncomingStage,
     landing: Option<Landing>,
     /// The last request that ended well and has not been acknowledged.
     due: Option<u32>,
@@ -78,15 +78,15 @@ pub(super) struct Served {
     still_since: Instant,
 }
 
-impl Served {
+impl ServedConnection {
     fn new(site: Arc<Site>, stream: Stream, seat: Seat) -> Self {
         Self {
             site,
             seat,
             stream,
             stage: Stage::Greeting,
-            outgoing: Outgoing::default(),
-            incoming: Incoming::new(),
+            outgoing: FrameQueue::default(),
+            incoming: IncomingStage::new(),
             landing: None,
             due: None,
             unacked: 0,
@@ -99,7 +99,7 @@ impl Served {
     /// Answers a greeting. A socket that cannot take even that is broken, which the next call finds.
     fn answer(&mut self, purpose: Purpose, session: u128, text: &str) {
         let record = self.site.greeting(purpose, 0, session, text.into()).encode();
-        let mut gathered = Gathered::default();
+        let mut gathered = GatheredPieces::default();
         gathered.plain(&record);
         let _ = self.stream.send(&gathered);
     }
@@ -113,7 +113,7 @@ impl Served {
             if let Some(record) = self.incoming.take::<GREETING_BYTES>() {
                 return self.greeted(&record);
             }
-            if self.incoming.fill(&mut self.stream).map_err(broken)? == Received::Nothing {
+            if self.incoming.fill(&mut self.stream).map_err(broken)? == ReceiveOutcome::Nothing {
                 return Ok(Turn::Wait);
             }
         }
@@ -191,8 +191,8 @@ impl Served {
                 Some(Some(head)) => self.begin(head)?,
                 Some(None) => return Err(Fault::Path("what came is no frame".into())),
                 None => match self.incoming.fill(&mut self.stream).map_err(broken)? {
-                    Received::Nothing => break,
-                    Received::Some(bytes) => came += bytes as u64,
+                    ReceiveOutcome::Nothing => break,
+                    ReceiveOutcome::Some(bytes) => came += bytes as u64,
                 },
             }
         }
@@ -281,7 +281,7 @@ impl Served {
     }
 }
 
-impl Connection for Served {
+impl Connection for ServedConnection {
     fn files(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.stream.file()]
     }

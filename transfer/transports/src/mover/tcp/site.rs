@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use super::TcpConfig;
 use crate::mover::greeting::{Greeting, Purpose};
 use crate::mover::reactor::Pool;
-use crate::mover::{Exposure, Inbound};
+use crate::mover::{Exposure, NoticeReceiver};
 
 pub(super) struct Site {
     pub(super) config: TcpConfig,
@@ -14,7 +14,7 @@ pub(super) struct Site {
     pub(super) address: String,
     pub(super) pool: Arc<Pool>,
     pub(super) exposure: Arc<Exposure>,
-    pub(super) inbound: Arc<dyn Inbound>,
+    pub(super) inbound: Arc<dyn NoticeReceiver>,
     /// Connections that peers have opened.
     pub(super) served: AtomicUsize,
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustls::Connection;
 
-use super::vectored::{self, Gathered, Target};
+use super::vectored::{self, GatheredPieces, Target};
 use super::wire::{CHUNK_BYTES, STRIDE_BYTES};
 use crate::mover::Fault;
 use crate::mover::sockets::never_waiting;
@@ -42,7 +42,7 @@ impl Stream {
 
     /// Sends what goes now. Under TLS that is what could be put where it waits for the socket; with nothing
     /// gathered it sends what waits.
-    pub(super) fn send(&mut self, gathered: &Gathered<'_>) -> io::Result<usize> {
+    pub(super) fn send(&mut self, gathered: &GatheredPieces<'_>) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return vectored::send(&self.socket, gathered) };
         flush(tls, &mut self.socket)?;
         if gathered.pieces().is_empty() {

@@ -10,11 +10,11 @@ use crate::mover::Memory;
 
 /// Pieces to be sent by one call, in order.
 #[derive(Default)]
-pub(super) struct Gathered<'a> {
+pub(super) struct GatheredPieces<'a> {
     pieces: Vec<IoSlice<'a>>,
 }
 
-impl<'a> Gathered<'a> {
+impl<'a> GatheredPieces<'a> {
     /// Adds plain bytes.
     pub(super) fn plain(&mut self, bytes: &'a [u8]) {
         self.pieces.push(IoSlice::new(bytes));
@@ -35,7 +35,7 @@ impl<'a> Gathered<'a> {
 }
 
 /// Sends what the socket takes now and says how much that was.
-pub(super) fn send(socket: impl AsFd, gathered: &Gathered<'_>) -> io::Result<usize> {
+pub(super) fn send(socket: impl AsFd, gathered: &GatheredPieces<'_>) -> io::Result<usize> {
     let mut nothing = SendAncillaryBuffer::default();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     Ok(rustix::net::sendmsg(socket, gathered.pieces(), &mut nothing, flags)?)

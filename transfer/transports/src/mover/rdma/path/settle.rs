@@ -2,18 +2,18 @@
 
 use std::io;
 
-use super::{OpenMessage, Opened, PLACE_SHIFT, Phase, State};
+use super::{OpenMessage, OpenedPath, PLACE_SHIFT, Phase, State};
 use crate::mover::rdma::mailbox::{Kind, RECEIVE, SENT};
-use crate::mover::rdma::rail::Watched;
-use crate::mover::rdma::verbs_queue::{FLUSHED, Finished, NO_ANSWER, REMOTE_ACCESS};
+use crate::mover::rdma::rail::WatchedEnd;
+use crate::mover::rdma::verbs_queue::{FLUSHED, NO_ANSWER, REMOTE_ACCESS, WorkCompletion};
 use crate::mover::{Completion, Fault};
 
 /// Looks at the queue before others have their turn.
 const LOOKS: u32 = 16;
 
-impl Opened {
+impl OpenedPath {
     /// Books what has finished.
-    fn settle(&self, state: &mut State, finished: &[Finished]) {
+    fn settle(&self, state: &mut State, finished: &[WorkCompletion]) {
         let mut told = Vec::new();
         for one in finished {
             if !matches!(state.phase, Phase::Open) {
@@ -40,7 +40,7 @@ impl Opened {
         }
     }
 
-    fn finish(&self, state: &mut State, one: &Finished, told: &mut Vec<Completion>) -> io::Result<()> {
+    fn finish(&self, state: &mut State, one: &WorkCompletion, told: &mut Vec<Completion>) -> io::Result<()> {
         let Some(link) = &mut state.link else { return Ok(()) };
         let (mailbox, queue_pair) = link.mail();
         if one.id & RECEIVE != 0 {
@@ -76,7 +76,7 @@ impl Opened {
     }
 
     /// A request has failed, and its queue pair with it.
-    fn refused(&self, state: &mut State, one: &Finished) {
+    fn refused(&self, state: &mut State, one: &WorkCompletion) {
         let name = &self.rail.name;
         let fault = match one.status {
             NO_ANSWER => Fault::Silent(format!("{name}: the peer's device gave no answer")),
@@ -95,7 +95,7 @@ impl Opened {
     }
 }
 
-impl Watched for Opened {
+impl WatchedEnd for OpenedPath {
     fn serve(&self) -> bool {
         let mut finished = Vec::new();
         for _ in 0..LOOKS {
