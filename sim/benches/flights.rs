@@ -1,4 +1,4 @@
-//! What a start and a finish cost with many flights in progress.
+//! Benchmark of the cost of one start and one finish with many flights in progress.
 //!
 //! A closed loop holds the number of flights: whenever one ends another starts, on a random path of
 //! two links. Half are paced. One iteration is one start and one end, with all timers between.

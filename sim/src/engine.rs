@@ -96,26 +96,26 @@ struct ActiveDecode {
     mark: GapMark,
 }
 
-/// What happened.
+/// An event that the engine reports to the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
     /// A prefill is complete.
     Prefilled {
-        /// Whose.
+        /// The request's slot in the world.
         slot: u32,
         /// Engine time spent on it, µs.
         compute_us: u64,
     },
-    /// A sequence emitted its first token at this time; it may be told late, at the stride's end.
+    /// A sequence emitted its first token. The engine may report it late, at the end of the stride.
     FirstToken {
-        /// Whose.
+        /// The request's slot in the world.
         slot: u32,
-        /// When, µs.
+        /// When the sequence emitted it, µs.
         at_us: u64,
     },
     /// A sequence emitted its last token.
     Decoded {
-        /// Whose.
+        /// The request's slot in the world.
         slot: u32,
         /// Tokens that it emitted here.
         emitted_tokens: u32,
@@ -127,7 +127,7 @@ pub enum EngineEvent {
 /// A decode that died with its engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostDecode {
-    /// Whose.
+    /// The request's slot in the world.
     pub slot: u32,
     /// Tokens that it emitted here.
     pub emitted_tokens: u32,
@@ -263,7 +263,7 @@ impl Engine {
     pub fn remove(&mut self, at: Moment, slot: u32, ended: &mut Vec<EngineEvent>) {
         let first_us = self.stride.as_ref().map_or(u64::MAX, Stride::first_step_us);
         let done = self.cut(at, ended);
-        // What is in a stride already goes on computing for nobody until that ends.
+        // The pass or step in progress still computes for the request. The engine drops that result.
         self.jobs.retain(|p| p.job.slot != slot);
         self.joining.retain(|s| s.slot != slot);
         if let Some(place) = self.running.iter().position(|d| d.sequence.slot == slot) {
@@ -340,7 +340,7 @@ impl Engine {
         }
     }
 
-    /// Drops gaps that nobody will ask for any more.
+    /// Drops the gaps that precede every running decode.
     pub fn forget_gaps(&mut self) {
         let oldest = self.running.iter().map(|d| d.mark.at()).min();
         self.gaps.forget_before(oldest);

@@ -75,7 +75,7 @@ impl Events {
         self.heap.peek().is_some_and(|Reverse(((at_us, rank, _), _))| *at_us <= now_us && *rank != LATER)
     }
 
-    /// Whether nothing will happen any more.
+    /// Whether no event is scheduled.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()

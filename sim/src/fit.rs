@@ -12,7 +12,7 @@ use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, ValidRange};
 use measured::{DecodePoint, Measurements, PrefillPoint};
 use prefill::Attention;
 
-/// What the measurements do not say about the profile to be fitted.
+/// The facts about the fitted profile that the measurements do not contain.
 #[derive(Clone, Debug)]
 pub struct FitSpec {
     /// Name of the profile.
@@ -213,8 +213,8 @@ fn check(measured: &Measurements) -> Result<(), FitError> {
     Ok(())
 }
 
-/// `value` to the nearest multiple of `grain`, so that a written profile reads back bit for bit
-/// and shows no more digits than the measurements carry.
+/// Rounds `value` to the nearest multiple of `grain`. So a written profile reads back bit for bit and
+/// shows only the digits that the measurements carry.
 fn round_to(value: f64, grain: f64) -> f64 {
     // Dividing by the inverse keeps short decimals short: 3 · 0.1 is not 0.3, 3 / 10 is.
     let inverse = (1.0 / grain).round();

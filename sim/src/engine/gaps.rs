@@ -35,7 +35,7 @@ impl GapMark {
     }
 }
 
-/// The log. Runs that no sequence needs any more are dropped.
+/// The log of token gaps. [`GapLog::forget_before`] drops the runs that no sequence needs.
 #[derive(Clone, Debug, Default)]
 pub struct GapLog {
     runs: VecDeque<Run>,
@@ -75,8 +75,8 @@ impl GapLog {
         self.last_end_ps
     }
 
-    /// Takes in `steps` steps over `span`, the first of `first_ps` and each later one `delta_ps`
-    /// longer. Whatever passed since the step before held the decodes up.
+    /// Logs `steps` steps over `span`: the first takes `first_ps`, each later one `delta_ps` more than
+    /// the one before. The time since the end of the previous step is a stall: it counts in the first gap.
     pub fn steps(&mut self, span: (u64, u64), steps: u64, first_ps: u64, delta_ps: u64) {
         let stall_ps = span.0.saturating_sub(self.last_end_ps);
         self.last_end_ps = span.1;
@@ -91,7 +91,7 @@ impl GapLog {
         }
     }
 
-    /// Drops the runs before `oldest` (all of them when nobody is left).
+    /// Drops the runs before `oldest`, or all runs when it is `None`.
     pub fn forget_before(&mut self, oldest: Option<u64>) {
         let keep_from = oldest.unwrap_or(self.base + self.runs.len() as u64);
         while self.base < keep_from && self.runs.pop_front().is_some() {

@@ -1,10 +1,10 @@
-//! What an engine does next: a pass, a mixed step, or a run of decode steps.
+//! Plans an engine's next stride: a prefill pass, a mixed step, or a run of decode steps.
 
 use baton_types::{CostProfile, StepCost};
 
 use super::{ActivePrefill, Engine, Mix, to_us};
 
-/// What one stride consists of.
+/// One stride: a prefill pass, a mixed step, or a run of decode steps.
 #[derive(Clone, Debug)]
 pub(super) struct Stride {
     pub start_ps: u64,
@@ -46,7 +46,7 @@ impl Stride {
     }
 }
 
-/// What a pass may hold.
+/// The bounds of one pass.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     tokens: u64,

@@ -31,7 +31,7 @@ pub(super) fn profile(attention_ps: f64) -> Arc<CostProfile> {
     Arc::new(profile)
 }
 
-/// What is done to an engine, and when.
+/// An action of the driver on its engine.
 #[derive(Clone, Debug)]
 pub(super) enum Act {
     Prefill { slot: u32, order: u64, new: u64, prefix: u64 },
@@ -42,7 +42,7 @@ pub(super) enum Act {
     Look,
 }
 
-/// What became of a slot.
+/// The recorded outcome of one slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Story {
     pub prefilled: Option<(u64, u64)>,
@@ -117,7 +117,7 @@ impl Driver {
     }
 
     fn plan(&mut self) {
-        // Whatever was announced before and changed since has another version.
+        // The engine ignores an outdated wake-up: every change gives its stride a new version.
         self.wake = self.engine.poll(self.now_us).or(self.wake);
     }
 

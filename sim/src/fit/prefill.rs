@@ -71,9 +71,11 @@ fn knots_of(points: &[PrefillPoint]) -> Result<Knots, FitError> {
     Ok(knots)
 }
 
-/// The coefficient of least squared relative error when the knots are free too (µs a pair), or
-/// none if pairs and new tokens never vary apart. What the knots can explain of the pairs is
-/// taken out of both sides first; the coefficient is the slope between what is left.
+/// The attention coefficient of least squared relative error with free knots, µs a pair. `None` if
+/// pairs and new tokens never vary independently.
+///
+/// The fit first subtracts the part that the knots explain from the latencies and from the pairs. The
+/// coefficient is the slope between the two residuals.
 fn attention_from_latencies(knots: &Knots, points: &[PrefillPoint]) -> Option<f64> {
     let latency = knots.least_squares(points, |p| p.latency_us);
     let pairs = knots.least_squares(points, PrefillPoint::pairs);

@@ -78,7 +78,7 @@ fn known() -> CostProfile {
 const HEADER: &str = "backend,system,backend_version,phase,batch,input_or_context_tokens,prefix_tokens,\
     new_tokens_per_request,latency_ms,kv_bytes_per_token,kv_capacity_tokens,remark\n";
 
-/// What `known` would have measured, with a second system that has to be left out.
+/// A table of the latencies that `known` predicts. It also has rows of a second system, to be left out.
 fn synthetic() -> String {
     let p = known();
     let mut text = String::from(HEADER);
