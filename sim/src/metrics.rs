@@ -1,4 +1,4 @@
-//! What a run measured. Definitions (also in `docs/metrics.md`):
+//! Measurements of a run. Definitions (also in `docs/metrics.md`):
 //!
 //! - *TTFT*: from the offer of the request (its last attempt) to its first token.
 //! - *TBT*: the mean of the longest tenth of a request's token gaps (at least one gap).
@@ -85,7 +85,7 @@ pub struct Outcome {
     pub gaps: GapSummary,
     /// Times offered.
     pub attempts: u32,
-    /// What it was last told to wait, µs.
+    /// Retry time of its last refusal, µs.
     pub retry_after_us: u64,
     /// Prefill instance.
     pub prefill: u32,
@@ -115,7 +115,7 @@ pub struct Collector {
     /// Loads over time.
     pub series: Series,
     instances: Vec<InstanceResult>,
-    /// What each instance does, by its number.
+    /// Role of each instance, by its number.
     roles: Vec<Role>,
     popularity: Popularity,
     scheduler: SchedulerStats,

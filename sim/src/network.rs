@@ -4,14 +4,14 @@
 //! link by weighted processor sharing, so congestion shows; a flight that is *paced* follows the
 //! prefill that produces its bytes, layer by layer, so transfer and compute overlap.
 //!
-//! **Rates.** Every link divides its rate among its flights by priority weight. A flight that can
-//! use only so much (it is paced and has caught up with its producer, or has a rate cap) takes
-//! no more, and what it leaves is divided among the others of that link (water-filling). A flight's
-//! rate is the least that any link of its path gives it. What a flight leaves on a link because
-//! *another link* holds it back is not divided again: that keeps every change local, and makes the
-//! rates a lower bound of weighted max-min fairness (exact on one link; the floor for the lowest
-//! class aside). A change touches the flights of the links that changed, and those of the paths of
-//! paced flights that start to catch up because of it, and no others.
+//! **Rates.** Every link divides its rate among its flights by priority weight. Some flights can use
+//! only a limited rate: a paced one that has caught up with its producer, or one with a rate cap.
+//! Such a flight takes its limit, and the link divides the rest among its other flights
+//! (water-filling). A flight's rate is the least that any link of its path gives it. When *another
+//! link* holds a flight back, this link does not divide the unused share again. That keeps every
+//! change local, and makes the rates a lower bound of weighted max-min fairness (exact on one link;
+//! the floor for the lowest class aside). A change touches only the flights of the links that changed,
+//! and those of the paths of paced flights that start to catch up because of it.
 //!
 //! **Arithmetic.** All integers: time inside is in nanoseconds, bytes in 10⁻¹² byte. So bytes are
 //! conserved exactly (I7), and the same inputs give the same effects on every machine (I10).

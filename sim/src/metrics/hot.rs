@@ -77,8 +77,8 @@ impl Popularity {
         }
     }
 
-    /// The most popular blocks with how many instances held them, by groups of ranks that widen with
-    /// the rank; blocks asked for once are nobody's favourite and are left out.
+    /// The most popular blocks with the number of instances that held them. Blocks form groups of ranks
+    /// that widen with the rank. Blocks with a count of one are left out.
     #[must_use]
     pub fn ranked(&self) -> Vec<HotBlocks> {
         let mut blocks: Vec<HotBlock> = self.sets.iter().flatten().filter(|f| f.asked > 1).copied().collect();
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn replicas_are_those_at_the_time_of_asking() {
         let mut popularity = Popularity::new();
-        // The first ask finds nobody and is not looked at; copies come later and go again.
+        // The first ask adds the block and reads no replica count. Copies appear and vanish later.
         for holders in [0, 1, 2, 3] {
             popularity.asked(BlockHash(5), |_| holders);
         }

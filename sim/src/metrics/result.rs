@@ -20,7 +20,7 @@ pub struct LatencySummary {
     pub max: Option<f64>,
 }
 
-/// What one service class was promised.
+/// The objectives of one service class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Objective {
     /// Name of the class.
@@ -36,7 +36,7 @@ pub struct Objective {
 pub struct InstanceResult {
     /// Which.
     pub instance: u32,
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Time in prefill passes and mixed steps.
     pub prefill_busy_s: f64,
@@ -61,7 +61,7 @@ pub struct RunResult {
     pub speed: f64,
     /// Seed.
     pub seed: u64,
-    /// What each class was promised.
+    /// The objectives of each class.
     pub objectives: Vec<Objective>,
     /// Requests offered.
     pub requests: u64,
@@ -114,15 +114,15 @@ pub struct RunResult {
     pub refusals: u64,
     /// Refusals by reason.
     pub refusals_by_reason: Vec<(&'static str, u64)>,
-    /// What refused clients were told.
+    /// Retry times that refused clients received.
     pub retry_after_s: LatencySummary,
-    /// Refusals whose client came back.
+    /// Refusals whose client retries.
     pub retries: u64,
-    /// Requests that completed after coming back.
+    /// Requests that completed after a retry.
     pub readmitted: u64,
     /// Of those, in SLO.
     pub readmitted_in_slo: u64,
-    /// What shadow modes would have refused: mode, refused, judged.
+    /// Each shadow mode with the number of requests that it would have refused and that it judged.
     pub shadow: Vec<(&'static str, u64, u64)>,
     /// Bytes fetched between instances.
     pub fetched_bytes: u64,
@@ -132,7 +132,7 @@ pub struct RunResult {
     pub lent_bytes: u64,
     /// Copies made ahead of demand.
     pub replications: u64,
-    /// Chains saved on store instances because who held them was about to lose them.
+    /// Chains saved on store instances because their last holder was about to evict them.
     pub saves: u64,
     /// Blocks of output that grew past their reservation into no room.
     pub overcommitted_blocks: u64,

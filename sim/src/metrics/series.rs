@@ -293,7 +293,7 @@ mod tests {
         let mut series = Series::new(1, 1);
         series.prefill(3_250_000, 0, 0, 2_000_000);
         assert_eq!(series.prefill_us[0], [0, 750_000, 1_000_000, 250_000]);
-        // What cannot have been spent since the start is counted at the start rather than lost.
+        // Time that would lie before the start of the run counts in the first bin.
         series.prefill(100_000, 0, 0, 300_000);
         assert_eq!(series.prefill_us[0][0], 300_000);
         series.prefill(1, 9, 0, 5);

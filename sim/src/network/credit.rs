@@ -1,13 +1,13 @@
-//! What may start: the bounds on flights (I9) and the state of the links.
+//! Admission of transfers: the bounds on flights (I9) and the state of the links.
 
 use crate::network::model::Network;
 use crate::network::{Failure, Refusal, TransferRequest};
 
 impl Network {
-    /// Whether `request` may start now.
+    /// Checks whether `request` may start now.
     ///
     /// # Errors
-    /// The reason that the requester is told.
+    /// The reason that the requester receives.
     pub(crate) fn admit(&self, request: &TransferRequest) -> Result<(), Failure> {
         let refuse = |refusal| Err(Failure::Refused(refusal));
         if self.slots.contains_key(&request.transfer) {

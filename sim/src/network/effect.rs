@@ -1,4 +1,4 @@
-//! What the network says.
+//! The effects of the network: the ends of transfers.
 
 use crate::network::{LinkId, TransferId};
 

@@ -1,9 +1,10 @@
-//! One transfer in progress: how much has left, how fast, and what happens to it next.
+//! One transfer in progress: the bytes that have left, its rate and its next event.
 
 use crate::network::units::{GRAINS_PER_BYTE, NEVER, UNLIMITED, after, grains, ns, rate};
 use crate::network::{MAX_PATH_LINKS, PathLinks, Priority, ProducerPace, TransferId, TransferRequest};
 
-/// The fastest producer that is told apart from an instant one, grains a nanosecond.
+/// Highest rate of a producer, grains a nanosecond; a faster one counts as this fast. It lies below
+/// [`UNLIMITED`], so every producer limits its flight.
 const MAX_PRODUCTION: u64 = u64::MAX / 2;
 
 /// The schedule of a producer: `made` grains at `from_ns`, `rate` more each nanosecond, and
@@ -27,23 +28,23 @@ impl Production {
         Some(Self { from_ns: now_ns, made, rate, until_ns })
     }
 
-    /// What is there at `at_ns`, before `until_ns`.
+    /// Grains produced by `at_ns`, without the last ones, which appear at `until_ns`.
     pub(crate) fn made_by(&self, at_ns: u64) -> u128 {
         let span = at_ns.min(self.until_ns).saturating_sub(self.from_ns);
         self.made + u128::from(self.rate) * u128::from(span)
     }
 }
 
-/// What holds a flight back.
+/// The state of a flight, named by the limit of its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Its producer, or links slower than it: it asks for no more than the producer's rate.
+    /// Its producer or a slower link limits it: it asks for at most the producer's rate.
     Keeping(Production),
-    /// Flows: it fell behind its producer, and now takes what it gets until it has caught up.
+    /// It fell behind its producer: it asks for as much as its links give until it has caught up.
     CatchingUp(Production),
-    /// Flows: all its bytes are there.
+    /// All its bytes are produced: it asks for as much as its links give.
     Elastic,
-    /// Nothing: the last byte has left and lands at this time.
+    /// The last byte has left and lands at this time: it asks for nothing.
     Landing {
         /// When, ns.
         at_ns: u64,

@@ -10,7 +10,7 @@ use crate::network::timers::{Timer, Timers};
 use crate::network::units::{NEVER, UNLIMITED, ns, rate};
 use crate::network::{LinkId, LinkSpec, PathLinks, TransferId};
 
-/// A link and who is on it.
+/// A link and the flights on it.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     pub(crate) rate: u64,
@@ -186,7 +186,7 @@ impl Flows {
         self.reshare(at_ns);
     }
 
-    /// What the links of `flight`'s path and its own limits allow it.
+    /// The highest rate that the links of `flight`'s path and its own limits allow.
     pub(crate) fn allowed(&self, flight: &Flight) -> u64 {
         let class = flight.priority.index();
         flight
@@ -274,7 +274,8 @@ impl Flows {
         }
     }
 
-    /// What is due for one flight: landing, the last byte, the deadline, then its producer.
+    /// Handles the events due for one flight. An earlier one of this list comes first: landing, end of
+    /// production, last byte, deadline, end of catching up.
     fn fire(&mut self, timer: Timer, ended: &mut Vec<FlightEnd>) {
         let Timer { at_ns, slot, .. } = timer;
         self.settle(slot, at_ns);

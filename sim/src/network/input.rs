@@ -1,4 +1,4 @@
-//! What the network is told.
+//! The inputs of the network.
 
 use crate::network::{LinkId, PathLinks, Priority, TransferId};
 
@@ -38,12 +38,12 @@ pub struct TransferRequest {
 pub enum Input {
     /// Bytes are to move.
     Start(TransferRequest),
-    /// Nobody waits for this transfer any more.
+    /// The requester no longer needs this transfer.
     Cancel {
         /// Which.
         transfer: TransferId,
     },
-    /// The producer runs late or early. What the old schedule had produced by now counts as
+    /// The producer runs late or early. Bytes that the old schedule had produced by now count as
     /// produced; the rest follows evenly until the new moment.
     Repace {
         /// Which; a flight that was never paced is left as it is.

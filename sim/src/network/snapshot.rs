@@ -35,7 +35,7 @@ pub struct LinkSnapshot {
     pub carried_bytes: u64,
 }
 
-/// What a flight is doing.
+/// The state of a flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlightState {
     /// Follows its producer.
@@ -53,11 +53,11 @@ pub enum FlightState {
 pub struct FlightSnapshot {
     /// Which.
     pub transfer: TransferId,
-    /// What for.
+    /// Its priority.
     pub priority: Priority,
     /// Its path.
     pub links: PathLinks,
-    /// What it is doing.
+    /// Its state.
     pub state: FlightState,
     /// Its size.
     pub bytes: u64,

@@ -1,6 +1,6 @@
 //! Counters, as plain integers.
 
-/// What the core has done since it was made. `started = finished + cancelled + failed_deadline +
+/// Counters since the core's creation. `started = finished + cancelled + failed_deadline +
 /// failed_link_down + live`; bytes add up the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetworkStats {

@@ -19,7 +19,7 @@ impl LinkId {
     }
 }
 
-/// What a link can carry.
+/// The rate and the latency of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
     /// Rate that its flights share; more than 10¹⁵ counts as 10¹⁵, and 0 stalls them.
