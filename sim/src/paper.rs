@@ -21,7 +21,7 @@ use serde::Serialize;
 /// One line of a section: paper beside ours.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What is measured.
+    /// The measured quantity.
     pub what: String,
     /// The paper's figure; `None` where it gives none.
     pub paper: Option<f64>,
@@ -36,13 +36,13 @@ pub struct Row {
 pub struct Section {
     /// Its name in the paper.
     pub figure: &'static str,
-    /// What it shows.
+    /// Its title: the quantity that it shows.
     pub title: &'static str,
     /// How it was run here.
     pub setup: String,
     /// The lines.
     pub rows: Vec<Row>,
-    /// What must hold, and whether it does.
+    /// Claims about the rows, each with its result.
     pub checks: Vec<Check>,
     /// Why figures differ, or what could not be run.
     pub note: String,
@@ -84,7 +84,7 @@ const EXPERIMENTS: [Experiment; 9] = [
 /// Runs every experiment, on all processors; `done` is called after each.
 ///
 /// # Errors
-/// What a run's oracle found, or a set-up that cannot be built.
+/// The first violation that a run's oracle found, or the reason why a set-up cannot be built.
 pub fn run(traces: &Traces, done: &(dyn Fn() + Sync)) -> Result<Vec<Section>, String> {
     let sections: Result<Vec<Vec<Section>>, String> = EXPERIMENTS
         .par_iter()

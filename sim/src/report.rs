@@ -1,7 +1,7 @@
 //! Runs as one HTML page that needs nothing else: no network, no fonts, and no script to be read.
 //!
 //! Rust draws everything, as tables and inline SVG; the script only reads values off the drawings.
-//! The same runs give the same page, byte for byte.
+//! Equal runs give equal pages, byte for byte.
 
 /// Appends formatted text to a string.
 macro_rules! put {

@@ -1,4 +1,4 @@
-//! What a run simulates: the cluster, its policies, its clients and its faults.
+//! The setup of a run: the cluster, its policies, its clients and its faults.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ pub const NO_STAGE_LIMIT_US: u64 = 1 << 50;
 /// A number of equal instances.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// What they do.
+    /// Their role.
     pub role: Role,
     /// How many.
     pub count: u32,
-    /// What they cost.
+    /// Their cost profile.
     pub profile: Arc<CostProfile>,
     /// KV tokens in HBM; the profile's capacity when `None`.
     pub hbm_tokens: Option<u64>,
@@ -79,7 +79,7 @@ pub enum Handoff {
 /// How clients behave after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clients {
-    /// Times that a refused client comes back before it gives up; it waits as long as it was told.
+    /// Retries of a refused client before it gives up. It waits for the retry time that it received.
     pub retries: u32,
     /// Spread of that wait, per mille: a herd does not return together.
     pub jitter_permille: u32,
@@ -118,9 +118,9 @@ pub struct Setup {
     pub router_sync_us: u64,
     /// Arrivals that the foresight policy knows ahead, µs.
     pub foresight_us: u64,
-    /// How many times what its objective allows a stage of a request may take.
+    /// Time limit of a stage, as a multiple of the time that its objective allows.
     pub stage_slack: u32,
-    /// What any stage may take, µs.
+    /// Lower bound on the time limit of any stage, µs.
     pub stage_floor_us: u64,
     /// Seed of everything random outside the cores.
     pub seed: u64,

@@ -7,11 +7,11 @@
 //! blocks kept and the request's own fit into the cache. Choosing the most of such intervals is
 //! solved by giving up, whenever there are too many, the one that ends last: whatever another
 //! choice keeps could be exchanged for it without needing more room later. That is Belady's rule:
-//! the farthest next use goes first. A prefix adds no constraint of its own, because whoever uses a
-//! block uses its parent: a parent's next use is never later than its child's, so among equals the
-//! deepest goes first and no child is left without its parent. Hence this is the true optimum of
-//! the block hit ratio, not only a bound. (It is not that of the seconds saved, where deep blocks
-//! count for more; there it is a heuristic.)
+//! the farthest next use goes first. A prefix adds no constraint of its own, because a request that
+//! uses a block also uses its parent. So a parent's next use is never later than its child's. Among
+//! equals the deepest goes first, and no child is left without its parent. Hence this is the true
+//! optimum of the block hit ratio, not only a bound. (It is not that of the seconds saved, where deep
+//! blocks count for more; there it is a heuristic.)
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -27,11 +27,11 @@ use crate::profiles;
 /// The name of the optimum's lines.
 pub const OPTIMUM: &str = "optimum";
 
-/// The name of the lines of `lru` that is told which blocks are never used again, and gives those
-/// up first: what knowing *whether* a block returns is worth, without knowing when.
+/// The name of the lines of an `lru` that knows which blocks are never used again, and evicts them
+/// first. They show the value of knowing *whether* a block returns, without knowing when.
 pub const TOLD: &str = "lru_told";
 
-/// Runs for each size: every policy, the one that is told, and the optimum.
+/// Runs for each size: every policy, [`TOLD`] and [`OPTIMUM`].
 pub const RUNS: usize = Eviction::ALL.len() + 2;
 
 /// The profile that seconds are counted by.
@@ -184,7 +184,7 @@ impl Stream<'_> {
         self.foreseen(blocks, |_, next| next)
     }
 
-    /// `lru`, but what is never used again goes before all else.
+    /// `lru`, but blocks that are never used again go first.
     fn told(&self, blocks: usize) -> Tally {
         self.foreseen(
             blocks,
@@ -257,7 +257,7 @@ mod tests {
         let choices = (0u32..1 << all.len()).map(|choice| {
             all.iter().enumerate().filter(|(i, _)| choice >> i & 1 == 1).map(|(_, p)| (*p).clone()).collect()
         });
-        // What is kept must have been there beside the whole chain, and be closed under parents.
+        // The blocks kept must fit beside the whole chain, and each must have its parent among them.
         let fits = |after: &BTreeSet<Vec<u64>>| {
             after.difference(&prefixes).count() + prefixes.len() <= blocks
                 && after.iter().all(|p| p.len() == 1 || after.contains(&p[..p.len() - 1]))

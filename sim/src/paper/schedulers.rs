@@ -59,7 +59,7 @@ pub(crate) fn simulate(setup: Setup, trace: &Arc<Trace>, speed: f64) -> Result<R
     world(setup, trace, speed).map(|(result, _)| result)
 }
 
-/// The same, with the caches as they are at the end.
+/// Runs a set-up over a trace. Also returns the world, with the caches as they are at the end.
 pub(crate) fn world(mut setup: Setup, trace: &Arc<Trace>, speed: f64) -> Result<(RunResult, World), String> {
     setup.scheduler.block_tokens = trace.block_tokens;
     // The published systems serve every request, however late.

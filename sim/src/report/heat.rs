@@ -267,7 +267,7 @@ fn draw_time(span_s: f64, bottom: f64) -> String {
     )
 }
 
-/// What the colours of heat maps mean.
+/// The legend of the colours of heat maps.
 #[must_use]
 pub(super) fn scale() -> String {
     let mut svg = String::from(

@@ -27,7 +27,7 @@ pub(super) struct Line {
 /// A chart.
 #[derive(Clone, Debug)]
 pub(super) struct Chart {
-    /// What it shows, with its unit.
+    /// The quantity that it shows, with its unit.
     pub(super) title: String,
     /// How to read it; may be empty.
     pub(super) note: String,
@@ -39,7 +39,7 @@ pub(super) struct Chart {
     pub(super) x: Axis,
     /// Vertical axis.
     pub(super) y: Axis,
-    /// What was offered, drawn as ground behind the lines.
+    /// The offered load, drawn as ground behind the lines.
     pub(super) ground: Vec<(f64, f64)>,
     /// Objectives on the horizontal axis.
     pub(super) bounds: Vec<(f64, String)>,

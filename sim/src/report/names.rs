@@ -1,4 +1,4 @@
-//! What runs are called and how they are told apart in drawings.
+//! Names of runs, and the line styles that distinguish them in drawings.
 
 use crate::metrics::RunResult;
 
@@ -25,7 +25,7 @@ pub(super) fn labels(runs: &[RunResult]) -> Vec<String> {
     names
 }
 
-/// Adds to the names that several runs have, if it tells any of them apart.
+/// Appends `part` to each name that another run shares, if the two runs differ in it.
 fn set_apart(names: &mut [String], part: impl Fn(usize) -> String) {
     let before = names.to_vec();
     let twins = |at: usize| {

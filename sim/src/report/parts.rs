@@ -1,4 +1,4 @@
-//! What is divided into parts: outcomes, refusals, hits by tier; and what clients did when refused.
+//! Figures divided into parts: outcomes, refusals, hits by tier; and the retries of refused clients.
 
 use crate::metrics::RunResult;
 
@@ -10,7 +10,7 @@ use super::text::{count, fixed};
 /// Colours of parts without a meaning of their own.
 const COLOURS: [&str; 7] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6"];
 
-/// What became of the requests.
+/// The requests by outcome.
 #[must_use]
 pub(super) fn outcomes(runs: &[RunResult], labels: &[String]) -> String {
     let parts = [
@@ -129,7 +129,7 @@ pub(super) fn oscillation(runs: &[RunResult], labels: &[String]) -> String {
     bars.figure(labels)
 }
 
-/// What refused clients were told, and whether coming back helped.
+/// The retry times that refused clients received, and the success of their retries.
 #[must_use]
 pub(super) fn retry_after(runs: &[RunResult], labels: &[String]) -> String {
     let heads = [

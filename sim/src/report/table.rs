@@ -17,7 +17,7 @@ enum BetterDirection {
 /// One column of figures.
 struct Column {
     head: &'static str,
-    /// What the head means.
+    /// The meaning of the head.
     hint: &'static str,
     better: BetterDirection,
     value: fn(&RunResult) -> Option<f64>,
@@ -190,7 +190,7 @@ fn best_of(column: &Column, runs: &[RunResult]) -> Option<f64> {
 /// A table with a stacked bar per run: each part has its colour in the head and its figure in the row.
 #[derive(Clone, Debug)]
 pub(super) struct Bars {
-    /// What is divided.
+    /// The quantity that the bars divide.
     pub(super) title: String,
     /// How to read it.
     pub(super) note: String,

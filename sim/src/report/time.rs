@@ -29,20 +29,20 @@ struct Moment {
     at_s: f64,
     /// How long it is, seconds.
     wide_s: f64,
-    /// What was counted in it.
+    /// The counts in it.
     bin: Bin,
 }
 
 /// Some figure of a moment; `None` where there was nothing to measure.
 type Figure = fn(&RunResult, &Moment) -> Option<f64>;
 
-/// What one chart shows.
+/// The description of one chart.
 struct Plan {
     title: &'static str,
     note: &'static str,
     unit: &'static str,
     figure: Figure,
-    /// Whether what was offered is its ground.
+    /// Whether the offered load is its ground.
     ground: bool,
     /// Whether its axis ends at one whole.
     share: bool,
@@ -150,7 +150,8 @@ fn moments(run: &RunResult, most: usize) -> Vec<Moment> {
     run.series.bins.chunks(together).enumerate().map(moment).collect()
 }
 
-/// Whether anybody wanted anything: the time after the last request is not drawn as zero goodput.
+/// Whether any request arrived, completed or was refused. A chart would show the time after the last
+/// request as zero goodput; it leaves that time out.
 const fn asked(moment: &Moment) -> bool {
     moment.bin.arrived + moment.bin.completed + moment.bin.rejected > 0
 }

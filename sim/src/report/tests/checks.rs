@@ -1,4 +1,4 @@
-//! What every page must satisfy.
+//! Checks that every page must pass.
 
 /// Elements without an end.
 const VOID: [&str; 3] = ["meta", "input", "br"];
