@@ -1,9 +1,9 @@
 //! The simulated world: the real cores, driven by events, with models where metal would be.
 //!
-//! Everything at one moment is handled first, engines' ends before all else, then engines plan: so
-//! what arrives together is planned together, whatever the order of the events (and stepping
-//! equals fast-forwarding). Nothing calls back while something is half done: what conductors shall
-//! hear and which doors may have opened is noted, and seen to once the event at hand is over.
+//! The world first handles every event of one moment, engines' ends before all others. Then the
+//! engines plan. So requests that arrive together are planned together, whatever the order of the
+//! events, and stepping equals fast-forwarding. No call returns to a part that is half done: the world
+//! queues inputs for conductors and nodes that may admit requests, and handles both after the event.
 
 mod audit;
 mod decode;
@@ -78,16 +78,16 @@ pub struct World {
     pub(crate) oracle: Oracle,
     /// Nodes whose engine must plan before time goes on.
     dirty: Vec<u32>,
-    /// Nodes where somebody may be let in.
+    /// Nodes that may be able to admit a waiting request.
     pub(crate) admittable: VecDeque<u32>,
-    /// What conductors have yet to hear.
+    /// Inputs that the conductors have not received yet.
     pub(crate) inbox: VecDeque<Letter>,
     /// Prefills whose first pass was planned just now.
     starting: Vec<u32>,
     /// Scratch, reused.
     pub(crate) gaps_us: Vec<u32>,
     pair_effects: Vec<PairEffect>,
-    /// What conductors heard, if it is written down.
+    /// Inputs and orders of the conductors, if the run records them.
     schedule: Option<Vec<Step>>,
     store_effects: Vec<StoreEffect>,
     leg_effects: Vec<LegEffect>,
@@ -196,7 +196,7 @@ impl World {
         self.events.push(at_us, Event::Fault(number));
     }
 
-    /// Runs to the end, and writes down what conductors heard and what their pairs ordered.
+    /// Runs to the end, and records the conductors' inputs and the orders of their pairs.
     ///
     /// # Errors
     /// As [`World::new`] and [`World::run`].
@@ -217,7 +217,7 @@ impl World {
     /// Runs to the end: until nothing is left that could happen.
     ///
     /// # Errors
-    /// What the oracle found, with the time.
+    /// The first violation that the oracle found, with the time.
     pub fn run(&mut self) -> Result<(), String> {
         while self.advance()? {}
         self.rest()
@@ -226,7 +226,7 @@ impl World {
     /// Checks a world that has come to rest: every request has ended, nothing is held.
     ///
     /// # Errors
-    /// What the oracle found.
+    /// The first violation that the oracle found.
     pub fn rest(&mut self) -> Result<(), String> {
         self.oracle_at_rest()
     }
@@ -240,14 +240,14 @@ impl World {
     /// Handles everything at the next moment; false when there is none.
     ///
     /// # Errors
-    /// What the oracle found, with the time.
+    /// The first violation that the oracle found, with the time.
     pub fn advance(&mut self) -> Result<bool, String> {
         let Some(now_us) = self.events.next_us() else { return Ok(false) };
         self.planned &= now_us == self.now_us;
         self.now_us = now_us;
         while let Some(event) = self.events.pop_at(now_us) {
             self.handle(event);
-            // Whatever ends at this moment has ended before anybody hears of any of it.
+            // All engine events of this moment are handled before a conductor receives any of them.
             if !self.events.engine_is_next_at(now_us) {
                 self.deliver();
             }
@@ -401,7 +401,7 @@ impl World {
         &self.metrics.outcomes
     }
 
-    /// What was measured.
+    /// The measurements of the run.
     #[must_use]
     pub fn into_metrics(mut self) -> crate::metrics::Collector {
         self.close_books();

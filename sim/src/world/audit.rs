@@ -176,7 +176,7 @@ impl World {
     }
 }
 
-/// Nobody is at a node's doors, on its engine or among its pins.
+/// Checks that a node at rest has no legs, no pinned or reserved blocks and no waiting requests.
 fn check_idle(node: &Node) -> Result<(), String> {
     let (id, pinned) = (node.spec.id, node.store.pinned_total());
     ensure!(pinned == 0, "I3: {pinned} blocks are still pinned on instance {id}");

@@ -12,7 +12,7 @@ use super::World;
 use super::node::{EGRESS, HOST, INGRESS, SSD};
 use super::requests::READER;
 
-/// What a flight is for.
+/// The purpose of a flight.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
     Fetch { slot: u32, id: RequestId, from: u32 },
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    /// Forgets what a request's prefill waits for; its store is told by closing the hold.
+    /// Drops the copies that a request's prefill waits for. The store learns of it when the hold closes.
     pub(crate) fn drop_loads(&mut self, slot: u32) {
         let id = self.live[slot as usize].id;
         let mine = |p: &Purpose| matches!(p, Purpose::Fetch { id: i, .. } | Purpose::Onboard { id: i, .. } if *i == id);
@@ -270,7 +270,7 @@ impl World {
         self.live[slot as usize].landed = false;
     }
 
-    /// Ends a flight that nobody wants to hear of.
+    /// Cancels a flight without handling its end.
     pub(crate) fn drop_flight(&mut self, number: u64) {
         self.flights.remove(&number);
         self.cancel_flight(number);

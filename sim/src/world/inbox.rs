@@ -1,7 +1,7 @@
-//! What conductors shall hear, in order, once the event at hand is over.
+//! The queue of inputs for the conductors. The world delivers them in order, after the current event.
 //!
-//! Orders of one step are all carried out before the next letter is read. A report about an attempt
-//! that was given up in the meantime is dropped, as pairs do live with what a node still had to say.
+//! The world carries out all orders of one step before it delivers the next input. Pairs drop a
+//! report about an attempt that was given up in the meantime, as they do in a live router.
 
 use baton_legs::pairs::{Arrival, Core, Effect, Fact, Pairs};
 use baton_scheduler::{Conductor, Effect as Order, Input, Request};
@@ -13,46 +13,46 @@ use super::requests::LiveRequest;
 use crate::oracle::Oracle;
 use crate::setup::Setup;
 
-/// One thing on its way to one conductor.
+/// An input on its way to one conductor.
 #[derive(Debug)]
 pub(crate) struct Letter {
     pub router: u32,
     pub news: News,
 }
 
-/// What a conductor hears.
+/// An input of a conductor.
 #[derive(Clone, Debug)]
 pub enum News {
-    /// Something about no one request of its own.
+    /// A fact that is not about one of its own requests.
     Fact(Input),
-    /// A request has come.
+    /// A request arrived.
     Arrived(Box<Request>),
-    /// Its client left.
+    /// The client of a request left.
     Left(RequestId),
-    /// A node says something of a leg: request, attempt, instance.
+    /// A node reports a fact about a leg: request, attempt, instance.
     Leg((RequestId, u32, InstanceId), Fact),
-    /// So many tokens of an answer have left by now.
+    /// This many tokens of a request's answer have left by now.
     Emitted(RequestId, u32),
-    /// An answer is complete, of so many tokens.
+    /// A request's answer is complete, with this many tokens.
     Complete(RequestId, u32),
     /// A node died.
     Lost(InstanceId, Epoch),
-    /// Its pairs wanted to be woken.
+    /// The wake-up time of its pairs has come.
     Woken,
 }
 
-/// One thing that a conductor heard, and what its pairs ordered at once.
+/// One input of a conductor, with the effects that its pairs returned.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// When, µs.
     pub now_us: u64,
-    /// What it heard.
+    /// The input.
     pub heard: News,
-    /// What came of it, in order.
+    /// The effects, in order.
     pub effects: Vec<Effect>,
 }
 
-/// What pairs ask of the world.
+/// The pairs' interface to the conductor and to the world.
 struct ModelledCore<'a> {
     now_us: u64,
     conductor: &'a mut Conductor,
@@ -60,9 +60,9 @@ struct ModelledCore<'a> {
     live: &'a [LiveRequest],
     nodes: &'a [Node],
     setup: &'a Setup,
-    /// The request that has just come.
+    /// The request that has just arrived.
     arrived: Option<Box<Request>>,
-    /// What the other routers shall hear, if anything.
+    /// Inputs to send to the other routers; `None` when this step sends none.
     peers: Option<&'a mut Vec<Input>>,
 }
 
@@ -74,7 +74,7 @@ impl ModelledCore<'_> {
     }
 }
 
-/// Whether peers count with it: where a request's load is, and for how long.
+/// Whether the other routers need an input: it shows where a request's load is, and for how long.
 const fn is_shared(input: &Input) -> bool {
     matches!(
         input,
@@ -140,26 +140,27 @@ impl Core for ModelledCore<'_> {
 }
 
 impl World {
-    /// One conductor will hear this.
+    /// Queues an input for one conductor.
     pub(crate) fn tell(&mut self, router: u32, news: News) {
         self.inbox.push_back(Letter { router, news });
     }
 
-    /// Every conductor will hear this.
+    /// Queues an input for every conductor.
     pub(crate) fn tell_all(&mut self, input: &Input) {
         for router in 0..self.setup.routers {
             self.tell(router, News::Fact(input.clone()));
         }
     }
 
-    /// The conductor in charge of a request will hear this of its leg at a node, unless the attempt is over by then.
+    /// Queues a node's report about a request's leg for the conductor in charge. The pairs drop it if the
+    /// attempt is over by then.
     pub(crate) fn report(&mut self, slot: u32, at: u32, fact: Fact) {
         let live = &self.live[slot as usize];
         let (router, about) = (live.router, (live.id, live.attempt, InstanceId(at)));
         self.tell(router, News::Leg(about, fact));
     }
 
-    /// Somebody may be let in at a node.
+    /// Marks a node that may be able to admit a waiting request.
     pub(crate) fn mark_admittable(&mut self, at: u32) {
         let node = &mut self.nodes[at as usize];
         if !node.admittable {
@@ -168,7 +169,7 @@ impl World {
         }
     }
 
-    /// Opens doors and delivers letters until nothing is left to do at this moment.
+    /// Admits waiting requests and delivers queued inputs until nothing is left to do at this moment.
     pub(crate) fn deliver(&mut self) {
         loop {
             if let Some(at) = self.admittable.pop_front() {

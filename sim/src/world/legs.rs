@@ -100,7 +100,7 @@ impl World {
         self.leg_after(at, opened, |world| world.begin_onboard(slot, at, onboard));
     }
 
-    /// Says to a prefill leg how its blocks stand.
+    /// Reports the state of its blocks to a prefill leg.
     pub(crate) fn cached(&mut self, slot: u32, at: u32) {
         let live = &self.live[slot as usize];
         let (request, cached_blocks, waits) = (live.id, live.hit_blocks, live.loads > 0 || live.shares);
@@ -155,7 +155,7 @@ impl World {
         self.report(slot, decode, Fact::HandedOff { ok: false });
     }
 
-    /// Legs of a request, wherever they are: for whom nothing may be left.
+    /// Whether a request has a leg at its prefill node or at its decode node.
     pub(crate) fn has_legs(&self, slot: u32) -> bool {
         let live = &self.live[slot as usize];
         [live.prefill, live.decode].iter().any(|at| self.leg_at(*at, slot).is_some())

@@ -1,4 +1,4 @@
-//! One simulated instance: its engine model, its store, and who waits at its door.
+//! One simulated instance: its engine model, its store, and the requests that wait for admission.
 
 use crate::network::{LinkId, LinkSpec};
 use baton_legs::{Legs, LegsConfig};
@@ -19,13 +19,13 @@ pub(crate) struct Node {
     pub store: Store,
     pub alive: bool,
     pub prefix_cache: bool,
-    /// What it does for requests.
+    /// The legs of the requests that it serves.
     pub legs: Legs,
     /// Prefills whose blocks are pinned and that wait for blocks which another one computes.
     pub sharing: Vec<u32>,
     /// Its engine must plan before time goes on.
     pub dirty: bool,
-    /// Something here may let others in: room was given back, or blocks became readable.
+    /// It may be able to admit a waiting request: room was freed, or blocks became readable.
     pub admittable: bool,
     /// Blocks became readable.
     pub stored: bool,

@@ -54,7 +54,8 @@ impl World {
                 self.lose(request, Status::Failed);
             }
             Effect::GiveUp { request, .. } => self.lose(request, Status::TimedOut),
-            // Orders about requests come as those of an attempt; the rest is said to clients and logs alone.
+            // Orders about requests come as effects of an attempt. The other effects concern only clients and
+            // logs.
             Effect::Order(_)
             | Effect::Entered { .. }
             | Effect::Admitted { .. }

@@ -25,7 +25,7 @@ impl World {
         self.mark_admittable(at);
     }
 
-    /// What a leg of a request asks of its node.
+    /// The work that a leg of a request needs from its node.
     pub(crate) fn work(&self, slot: u32) -> Work {
         let live = &self.live[slot as usize];
         Work {
@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// Lets in whoever waits at a node, as far as there is room.
+    /// Admits the requests that wait at a node, as long as there is room.
     pub(crate) fn admit_waiting(&mut self, at: u32) {
         self.leg(at, LegInput::RoomFreed);
         while self.nodes[at as usize].alive {
@@ -151,7 +151,7 @@ impl World {
             self.first_token(slot, self.now_us);
         }
         if last {
-            // Nothing is left to decode: what has left of its KV is for nobody.
+            // No token is left to decode, so the decode node does not need the KV sent so far.
             self.leave_decode(slot);
             self.gaps_us.clear();
             self.finish_request(at, slot);
@@ -269,7 +269,7 @@ impl World {
     }
 }
 
-/// What a store granted.
+/// The blocks that a store granted to an `Open`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreGrant {
     /// Leading blocks that need no computing here: in any tier, or being filled by another.

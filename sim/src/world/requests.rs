@@ -1,4 +1,4 @@
-//! Clients: requests arrive, are offered to a conductor, come back or give up, and end once.
+//! Clients: they offer their requests to a conductor, retry or give up. Each request ends once.
 
 use baton_scheduler::{FetchPlan, Rejection, Request};
 use baton_types::{BlockKey, ClassId, RequestId, TenantId};
@@ -11,7 +11,7 @@ use crate::metrics::{Outcome, Status};
 /// Reads of a fetch source are held under an id of their own: its request may hold blocks there too.
 pub(crate) const READER: u64 = 1 << 63;
 
-/// A client does not wait for longer than this before it comes back, µs.
+/// Longest time that a client waits before a retry, without jitter, µs.
 const LONGEST_WAIT_US: u64 = 3_600_000_000;
 
 /// Which use of its slot a request is.
@@ -25,12 +25,12 @@ pub(crate) struct LiveRequest {
     pub id: RequestId,
     pub used: bool,
     pub router: u32,
-    /// The attempt that was ordered last: what is said of an earlier one is out of date.
+    /// The attempt that was ordered last. Reports about an earlier one are out of date.
     pub attempt: u32,
     pub keys: Vec<BlockKey>,
-    /// What its client sent.
+    /// Prompt tokens that its client sent.
     pub asked_tokens: u64,
-    /// What is to be prefilled: what its client sent, and what was emitted before a decode died.
+    /// Tokens to prefill: those that its client sent, and those emitted before a decode died.
     pub prompt_tokens: u64,
     pub output_tokens: u32,
     /// Tokens that left for its client, as far as engines have reported.
@@ -51,7 +51,7 @@ pub(crate) struct LiveRequest {
     pub fetch: Option<FetchPlan>,
     /// Leading blocks that its prefill node has, or is about to have.
     pub hit_blocks: u32,
-    /// What its prefill need not compute, once it computes.
+    /// Prompt tokens that its prefill need not compute; set when it starts to compute.
     pub cached_tokens: u64,
     /// Copies from slower tiers of its prefill node that are under way.
     pub loads: u8,
@@ -71,7 +71,7 @@ pub(crate) struct LiveRequest {
 }
 
 impl LiveRequest {
-    /// What its conductor is asked for.
+    /// The request as its conductor receives it.
     pub(crate) fn request(&self) -> Request {
         Request {
             id: self.id,
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// A client that was refused comes back, unless it has left for good in the meantime.
+    /// A refused client retries, unless it has left in the meantime.
     pub(crate) fn comes_back(&mut self, slot: u32, of_generation: u32) {
         let live = &self.live[slot as usize];
         if live.used && generation(live.id) == of_generation {
@@ -197,7 +197,7 @@ impl World {
             return self.lose(request, Status::Failed);
         }
         live.wasted_tokens += rejection.wasted_tokens;
-        // A client that comes again starts anew.
+        // A retry starts anew.
         (live.streamed_tokens, live.first_token_us) = (0, 0);
         live.gaps_us.clear();
         live.retry_after_us = rejection.retry_after_us;

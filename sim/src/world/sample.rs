@@ -37,8 +37,8 @@ impl World {
         }
     }
 
-    /// What only the foresight policy may know: the answer's length, and whether the request's
-    /// work is among the cheapest that the near future can carry.
+    /// Adds the facts that only the foresight policy may know: the answer's length, and the largest work
+    /// that the near future can carry. Other policies get the request unchanged.
     pub(crate) fn foresee(&self, slot: u32, mut request: Request) -> Request {
         if !self.setup.scheduler.policy.foresees() {
             return request;

@@ -1,4 +1,4 @@
-//! News that travel: of caches to conductors, of placements from router to router.
+//! Delayed inputs: cache changes for the conductors, placements for the other routers.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ use super::World;
 use super::inbox::News;
 use crate::events::Event;
 
-/// What a conductor will hear later, by source; each queue is in order of time.
+/// Inputs that a conductor will receive later, by source. Each queue is in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct DelayQueue {
     caches: VecDeque<(u64, CacheEvent)>,
     peers: VecDeque<(u64, Input)>,
 }
 
-/// What an instance without an engine says of its fastest tier: that it is memory.
+/// The change as an instance without an engine reports it: its fastest tier is DRAM.
 fn in_memory(change: CacheChange) -> CacheChange {
     let below = |tier| if tier == Tier::Hbm { Tier::Dram } else { tier };
     match change {
@@ -30,7 +30,7 @@ fn in_memory(change: CacheChange) -> CacheChange {
 }
 
 impl World {
-    /// The other routers hear of this later.
+    /// Sends an input to the other routers, which receive it `router_sync_us` later.
     pub(crate) fn tell_peers(&mut self, router: u32, input: &Input) {
         let due_us = self.now_us + self.setup.router_sync_us;
         for peer in (0..self.setup.routers).filter(|p| *p != router) {
@@ -39,7 +39,7 @@ impl World {
         }
     }
 
-    /// A cache changed: conductors hear of it, perhaps late, perhaps never.
+    /// Reports a cache change to the conductors. A fault may delay or lose the report.
     pub(crate) fn publish(&mut self, node: u32, change: CacheChange) {
         let spec = &self.nodes[node as usize].spec;
         let change = if spec.role == Role::Store { in_memory(change) } else { change };
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Tells peers of what `router` ordered, as far as it concerns loads.
+    /// Reports an order of `router` to the other routers if it changes loads.
     pub(crate) fn share_order(&mut self, router: u32, effect: &Effect) {
         match *effect {
             Effect::Prefill { request, instance, decode, .. } => {
