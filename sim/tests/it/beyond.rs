@@ -31,13 +31,13 @@ fn steady(seed: u64, (shortest, longest): (u64, u64), per_s: f64) -> Arc<Trace> 
     Arc::new(Trace { block_tokens: 512, records, assumptions: vec![], dialect: Dialect::Mooncake })
 }
 
-/// Requests in time, and those let in that were not.
+/// Requests that completed in time, and requests that completed late.
 fn served(trace: &Arc<Trace>, speed: f64, ttft_us: u64) -> (u64, u64) {
     let classes = vec![SloClass { ttft_us, tbt_us: 100_000, ..SloClass::default() }];
     let scheduler = SchedulerConfig { classes, block_tokens: 512, ..SchedulerConfig::default() };
     let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
     let mut setup = Setup::disaggregated(2, 2, &profile, scheduler);
-    // Engines fill whole passes, as they do unless somebody sets a chunk.
+    // Engines fill whole passes, as they do when no chunk is set.
     setup.pools.iter_mut().for_each(|pool| pool.mix = Mix::Fixed(pool.pass_tokens));
     let mut world = World::new(setup, Box::new(TraceWorkload::new(Arc::clone(trace), speed))).unwrap();
     world.run().unwrap();

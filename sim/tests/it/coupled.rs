@@ -9,7 +9,7 @@ use baton_traces::Trace;
 use baton_traces::synth::{Kind, Workload, workload};
 use baton_types::Role;
 
-/// Share of the prompts' tokens found in the cache, everybody served.
+/// Share of the prompts' tokens found in the cache, with every request served.
 fn hits(policy: PolicyName, (count, mix): (u32, Mix), trace: &Arc<Trace>, speed: f64) -> f64 {
     let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
     let scheduler = SchedulerConfig { policy, admission: AdmissionMode::None, ..SchedulerConfig::default() };

@@ -1,4 +1,4 @@
-//! The same setup, seed and load give the same run: every order, every outcome, every figure.
+//! Runs are deterministic: equal setup, seed and load give equal orders, outcomes and figures.
 
 use baton_scheduler::PolicyName;
 use baton_sim::{TraceWorkload, World};

@@ -232,7 +232,8 @@ fn a_slow_node_is_slow_at_once_and_only_while_it_lasts() {
     assert!((470_000..530_000).contains(&later_us), "half of a second was lost, not {later_us} µs");
 }
 
-/// Whoever gives the first token, all tokens come; the hand-off is in the first gap or in the TTFT.
+/// The client gets all tokens, whether the prefill or the decode node sends the first one. The hand-off
+/// is in the first gap or in the TTFT.
 #[test]
 fn the_first_token_of_a_prefill_comes_a_hand_off_and_a_step_sooner() {
     let arrivals = [arrival(0, 20, 0, 50), arrival(60_000_000, 20, 0, 2)];

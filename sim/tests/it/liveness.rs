@@ -1,4 +1,4 @@
-//! Once everything is healed, whatever is let in is served.
+//! Once every fault is healed, the cluster serves every request that it admits.
 
 use baton_sim::metrics::Status;
 use baton_sim::setup::NO_STAGE_LIMIT_US;
@@ -33,7 +33,7 @@ fn sweep(deaths: u32, lost_links: u32) {
         let mut scenario = Scenario::with_faults(seed);
         (scenario.setup.faults.deaths, scenario.setup.faults.lost_links) = (deaths, lost_links);
         scenario.setup.clients.leave_permille = 0;
-        // What is lost must not be ended by the clock.
+        // A stage limit would end a lost request and so hide the loss.
         scenario.setup.stage_floor_us = NO_STAGE_LIMIT_US;
         scenario.setup.network.max_flights_per_link = 4096;
         check(&scenario, &mut late).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", scenario.describe()));

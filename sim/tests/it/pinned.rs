@@ -1,8 +1,9 @@
 //! The decisions of every policy, as digests that were written down: a change of form leaves them as they are.
 //!
-//! Whoever changes on purpose what a policy decides finds the new lines in the file that the failure names, puts them
-//! into `pinned.txt`, and says in the commit which policies decide otherwise, and why. The loads are drawn with the
-//! logarithms of the C library; lines of their own tell when it is the load that differs.
+//! A change may alter a policy's decisions on purpose. Then copy the new lines from the file that the
+//! failure names into `pinned.txt`, and state in the commit which policies decide otherwise, and why.
+//! The loads are drawn with the logarithms of the C library. The load has digests of its own in the
+//! file: they show when the load differs and not the decisions.
 
 use std::fmt::Write as _;
 use std::hash::Hasher;

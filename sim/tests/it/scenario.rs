@@ -44,7 +44,7 @@ impl Scenario {
         scenario
     }
 
-    /// The same with instances that lend room, some of them on flash.
+    /// A scenario with or without faults, with instances that lend room, some of them on flash.
     pub fn with_stores(seed: u64) -> Self {
         let mut scenario = if seed.is_multiple_of(3) { Self::quiet(seed) } else { Self::with_faults(seed) };
         let mut rng = Rng::fork(seed, 902);
@@ -98,7 +98,7 @@ impl Scenario {
         Ok(world.into_metrics())
     }
 
-    /// A line about it, for whoever looks for the cause.
+    /// A one-line description, to find the cause of a failure.
     pub fn describe(&self) -> String {
         let s = &self.setup;
         let pools: Vec<String> = s
@@ -212,7 +212,7 @@ fn scheduler(rng: &mut Rng, block_tokens: u32) -> SchedulerConfig {
     }
 }
 
-/// What arrives.
+/// The bounds of the requests that arrive.
 pub struct Load {
     pub requests: u64,
     pub block_tokens: u32,
@@ -251,7 +251,7 @@ impl Load {
                 hash_ids: ids.clone(),
                 extra: None,
             });
-            // The last block may be partial: nobody continues it.
+            // The last block may be partial: no other prompt continues it.
             ids.pop();
             if !ids.is_empty() {
                 chains.push(ids);

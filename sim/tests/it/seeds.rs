@@ -14,7 +14,7 @@ pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
 }
 
-/// What must hold of the outcomes themselves, whoever produced them.
+/// Checks the outcomes alone, independently of the policy that produced them.
 pub fn judge(scenario: &Scenario, run: &Collector) -> Result<(), String> {
     if run.outcomes.len() != scenario.trace.records.len() {
         return Err(format!("{} requests, {} outcomes", scenario.trace.records.len(), run.outcomes.len()));
@@ -23,7 +23,7 @@ pub fn judge(scenario: &Scenario, run: &Collector) -> Result<(), String> {
         judge_one(outcome).map_err(|what| format!("{what}: {outcome:?}"))?;
     }
     let failed = run.outcomes.iter().filter(|o| o.status == Status::Failed).count();
-    // Where stages have limits, an overload that nobody refuses ends requests.
+    // Where stages have limits, an overload that no policy refuses ends requests.
     let untroubled = scenario.setup.stage_floor_us == NO_STAGE_LIMIT_US
         && scenario.setup.faults.deaths + scenario.setup.faults.lost_links == 0
         && scenario.setup.network.max_flights_per_link > 2;

@@ -1,5 +1,5 @@
-//! Many requests that begin alike: KV that they share takes room once, so they are let in together, and what is let in
-//! meets its objectives.
+//! Many requests that begin alike. KV that they share takes room once, so the cluster admits them
+//! together, and every admitted request meets its objectives.
 
 use std::sync::Arc;
 
@@ -61,8 +61,8 @@ fn play(setup: &Setup, arrivals: &[Arrival]) -> (Vec<Outcome>, RunResult) {
     (outcomes, run.result(("", ""), 1.0, 1))
 }
 
-/// Nobody is refused for want of room, and whoever is let in is served to the end, in time and at the pace promised;
-/// no node's memory overflows.
+/// Checks that no request is refused for lack of room, and that no node's memory overflows. Every
+/// admitted request must complete within its TTFT and TBT objectives.
 fn nobody_lacks_room(setup: &Setup, arrivals: &[Arrival]) -> RunResult {
     let (outcomes, run) = play(setup, arrivals);
     assert!(
@@ -86,12 +86,12 @@ fn nobody_lacks_room(setup: &Setup, arrivals: &[Arrival]) -> RunResult {
     run
 }
 
-/// The same, and nobody is refused at all.
+/// Checks as [`nobody_lacks_room`] does, and that no request is refused for any reason.
 fn all_served(setup: &Setup, arrivals: &[Arrival]) {
     assert_eq!(nobody_lacks_room(setup, arrivals).refusals_by_reason, []);
 }
 
-/// The same crowd long after somebody asked about the document for the first time.
+/// The crowd, with a minute between its first question about the document and the others.
 fn later(mut crowd: Vec<Arrival>) -> Vec<Arrival> {
     crowd.iter_mut().skip(1).for_each(|a| a.at_us += 60_000_000);
     crowd
