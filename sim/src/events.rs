@@ -1,7 +1,7 @@
 //! The event queue: by time, then engines in order of their ids, then by order of scheduling.
 //!
-//! So a run repeats bit for bit, and the order within a moment does not depend on when an engine
-//! said what it would do: an engine that is stepped says it later than one that is fast-forwarded.
+//! So a run repeats bit for bit. The order within a moment does not depend on when an engine scheduled
+//! its events: a stepped engine schedules them later than a fast-forwarded one.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,9 +21,9 @@ pub enum Event {
     Pipeline(u32),
     /// The network has something due.
     Network,
-    /// A conductor wants to be woken.
+    /// The next deadline of a conductor.
     Conductor(u32),
-    /// A conductor's pairs want to be woken.
+    /// The next deadline of a conductor's pairs.
     Pairs(u32),
     /// News about a cache reach a conductor.
     News(u32),

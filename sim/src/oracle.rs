@@ -1,4 +1,4 @@
-//! The independent witness: counts ends by itself and says when whole cores are to be audited.
+//! The independent witness: counts the ends of requests and decides when to audit whole cores.
 
 use crate::metrics::Status;
 

@@ -25,7 +25,7 @@ impl World {
         }
     }
 
-    /// The conductor says that decoding may begin.
+    /// The conductor orders that decoding begins.
     pub(crate) fn start_decode(&mut self, slot: u32, at: u32) {
         let live = &self.live[slot as usize];
         let request = live.id;

@@ -37,7 +37,7 @@ pub enum News {
     Complete(RequestId, u32),
     /// A node died.
     Lost(InstanceId, Epoch),
-    /// The wake-up time of its pairs has come.
+    /// The next deadline of its pairs has come.
     Woken,
 }
 

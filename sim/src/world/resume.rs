@@ -11,8 +11,8 @@ use crate::engine::LostDecode;
 const OWN_SEED: u64 = 0x0B5E_55ED;
 
 impl World {
-    /// Takes in how far a decode came. Its pair hears it before it hears of the loss, so that
-    /// the next placement counts what was emitted.
+    /// Takes in how far a decode came. Its pair receives this before the loss, so that the next placement
+    /// counts the emitted tokens.
     pub(crate) fn interrupted(&mut self, lost: LostDecode) {
         let block_tokens = u64::from(self.setup.scheduler.block_tokens);
         let live = &mut self.live[lost.slot as usize];
