@@ -1,6 +1,10 @@
-//! Documents point at things that exist: their relative links, and the make targets that they tell to run.
+//! Documents point at things that exist: their relative links, the files and folders that they name in code,
+//! and the make targets that they tell to run.
 
 use crate::finding::Finding;
+
+/// Endings of the file names that [`check_paths`] looks for.
+const ENDINGS: &[&str] = &[".rs", ".toml", ".md", ".proto", ".py", ".sh"];
 
 /// Relative links of a document that lead nowhere; `exists` takes a path from the root.
 pub fn check_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
@@ -32,6 +36,64 @@ pub fn check_targets(path: &str, text: &str, targets: &[String]) -> Vec<Finding>
         }
     }
     found
+}
+
+/// Paths in a document's code that the tree does not have; `files` are paths from the root.
+///
+/// A path that starts with a top-level folder has to be a file or folder from the root. Other paths, and the
+/// bare names of Rust sources, often continue a path beside them (`placement/pick.rs`): for these it is enough
+/// that some file's path ends in them.
+pub fn check_paths(path: &str, text: &str, files: &[String]) -> Vec<Finding> {
+    let is = |name: &str| {
+        files
+            .iter()
+            .any(|file| file.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    };
+    let ends = |name: &str| files.iter().any(|file| file.ends_with(&format!("/{name}")));
+    let mut found = Vec::new();
+    for (at, code) in code(text) {
+        let words = code
+            .split_whitespace()
+            .map(|word| word.trim_matches(['"', '\'', ',', ':', ';', '(', ')', '[', ']']));
+        for word in words.filter(|word| !is_placeholder(word)) {
+            let from_root = word.split_once('/').is_some_and(|(top, _)| is_top_level(top, files));
+            let named = word.contains('/') && ENDINGS.iter().any(|ending| word.ends_with(ending));
+            if !from_root && !named && !word.ends_with(".rs") {
+                continue;
+            }
+            let name = word.trim_end_matches('/');
+            if !is(name) && !is(&resolve(path, name)) && (from_root || !ends(name)) {
+                let rule = format!("the path '{word}' is not in the tree");
+                found.push(Finding::new(path, at, rule, "correct the path, from the root of the repository"));
+            }
+        }
+    }
+    found
+}
+
+fn is_top_level(name: &str, files: &[String]) -> bool {
+    files.iter().any(|file| file.split_once('/').is_some_and(|(top, _)| top == name))
+}
+
+/// Whether `word` stands for several paths, for one that the reader chooses, or for an address elsewhere.
+fn is_placeholder(word: &str) -> bool {
+    let is_capitals = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_uppercase());
+    word.contains(['*', '{', '<', '$', '…']) || word.contains("://") || word.split('/').any(is_capitals)
+}
+
+/// The code of a document with line numbers: lines of fenced code, and spans in backticks.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut fenced = false;
+    text.lines().enumerate().flat_map(move |(at, line)| {
+        let fence = line.trim_start().starts_with("```");
+        fenced ^= fence;
+        let spans: Vec<&str> = match (fence, fenced) {
+            (true, _) => Vec::new(),
+            (false, true) => vec![line],
+            (false, false) => line.split('`').skip(1).step_by(2).collect(),
+        };
+        spans.into_iter().map(move |span| (at + 1, span))
+    })
 }
 
 /// The lines of a document outside fenced code, with their numbers.
@@ -88,6 +150,12 @@ mod tests {
     }
 
     #[test]
+    fn paths_in_our_documents_are_in_the_tree() {
+        let found = documents().flat_map(|(path, text)| check_paths(&path, &text, house::files()));
+        assert_clean(found.collect());
+    }
+
+    #[test]
     fn make_targets_in_our_documents_exist() {
         let targets = targets(&house::read("Makefile").expect("the Makefile is at the root"));
         for wanted in ["run", "test", "check", "bench", "paper", "seeds", "help"] {
@@ -107,6 +175,29 @@ mod tests {
             check_links("docs/adr/x.md", text, &|path| ["docs/adr/b.md", "docs/d.md"].contains(&path));
         assert_eq!(found.len(), 1);
         assert_caught(&found, 5, "j/k.md");
+    }
+
+    #[test]
+    fn planted_path_that_is_not_in_the_tree_is_caught() {
+        let files = ["src/a/b.rs", "src/a/c.rs", "tests/it/b.rs", "docs/x/run.sh"].map(str::to_owned);
+        let good = "`src/a/`, `src/a/b.rs`, `c.rs`; `a/c.rs`, `x/run.sh`, `src/{a,b}.rs`, `src/*/x.rs`\n\
+                    `src/NAME`, src/none.rs, `Struct::of`, `text/html`, `https://x/y.py`\n```sh\nrun src/a/b.rs\n```\n";
+        assert_eq!(check_paths("docs/d.md", good, &files), []);
+        // The end of a path does not do for one that starts at the root.
+        let bad = "`src/gone.rs`\n`src/a`, `it/gone.rs`, `src/a/gone/`\n```\nrun src/b.rs\n```\n\
+                   `gone.rs --x tests/b.rs`\n";
+        let found = check_paths("docs/d.md", bad, &files);
+        assert_eq!(found.len(), 6, "{found:#?}");
+        for (line, word) in [
+            (1, "src/gone.rs"),
+            (2, "it/gone.rs"),
+            (2, "src/a/gone/"),
+            (4, "src/b.rs"),
+            (6, "'gone.rs'"),
+            (6, "tests/b.rs"),
+        ] {
+            assert_caught(&found, line, word);
+        }
     }
 
     #[test]
