@@ -11,7 +11,7 @@
 //! - each stage has a time limit that follows from the objectives of the request's class, and a stage that
 //!   is late behind others is given more as long as its instances get on;
 //! - a request that was admitted and fits nowhere is parked, and tried again until its time is over;
-//! - the second and each further hand-off that fails is tried again after a pause, which doubles;
+//! - a request's first failed hand-off is retried at once, each further one after a back-off, which doubles;
 //! - a request that was in an engine when it died is tried once more, and not with others like it;
 //! - each refused client gets a time of its own at which to retry.
 
@@ -148,7 +148,7 @@ pub struct Pairs {
     pairs: BTreeMap<RequestId, Pair>,
     /// When each stage's time is over.
     deadlines: BTreeSet<(u64, RequestId)>,
-    /// Failed hand-offs that are tried again then, with the attempt that failed.
+    /// Failed hand-offs in back-off: when each is retried, µs, with the attempt that failed.
     again: BTreeSet<(u64, RequestId, u32)>,
     /// Requests that nothing can take right now.
     parked: BTreeSet<RequestId>,

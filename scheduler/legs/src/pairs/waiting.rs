@@ -18,12 +18,12 @@ pub(super) const TRY_EVERY_US: u64 = 50_000;
 const PAIR_BACK_WITHIN_US: u64 = 5_000_000;
 /// Placements and hand-offs of one request at most (I9).
 pub(super) const MAX_ATTEMPTS: u32 = 32;
-/// How long a second failed hand-off waits before it is tried again, µs; each further one twice as long.
-const HANDOFF_PAUSE_US: u64 = 100_000;
+/// The first back-off of a request's failed hand-offs, µs. It doubles with each further failure.
+const HANDOFF_BACKOFF_US: u64 = 100_000;
 
 impl Pairs {
-    /// The first failure moves at once; further ones wait, so that an instance that has died is known to
-    /// be lost before every try was spent on it.
+    /// Retries a failed hand-off: at once the first time, after a back-off each further time. The back-off gives
+    /// the conductor time to detect that an instance has died, before the request has spent all attempts on it.
     pub(super) fn handoff_failed(
         &mut self,
         request: RequestId,
@@ -41,8 +41,8 @@ impl Pairs {
         if count == 0 {
             return self.tell(Input::HandoffFailed { request }, core, effects);
         }
-        let pause_us = HANDOFF_PAUSE_US << (count - 1).min(4);
-        self.again.insert((self.now_us + pause_us, request, pair.attempt));
+        let backoff_us = HANDOFF_BACKOFF_US << (count - 1).min(4);
+        self.again.insert((self.now_us + backoff_us, request, pair.attempt));
     }
 
     fn retry_handoffs(&mut self, core: &mut impl Core, effects: &mut Vec<Effect>) {
