@@ -63,7 +63,7 @@ miri: ## Run the tests of the memory that transfers read and write under Miri (r
 	RUSTFLAGS=--cfg=rustix_use_libc MIRIFLAGS=-Zmiri-permissive-provenance $(CARGO) +nightly miri test --locked \
 		--target-dir "$(TARGET_DIR)/miri" --package baton-transports --lib -- mover::memory::
 
-check: ready ready-lints ## Check format, lints, documentation and the rules of the house
+check: ready ready-lints ## Check format, lints, documentation and the rules for this repository
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	PYO3_NO_PYTHON=1 CARGO="$(CARGO)" scripts/rdma/check.sh extension,mooncake

@@ -1,8 +1,8 @@
-//! The rules of the house as tests.
+//! The rules for this repository as tests.
 //!
-//! Each rule is a function from data (a source, a crate table, a changelog) to findings, so that it is tried
-//! on a planted violation as well as on the workspace: a guard that has never fired proves nothing.
-//! A finding names file and line, the rule, and what to do about it.
+//! Each rule is a function from data (a source, a crate table, a changelog) to findings. So the tests run it on
+//! the workspace and on a planted violation, which proves that the rule can fail. A finding names the file and
+//! line, the rule, and the remedy.
 
 #[path = "architecture/balance.rs"]
 mod balance;

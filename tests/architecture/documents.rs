@@ -14,7 +14,7 @@ pub fn check_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Vec
             let elsewhere = target.is_empty() || target.contains("://") || target.starts_with("mailto:");
             if !elsewhere && !exists(&resolve(path, target)) {
                 let rule = format!("the link to '{target}' leads nowhere");
-                found.push(Finding::new(path, at, rule, "mend the path or write the file"));
+                found.push(Finding::new(path, at, rule, "correct the path, or write the file"));
             }
         }
     }
@@ -31,7 +31,7 @@ pub fn check_targets(path: &str, text: &str, targets: &[String]) -> Vec<Finding>
         for name in names.filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-')) {
             if !targets.iter().any(|known| known == name) {
                 let rule = format!("'make {name}' is not a target of the Makefile");
-                found.push(Finding::new(path, at + 1, rule, "mend the document or add the target"));
+                found.push(Finding::new(path, at + 1, rule, "correct the document, or add the target"));
             }
         }
     }

@@ -33,7 +33,7 @@ pub fn check_silenced(path: &str, source: &str) -> Vec<Finding> {
     let generated = |t: &str| GENERATED.iter().any(|(file, lint)| *file == path && *lint == t);
     let named = outline.tokens.iter().filter(|t| NEVER_SILENCED.iter().any(|lint| t.is(lint)));
     let named = named.filter(|t| !generated(t.text));
-    let remedy = "mend what it complains about";
+    let remedy = "fix what it complains about";
     named.map(|t| Finding::new(path, t.line, format!("{} is silenced", t.text), remedy)).collect()
 }
 
