@@ -27,7 +27,7 @@ const VERSION: &str = "baton-control-protocol";
 /// Longest wait for a connection to a conductor.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
-/// See the module. By default everybody is let in. Clones share what was read.
+/// The key and the TLS settings that admit peers. The default admits every peer. Clones share what was read.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterGuard {
     key: Option<ClusterKey>,

@@ -314,7 +314,7 @@ impl Service {
         )
     }
 
-    /// Stops.
+    /// Stops every part of the service.
     pub async fn stop(self) {
         // Unless there was a drain, which says so first.
         self.stopping.0.close_by(Instant::now() + LAST_WORDS);

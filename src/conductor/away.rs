@@ -11,7 +11,7 @@ use super::driver::Driver;
 /// A turn that comes later than this, or takes longer, is a pause, µs.
 const PAUSE_LEAST_US: u64 = 250_000;
 
-/// See the module.
+/// Detects the conductor's own pauses, and measures them.
 pub(super) struct PauseWatch {
     /// When the next turn begins at the latest, µs; never where nothing was planned.
     due_us: u64,

@@ -7,7 +7,7 @@ use tonic::Status;
 
 use crate::node::LEADER_METADATA;
 
-/// See the module. Clones are one.
+/// Whether this conductor may accept nodes. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Lead {
     /// One of several.

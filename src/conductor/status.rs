@@ -23,7 +23,7 @@ pub fn under_way(requests: u64) -> String {
 /// Decisions that are remembered.
 const DECISIONS: usize = 1024;
 
-/// Everything.
+/// The whole state that `/admin/status` reports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Time since the start, µs.

@@ -9,7 +9,7 @@ use baton_types::TenantId;
 /// nameless.
 const TENANTS: usize = 4095;
 
-/// See the module.
+/// The tenants that requests use now, by name.
 #[derive(Debug, Default)]
 pub(super) struct Tenants {
     known: BTreeMap<Arc<str>, TenantEntry>,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::figure;
 
-/// See the module. It has a series for each node that was reported and is not forgotten.
+/// Counters with a series for each node that was reported and is not forgotten.
 #[derive(Debug, Default)]
 pub(super) struct ByNode {
     counts: Mutex<BTreeMap<&'static str, BTreeMap<Labels, Series>>>,

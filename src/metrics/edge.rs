@@ -30,7 +30,7 @@ impl ControlCloseReason {
     }
 }
 
-/// See the module.
+/// Reads the figures of the ports.
 #[derive(Default)]
 pub(super) struct Edge {
     /// Weak: the front door shows these figures.

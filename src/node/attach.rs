@@ -74,7 +74,7 @@ impl From<WorkerGoneError> for tonic::Status {
 /// Orders of a life, where its facts go, and what its conductor has still to prove.
 type OpenAttachment = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>, Option<Opening>);
 
-/// See the module.
+/// A node's gRPC connection to the conductor.
 pub(super) struct GrpcSession<S> {
     pub(super) leader: Arc<LeaderLocator>,
     pub(super) guard: ClusterGuard,

@@ -11,7 +11,7 @@ pub(crate) const LEADER_METADATA: &str = "baton-leader";
 /// The leader, as reported from elsewhere.
 pub type Leaders = watch::Receiver<Option<Leader>>;
 
-/// See the module.
+/// Finds the conductor that a node attaches to.
 pub(super) struct LeaderLocator {
     told: String,
     leaders: Option<Leaders>,

@@ -5,7 +5,7 @@ use baton_types::CostProfile;
 
 use super::engine::{EngineChoice, build as build_engine, keeping_profile};
 
-/// See the module. Nothing starts on it; its pages come as they are written.
+/// KV memory without an engine. It starts no sequence; its pages are written by others.
 struct MemoryOnlyEngine {
     shape: KvShape,
     model: ModelCard,

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 /// How long the thread may be at one thing: longer than any pass of an engine, and than any wait for its disk.
 const STILL_MOST: Duration = Duration::from_secs(30);
 
-/// See the module. Time is counted in heartbeats, so that a pause of the whole process is none of the thread's.
+/// Whether a node's worker thread makes progress. It counts time in heartbeats, so that a pause of the whole
+/// process does not count against the thread.
 #[derive(Debug, Default)]
 pub(super) struct Pulse(Mutex<PulseState>);
 

@@ -13,7 +13,7 @@ use crate::conductor::{AttachRefusal, Inbox, Lead, Loss, Message, ORDERS_PER_NOD
 /// Between two tries to attach, where the conductor does not lead or has lost this node.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// See the module.
+/// A node's connection to a conductor in the same process.
 pub(super) struct InProcessSession<S> {
     pub(super) inbox: Inbox,
     pub(super) lead: Lead,

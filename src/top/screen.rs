@@ -60,7 +60,7 @@ pub(super) enum Wish {
     Quit,
     /// Show it.
     Draw,
-    /// Nothing.
+    /// Do nothing.
     Stay,
 }
 

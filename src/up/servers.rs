@@ -52,7 +52,7 @@ enum State {
     Drained,
 }
 
-/// See the module.
+/// The servers that this service drives, by name.
 pub struct Servers {
     directory: Directory,
     driving: Arc<ServerContext>,

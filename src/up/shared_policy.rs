@@ -40,7 +40,7 @@ impl From<MembershipError> for PolicyRefusal {
     }
 }
 
-/// See the module. Clones are one.
+/// Reads and writes the policy that several conductors share. Clones share one state.
 #[derive(Clone)]
 pub(super) struct SharedPolicy {
     policies: Policies,

@@ -65,7 +65,7 @@ pub struct Hits {
     pub dram: u32,
     /// On flash only.
     pub ssd: u32,
-    /// All.
+    /// Blocks in any tier.
     pub total: u32,
 }
 

@@ -14,7 +14,7 @@ pub enum CopyState {
     Absent,
     /// A slot is reserved and bytes are on their way.
     Filling,
-    /// Readable.
+    /// The copy is complete and readable.
     Ready,
 }
 

@@ -11,7 +11,7 @@ pub enum OutsideRule {
     Only(&'static [&'static str]),
     /// Anything but these, however far down the graph.
     Without(&'static [&'static str]),
-    /// Anything.
+    /// Any crate.
     Any,
 }
 

@@ -12,9 +12,9 @@ pub enum Purpose {
     Production,
     /// Integration test, or a module that only tests compile.
     Test,
-    /// Benchmark.
+    /// A benchmark.
     Bench,
-    /// Example.
+    /// An example.
     Example,
 }
 

@@ -430,7 +430,7 @@ mod server {
     /// A call that came.
     #[derive(Clone, Debug)]
     pub struct Call {
-        /// When.
+        /// When the call came.
         pub at: Instant,
         /// Number of the row in its request id.
         pub row: u64,

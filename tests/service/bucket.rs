@@ -18,7 +18,7 @@ struct KeptObjects {
     writes: u32,
 }
 
-/// See the module.
+/// A server for as much of S3's API as a store needs.
 pub struct Bucket {
     pub endpoint: String,
     kept: Arc<Mutex<KeptObjects>>,

@@ -202,7 +202,7 @@ impl Service {
         OpenAnswer::new(self.clients, &format!("POST {path}"), &[], &body.to_string()).unwrap()
     }
 
-    /// `/admin/status`.
+    /// The JSON of `/admin/status`.
     #[track_caller]
     pub fn status(&self) -> Value {
         self.get("/admin/status").ok().json()

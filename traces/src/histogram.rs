@@ -27,7 +27,7 @@ pub struct Spread {
     pub min: u64,
     /// 10th percentile.
     pub p10: u64,
-    /// Median.
+    /// Median (50th percentile).
     pub p50: u64,
     /// 90th percentile.
     pub p90: u64,

@@ -8,13 +8,13 @@ use crate::dialect::Dialect;
 /// Unit of the numbers in a timestamp column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeUnit {
-    /// Nanoseconds.
+    /// Timestamps are in nanoseconds.
     Nanoseconds,
-    /// Microseconds.
+    /// Timestamps are in microseconds.
     Microseconds,
-    /// Milliseconds.
+    /// Timestamps are in milliseconds.
     Milliseconds,
-    /// Seconds.
+    /// Timestamps are in seconds.
     Seconds,
 }
 

@@ -65,7 +65,7 @@ pub struct SessionSummary {
 /// All that is worked out. Serialises to the JSON that `baton trace stats --json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
-    /// Rows.
+    /// Number of requests (rows of the trace).
     pub requests: u64,
     /// Tokens an id stands for.
     pub block_tokens: u32,
@@ -93,7 +93,7 @@ pub struct Summary {
     pub capacity: Vec<CapacityHitRatio>,
     /// The prefixes that save most.
     pub top_prefixes: Vec<TopPrefix>,
-    /// Sessions.
+    /// Figures of the sessions.
     pub sessions: SessionSummary,
     /// Memory that the set of distinct blocks took.
     pub state_bytes: u64,

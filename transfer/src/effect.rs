@@ -35,7 +35,7 @@ pub enum Effect {
         op: u32,
         /// First byte, counted from the start of the op.
         at: u64,
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u32,
     },
     /// Ask for a sign of life.

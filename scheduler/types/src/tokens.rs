@@ -224,7 +224,7 @@ impl Packer {
         self.count += tokens.count;
     }
 
-    /// Together.
+    /// All tokens that were pushed.
     #[must_use]
     pub fn finish(mut self) -> Tokens {
         self.close();

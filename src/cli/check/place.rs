@@ -27,9 +27,9 @@ const SETTINGS: u8 = 4;
 /// The listener at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AddressState {
-    /// Nobody.
+    /// No process listens there.
     Free,
-    /// Somebody.
+    /// A process listens there already.
     Listens,
     /// The address is no one's on this machine, and nobody answers there.
     Away(String),

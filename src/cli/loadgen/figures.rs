@@ -19,7 +19,7 @@ pub struct RunName<'a> {
     pub admission: &'a str,
     /// Speed-up of the trace.
     pub speed: f64,
-    /// Seed.
+    /// The seed of the run.
     pub seed: u64,
 }
 

@@ -50,7 +50,7 @@ pub struct LiveSummary {
 /// Whether Retry-After was true.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Promises {
-    /// Refusals.
+    /// Number of refusals.
     pub refusals: u64,
     /// Of those, with a time to come back.
     pub told: u64,

@@ -25,7 +25,7 @@ pub(super) struct Line {
     pub orders: mpsc::Receiver<v1::ToNode>,
 }
 
-/// See the module.
+/// A driver with the clock, nodes and clients of a test.
 pub(super) struct Bench {
     pub driver: Driver,
     pub door: Door,

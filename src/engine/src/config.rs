@@ -9,7 +9,7 @@ use crate::rotary::Scaling;
 /// The shape of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelConfig {
-    /// Layers.
+    /// Number of layers.
     pub(crate) layers: usize,
     /// Width of the residual stream.
     pub(crate) dim: usize,

@@ -46,7 +46,7 @@ pub(crate) struct Entry<X> {
 pub(crate) struct Chunk {
     /// The sequence.
     pub(crate) id: SequenceId,
-    /// Positions.
+    /// The positions of the tokens to compute.
     pub(crate) tokens: Range<u32>,
     /// Whether it ends with the sequence's last token, so that the next one is drawn.
     pub(crate) draws: bool,

@@ -21,7 +21,7 @@ pub struct SeededSpec {
     pub name: String,
     /// The seed of its weights.
     pub seed: u64,
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
     /// Width of the residual stream, a multiple of `2 · heads`.
     pub dim: u32,

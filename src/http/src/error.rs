@@ -2,7 +2,7 @@
 
 use hyper_util::client::legacy::Error as ClientError;
 
-/// See the module. Each says what went wrong in the words of what found it; the remedy is the caller's to name.
+/// Why a request has no answer. The message is that of the cause; the caller adds the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Nobody answers there.

@@ -15,7 +15,8 @@ const OF_SYSTEMS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// See the module. Clones share what was read; what there is none for is said when TLS is first spoken.
+/// The certificates that servers are checked against, or why there are none; the first TLS connection reports
+/// that. Clones share what was read.
 #[derive(Clone, Debug)]
 pub struct Trust(Result<Arc<ClientConfig>, Arc<str>>);
 

@@ -43,7 +43,7 @@ pub enum Stage {
     Authenticate,
     /// Reading or listing.
     Read,
-    /// Writing.
+    /// Writing a key.
     Write,
     /// Taking, renewing or giving back a lease.
     Lease,

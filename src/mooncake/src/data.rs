@@ -36,7 +36,7 @@ pub struct Request {
     pub action: Action,
     /// First address.
     pub address: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
     /// Whether a status is wanted: the second version.
     pub told: bool,

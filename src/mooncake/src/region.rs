@@ -20,7 +20,7 @@ const BASES: u64 = 1 << 16;
 /// Bytes of a segment at most.
 pub const REGION_BYTES_MAX: u64 = 1 << 40;
 
-/// See the module. A page that nobody wrote costs no memory.
+/// The memory of one segment. A page that nobody wrote costs no memory.
 pub struct Region {
     base: u64,
     bytes: u64,

@@ -16,7 +16,7 @@ pub struct Buffer {
     pub name: String,
     /// First address.
     pub address: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 

@@ -9,7 +9,8 @@ use hashbrown::hash_map::Entry;
 /// Outdated uses that the queue may contain, whatever is held.
 const SPARE_USES: usize = 1_024;
 
-/// See the module. It may be wrong either way, which costs time and nothing else (I6).
+/// The blocks that an engine without cache events probably holds. An error in either direction costs time, not
+/// correctness (I6).
 #[derive(Debug)]
 pub(super) struct AssumedCache {
     capacity_blocks: usize,

@@ -14,7 +14,7 @@ const SHARE_PERCENT: u64 = 20;
 /// Between two times that all is learnt anew: where that does not help, it shall not harm either.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// See the module.
+/// Compares predicted and found cached tokens of the latest prefills.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     latest: VecDeque<(u64, u64)>,

@@ -12,7 +12,7 @@ use super::drift::Drift;
 use super::news::{self, Attachment, EventSource};
 use super::work::Work;
 
-/// See the module.
+/// The source of what is known about an engine's cache.
 pub(super) enum Knowledge {
     /// The engine announces changes to those that follow.
     Announced {

@@ -31,7 +31,7 @@ pub struct CEngine {
     batches: Batches,
 }
 
-/// `transfer_request_t`.
+/// Mooncake's `transfer_request_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TransferRequest {
@@ -45,11 +45,11 @@ pub struct TransferRequest {
     pub file_id: u32,
     /// The address there.
     pub target_offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
-/// `transfer_status_t`.
+/// Mooncake's `transfer_status_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransferStatus {
@@ -59,7 +59,7 @@ pub struct TransferStatus {
     pub transferred_bytes: u64,
 }
 
-/// `notify_msg_t`.
+/// Mooncake's `notify_msg_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NotifyMsg {

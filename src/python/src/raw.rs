@@ -109,7 +109,7 @@ impl Buffers {
 }
 
 impl Span {
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

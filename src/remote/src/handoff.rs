@@ -35,7 +35,7 @@ pub struct Handoff {
 pub(crate) enum Way {
     /// NixlConnector: what the prefill engine said, byte for byte.
     Nixl { params: Box<RawValue> },
-    /// MooncakeConnector.
+    /// MooncakeConnector: where its bootstrap server is, and the name of the transfer.
     Mooncake { engine_id: String, bootstrap: String, transfer_id: String },
     /// SGLang's bootstrap room.
     Room {

@@ -79,7 +79,7 @@ impl Wire {
         &self.host
     }
 
-    /// `http://host:port`.
+    /// The engine's address as `http://host:port`.
     pub(crate) fn base(&self) -> &str {
         &self.base
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::stats::CloseReason;
 
-/// See the module. One for each connection.
+/// The use of one connection.
 #[derive(Debug)]
 pub(crate) struct Activity {
     state: Mutex<State>,

@@ -149,7 +149,7 @@ fields! {
     service_tier: Text<'a>,
 }
 
-/// `stream_options`.
+/// The fields of `stream_options`.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct StreamOptions {

@@ -22,7 +22,7 @@ pub(crate) enum State {
     Vacant,
     /// Reserved and being written.
     Pending(PendingRoom),
-    /// Readable.
+    /// Complete and readable.
     Sealed(Arc<Room>),
     /// Removed or replaced while leased: only those who read it already still do.
     Leaving(Arc<Room>),

@@ -28,7 +28,7 @@ pub(crate) use offer::PickedObject;
 pub(crate) use read::{FetchedValue, LeasedValue, Place};
 pub(crate) use write::{Request, ReservedRoom, SealParams, Stop};
 
-/// See the module.
+/// One shard of the object store.
 #[derive(Debug)]
 pub(crate) struct Shard {
     arena: Arc<Arena>,

@@ -382,7 +382,7 @@ impl BlobLog {
         self.keeper.listings()
     }
 
-    /// Counts.
+    /// The log's counters.
     #[must_use]
     pub fn stats(&self) -> ShelfStats {
         self.keeper.stats()

@@ -69,7 +69,7 @@ pub(crate) enum Order {
 /// A read or write that ended. The buffer holds the block.
 #[derive(Debug)]
 pub(crate) struct IoCompletion {
-    /// Which.
+    /// The number of the read or write that ended.
     pub number: u64,
     /// How: a checksum that was verified, or written.
     pub outcome: Result<u64, TierError>,
@@ -86,7 +86,7 @@ pub(crate) enum Answer {
     Spare(AlignedBuffer),
     /// A slot may be used again, unless another `Clear` was ordered since.
     Freed {
-        /// Which.
+        /// The slot that is free.
         slot: u32,
         /// How many `Clear`s were ordered before its tenant was.
         epoch: u32,
@@ -102,7 +102,7 @@ pub(crate) enum Answer {
 pub(crate) struct Op {
     /// To be named when it ends.
     pub token: u64,
-    /// What.
+    /// Read, write or flush.
     pub kind: OpKind,
     /// Where in the file.
     pub offset: u64,
@@ -149,7 +149,7 @@ enum Flight {
     Header,
 }
 
-/// See the module.
+/// Orders the writes and reads of one slab file.
 #[derive(Debug)]
 pub(crate) struct IoSequencer {
     header: Header,

@@ -16,9 +16,9 @@ const THREADS: usize = 16;
 /// An operation that ended.
 #[derive(Debug)]
 pub(crate) struct Completion {
-    /// Which.
+    /// The token of the operation that ended.
     pub token: u64,
-    /// How.
+    /// The operation's result.
     pub result: io::Result<()>,
     /// Its buffer.
     pub buffer: AlignedBuffer,

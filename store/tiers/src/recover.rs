@@ -20,7 +20,7 @@ pub enum Beginning {
     Temporary,
     /// The blocks that an earlier life reported as durable are back.
     Recovered {
-        /// Blocks.
+        /// The number of blocks that are back.
         blocks: u64,
         /// Index pages whose last state is not to be known: their blocks are lost.
         lost_pages: u64,
@@ -29,7 +29,7 @@ pub enum Beginning {
     },
     /// The file is ours, but what is in it cannot be used.
     Emptied {
-        /// Why.
+        /// Why the content cannot be used.
         reason: String,
     },
 }

@@ -35,7 +35,7 @@ impl FromStr for PublishedTrace {
 /// Figures of a published trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PublishedFigures {
-    /// Rows.
+    /// Number of requests (rows of the trace).
     pub requests: u64,
     /// From the first arrival to the last.
     pub span_ms: f64,

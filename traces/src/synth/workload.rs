@@ -41,7 +41,7 @@ pub struct Workload {
     pub kind: Kind,
     /// Seed: equal seeds give equal traces.
     pub seed: u64,
-    /// Rows.
+    /// Number of requests to generate (rows of the trace).
     pub requests: u64,
     /// Rows over the span, and over each part of it but for chance.
     pub requests_per_s: f64,

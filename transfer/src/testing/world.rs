@@ -364,7 +364,7 @@ impl World {
     }
 }
 
-/// Links.
+/// The part of the world that simulates links.
 impl World {
     fn open(&mut self, path: u32, peer: PeerNumber, rail: u8) {
         self.rails_of.insert(path, rail);

@@ -31,17 +31,17 @@ pub struct SentBytes {
 /// Failed operations, by remedy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureStats {
-    /// [`Kind::Retry`].
+    /// Failures of [`Kind::Retry`].
     pub retry: u64,
-    /// [`Kind::Invalid`].
+    /// Failures of [`Kind::Invalid`].
     pub invalid: u64,
-    /// [`Kind::Unavailable`].
+    /// Failures of [`Kind::Unavailable`].
     pub unavailable: u64,
-    /// [`Kind::Corrupt`].
+    /// Failures of [`Kind::Corrupt`].
     pub corrupt: u64,
-    /// [`Kind::Closed`].
+    /// Failures of [`Kind::Closed`].
     pub closed: u64,
-    /// [`Kind::Bug`].
+    /// Failures of [`Kind::Bug`].
     pub bug: u64,
 }
 

@@ -17,7 +17,7 @@ pub enum Phase {
     Prefilling,
     /// Prefilled; KV is on the way to its decode instance.
     HandingOff,
-    /// Decoding.
+    /// The decode instance generates tokens.
     Decoding,
 }
 
@@ -58,7 +58,7 @@ pub enum Stage {
     Answered(AttemptLegs),
     /// Prefilled; KV is on the way.
     HandingOff(HandoffStage),
-    /// Decoding.
+    /// The decode instance generates tokens.
     Decoding(DecodeStage),
 }
 

@@ -27,7 +27,7 @@ pub enum Effect {
     Order(Order),
     /// A request is in another stage, or in the same one of another attempt.
     Entered {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The stage.
         phase: Phase,
@@ -38,7 +38,7 @@ pub enum Effect {
     },
     /// Order both legs of a new attempt.
     Prefill {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The attempt.
         attempt: u32,
@@ -59,7 +59,7 @@ pub enum Effect {
     },
     /// Order decoding.
     Decode {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The attempt.
         attempt: u32,
@@ -68,7 +68,7 @@ pub enum Effect {
     },
     /// Order another hand-off of KV that is complete.
     Handoff {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The attempt.
         attempt: u32,
@@ -83,7 +83,7 @@ pub enum Effect {
     },
     /// Take a leg back.
     Release {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The attempt.
         attempt: u32,
@@ -92,19 +92,19 @@ pub enum Effect {
     },
     /// The client is promised an answer.
     Admitted {
-        /// Which request.
+        /// The request.
         request: RequestId,
     },
     /// An attempt has ended early. Its consequences come next.
     Blame {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The cause, for logs and metrics.
         cause: Cause,
     },
     /// A stage took longer than it may.
     Late {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The attempt.
         attempt: u32,
@@ -115,7 +115,7 @@ pub enum Effect {
     Refuse(Rejection),
     /// The request failed, and is over.
     Fail {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The stage that failed last.
         stage: FailStage,
@@ -124,12 +124,12 @@ pub enum Effect {
     },
     /// The request was in engines that died, and is over: it may be what they died of.
     Condemn {
-        /// Which request.
+        /// The request.
         request: RequestId,
     },
     /// The request's time is over, and so is the request.
     GiveUp {
-        /// Which request.
+        /// The request.
         request: RequestId,
         /// The stage that it was in.
         phase: Phase,
@@ -138,7 +138,7 @@ pub enum Effect {
     },
     /// The request is over; its client has all that it gets.
     Ended {
-        /// Which request.
+        /// The request.
         request: RequestId,
     },
 }

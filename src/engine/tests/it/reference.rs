@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 /// The properties of a model that the reference needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Width.
+    /// Width of the hidden state.
     pub dim: usize,
     /// Query heads.
     pub heads: usize,
@@ -17,7 +17,7 @@ pub struct Shape {
     pub head_dim: usize,
     /// Width of the feed-forward part.
     pub ffn_dim: usize,
-    /// Tokens.
+    /// Number of tokens in the vocabulary.
     pub vocab: usize,
     /// Rotary base.
     pub theta: f64,

@@ -33,7 +33,7 @@ impl Endpoint {
         }
     }
 
-    /// `HOST:PORT`.
+    /// The address as `HOST:PORT`.
     pub(crate) fn address(&self) -> &str {
         &self.0
     }

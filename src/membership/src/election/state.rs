@@ -185,7 +185,7 @@ enum Phase {
     Resigned,
 }
 
-/// See the module.
+/// One candidate's state in the election.
 #[derive(Clone, Debug)]
 pub struct Election {
     settings: Settings,

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// How the wire is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
-    /// Whole.
+    /// It forwards in both directions.
     Whole,
     /// No byte arrives, and neither side gets an error.
     Silent,

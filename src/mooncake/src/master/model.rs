@@ -81,7 +81,7 @@ pub struct MountedSegment {
     pub name: String,
     /// Its first address.
     pub base: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
     /// Where its owner answers handshakes, HOST:PORT.
     pub endpoint: String,
@@ -105,7 +105,7 @@ impl MountedSegment {
 pub enum Place {
     /// In the memory of a segment.
     Memory {
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
         /// The first one's address.
         address: u64,

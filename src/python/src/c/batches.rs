@@ -53,7 +53,7 @@ struct BatchTable {
     batches: BTreeMap<u64, Batch>,
 }
 
-/// See the module.
+/// The open batches, by number.
 #[derive(Default)]
 pub(super) struct Batches(Mutex<BatchTable>);
 

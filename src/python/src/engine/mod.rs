@@ -34,7 +34,7 @@ struct RegisteredRange {
     window: WindowId,
 }
 
-/// See the module.
+/// The transfer engine behind the Python class.
 pub struct Engine {
     mover: Arc<Mover>,
     publisher: Publisher,

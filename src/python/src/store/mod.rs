@@ -28,7 +28,7 @@ use crate::raw::Span;
 /// Keys that one call may have.
 pub const KEYS_MAX: usize = 1 << 20;
 
-/// See the module.
+/// The object store client behind the Python class.
 pub struct Store {
     spread: Spread,
     /// In front of every key: those of a tenant are its own.

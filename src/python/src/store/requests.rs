@@ -20,7 +20,7 @@ impl PutValue<'_> {
         }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Spans(spans) => spans.iter().map(|span| span.bytes() as u64).sum(),

@@ -40,7 +40,7 @@ struct State {
     away: Option<ServerPause>,
 }
 
-/// See the module.
+/// One store server: its idle connections, and whether it is away.
 pub(super) struct Server {
     url: Url,
     state: Mutex<State>,

@@ -40,7 +40,7 @@ enum Reply {
     Nothing,
 }
 
-/// See the module.
+/// One connection to one store server.
 pub(super) struct Session {
     stream: BufReader<WatchedStream>,
     out: Vec<u8>,

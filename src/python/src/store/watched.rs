@@ -15,7 +15,7 @@ pub(super) const ANSWER: Duration = Duration::from_millis(300);
 /// How long one that answers may move nothing while something is outstanding.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// A TCP stream that detects a frozen server.
 pub(super) struct WatchedStream {
     stream: TcpStream,
     address: SocketAddr,

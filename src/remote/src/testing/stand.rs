@@ -4,7 +4,7 @@ use super::book::{Book, ReceivedRequest};
 use super::fault::{Fault, Faults};
 use super::server::Life;
 
-/// See the module.
+/// The parts that every stand-in has.
 pub struct Stand {
     pub(super) book: Book,
     pub(super) faults: Faults,

@@ -16,7 +16,7 @@ const AHEAD_MAX_PAGES: u32 = 1024;
 /// Pages of one call, so that the arena can end soon.
 const STEP_PAGES: u32 = 16;
 
-/// See the module.
+/// A thread that touches memory before puts need it.
 #[derive(Debug)]
 pub(super) struct PrefaultThread {
     /// Pages to have ahead of those in use.

@@ -12,7 +12,7 @@ use crate::resp::client::{Client, Reply, Url, is_silence};
 /// A server rests no longer than this between two looks.
 const REST_MAX: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// One server of the cluster, with its connection.
 #[derive(Debug)]
 pub(super) struct Member {
     url: Url,

@@ -39,7 +39,7 @@ pub(crate) enum Origin {
     },
 }
 
-/// See the module.
+/// A shard's access to the SSD and bucket tiers.
 pub(crate) struct LowerView {
     pub(crate) directory: Directory,
     /// Touches after the put from which on an object is copied down; none: it never is.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module.
+/// A bound on the bytes that are in use at a time.
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: AtomicU64,

@@ -64,7 +64,7 @@ pub enum ColdBucket {
 /// The bucket below, and what it may take.
 #[derive(Clone, Debug)]
 pub struct ColdConfig {
-    /// Which.
+    /// The bucket to use.
     pub bucket: ColdBucket,
     /// Address of the service, for S3; else the usual variables say.
     pub endpoint: Option<String>,
@@ -139,7 +139,7 @@ pub(crate) struct Offer {
 /// Hears a value and the number of its copy.
 pub(super) type Reply = Box<dyn FnOnce(Option<(FoundValue, u64)>) + Send>;
 
-/// See the module.
+/// The bucket tier.
 pub(crate) struct ColdTier {
     worker: Arc<BucketWorker>,
     /// Largest object that is read.

@@ -18,7 +18,7 @@ pub(crate) type Waiter = Box<dyn FnOnce(Option<Arc<BroughtValue>>) + Send>;
 
 type Place = (TenantId, Box<[u8]>);
 
-/// See the module.
+/// Reads in progress, each with everyone who waits for it.
 #[derive(Default)]
 pub(crate) struct Flights {
     waiting: Mutex<HashMap<Place, Vec<Waiter>>>,

@@ -16,7 +16,7 @@ struct State {
     since: Instant,
 }
 
-/// See the module. The reads under way are the look: as soon as one of them ends, the disk is asked again.
+/// Whether the SSD answers. The reads in progress are the probe: when one of them ends, the disk is used again.
 #[derive(Clone, Debug)]
 pub(super) struct Pulse {
     state: Arc<Mutex<State>>,

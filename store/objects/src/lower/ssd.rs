@@ -43,7 +43,7 @@ pub(crate) enum Order {
     List { after: Option<u64>, most: usize, reply: ListReply },
     /// Tell when all that was offered has been seen to.
     Settle(Box<dyn FnOnce() + Send>),
-    /// End.
+    /// Stop the worker.
     Stop,
 }
 

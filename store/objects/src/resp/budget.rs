@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes of each connection outside the budget: its buffers while it does nothing large.
 pub(super) const FREE_BYTES: usize = 128 * 1024;
 
-/// See the module.
+/// A bound on the bytes that all connections together hold.
 #[derive(Debug)]
 pub(super) struct Budget {
     used: AtomicU64,

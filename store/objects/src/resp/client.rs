@@ -22,7 +22,7 @@ pub enum Reply {
     Error(String),
     /// A number.
     Integer(i64),
-    /// Bytes.
+    /// A string of bytes.
     Bulk(Vec<u8>),
     /// No value.
     Nothing,

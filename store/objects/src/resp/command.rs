@@ -41,7 +41,7 @@ enum BelowCommand {
     GetAll,
     Exists,
     Remove,
-    /// `BATON.DEL`.
+    /// `BATON.DEL`: removes one generation of a key.
     RemoveGeneration,
     /// `EXPIRE`, `PEXPIRE`: the unit of the time, µs.
     Expire(u64),

@@ -17,7 +17,7 @@ pub(super) enum Cut {
     Mute,
 }
 
-/// See the module.
+/// Counters of refused and ended connections.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     cut: [AtomicU64; 5],

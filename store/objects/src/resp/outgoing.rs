@@ -41,7 +41,7 @@ enum ValueHolder<'a> {
     Text,
 }
 
-/// See the module.
+/// The replies that one connection has still to send.
 #[derive(Debug, Default)]
 pub(super) struct ReplyQueue {
     text: Vec<u8>,

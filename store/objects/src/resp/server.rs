@@ -27,7 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub struct Login {
     /// User name; `default` is the one that clients mean when they give only a password.
     pub user: String,
-    /// Password.
+    /// The user's password.
     pub password: String,
     /// Name of the tenant.
     pub tenant: String,

@@ -20,11 +20,11 @@ const PIN_MAX_MS: u64 = 3_600_000;
 pub(super) enum PutCommand {
     /// `SET` with its options.
     Set,
-    /// `SETNX`.
+    /// `SETNX`: only if the key does not exist.
     IfAbsent,
     /// `SETEX`, `PSETEX`: the unit of the time, µs.
     Timed(u64),
-    /// `MSET`.
+    /// `MSET`: several keys.
     Several,
 }
 

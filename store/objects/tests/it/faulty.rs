@@ -28,7 +28,7 @@ pub enum Mood {
     Late,
 }
 
-/// See the module.
+/// A bucket in memory that fails, hangs or delays writes on request.
 #[derive(Debug)]
 pub struct FaultyBucket {
     inner: Arc<InMemory>,

@@ -41,7 +41,7 @@ pub enum HoldRefusal {
     /// another block, or has the 64-bit name of another.
     #[error("cache: block {position} of the chain contradicts known blocks; serve it without the cache")]
     Misfit {
-        /// Where.
+        /// Its position in the chain.
         position: usize,
     },
 }
@@ -56,7 +56,7 @@ pub enum Misuse {
     /// another owner fills it.
     #[error("cache: block {position} is not this owner's to vouch for; wait until it is ready")]
     NotYours {
-        /// Where.
+        /// Its position in the chain.
         position: u32,
     },
     /// The slots named are not those of the hold.

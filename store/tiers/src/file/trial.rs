@@ -13,7 +13,7 @@ const TRIAL_BYTES: usize = 16 << 20;
 /// Measured speed of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
-    /// Reading.
+    /// Bytes read per second.
     pub read_bytes_per_s: u64,
     /// Writing, until it lasts.
     pub write_bytes_per_s: u64,

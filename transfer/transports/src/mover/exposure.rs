@@ -19,11 +19,11 @@ pub struct WindowId(pub u64);
 /// The access that a window grants to peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// Read.
+    /// Peers may read.
     Read,
-    /// Write.
+    /// Peers may write.
     Write,
-    /// Both.
+    /// Peers may read and write.
     ReadWrite,
 }
 

@@ -40,7 +40,7 @@ pub(super) struct TurnSummary {
     pub(super) notices: u32,
 }
 
-/// See the module.
+/// The account of one path.
 pub(super) struct Gate {
     id: PathId,
     completions: Completions,

@@ -48,7 +48,7 @@ impl Purpose {
     }
 }
 
-/// See the module.
+/// The first record in either direction on every connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) purpose: Purpose,

@@ -140,44 +140,44 @@ pub enum PathEnd {
 pub enum Completion {
     /// A slice is where it belongs.
     Done {
-        /// Over which path.
+        /// The path.
         path: PathId,
-        /// Which.
+        /// The ticket of the slice, notice or probe.
         ticket: u64,
     },
     /// A slice is not.
     Failed {
-        /// Over which path.
+        /// The path.
         path: PathId,
-        /// Which.
+        /// The ticket of the slice, notice or probe.
         ticket: u64,
-        /// Why.
+        /// Why it failed.
         fault: Fault,
     },
     /// A path went down by itself; its slices fail, and `Closed` follows.
     Broken {
-        /// Which.
+        /// The path that went down.
         path: PathId,
-        /// Why.
+        /// Why it went down.
         fault: Fault,
     },
     /// The last of a path.
     Closed {
-        /// Which.
+        /// The path that has closed.
         path: PathId,
         /// With what certainty.
         end: PathEnd,
     },
     /// A path that was full takes slices again.
     Room {
-        /// Which.
+        /// The path that has room again.
         path: PathId,
     },
     /// A notice that this side sent has reached the peer's [`NoticeReceiver`].
     Notified {
-        /// Over which path.
+        /// The path.
         path: PathId,
-        /// Which.
+        /// The ticket of the slice, notice or probe.
         ticket: u64,
     },
 }

@@ -16,7 +16,7 @@ pub type Ranks = BTreeMap<Location, Vec<(String, String, u8)>>;
 /// The preferred devices of a place, and the others.
 type Row = (Vec<String>, Vec<String>);
 
-/// See the module.
+/// Network devices by place of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     rows: BTreeMap<String, Row>,

@@ -261,7 +261,7 @@ impl Script {
         }
     }
 
-    /// Anything.
+    /// Plays one random event.
     fn next(&mut self, counts: &mut Counts) {
         let request = self.someone();
         let step = match self.rng.below(1000) {

@@ -43,7 +43,7 @@ pub(super) struct Counts {
     pub(super) refused: AtomicU64,
 }
 
-/// See the module.
+/// Runs the writes, reads and removals of a bucket.
 pub(super) struct BucketWorker {
     pub(super) bucket: Arc<dyn Bucket>,
     pub(super) prefix: Path,

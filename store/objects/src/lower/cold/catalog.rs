@@ -20,7 +20,7 @@ enum State {
     Waiting,
     /// On its way.
     Writing,
-    /// Readable.
+    /// Written and readable.
     Lasts,
     /// Never to be read again. It counts until the bucket has confirmed that it is gone.
     Deleting(PendingRemoval),

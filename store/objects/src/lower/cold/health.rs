@@ -19,7 +19,7 @@ struct State {
     rest: Duration,
 }
 
-/// See the module.
+/// Decides whether the bucket is used now.
 pub(super) struct Health {
     state: Mutex<State>,
     /// For how long it is left alone at first; twice as long each time that it fails the look after that.

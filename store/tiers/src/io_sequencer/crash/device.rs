@@ -17,7 +17,7 @@ struct InFlightOp {
     covers: usize,
 }
 
-/// See the module.
+/// A disk whose unflushed writes a crash may lose.
 #[derive(Debug)]
 pub(crate) struct Device {
     lasting: Vec<u8>,

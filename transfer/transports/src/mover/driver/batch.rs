@@ -45,7 +45,7 @@ pub struct Batch {
 pub enum Outcome {
     /// Every byte is in place and the notice delivered. No byte lands at the peer afterwards, either.
     Done {
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
         /// How long it took.
         took: Duration,

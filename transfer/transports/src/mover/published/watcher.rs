@@ -17,7 +17,7 @@ enum Stage {
     Told,
 }
 
-/// See the module.
+/// The publisher's side of one peer's connection.
 pub(super) struct Watcher {
     shared: Arc<Shared>,
     socket: TcpStream,

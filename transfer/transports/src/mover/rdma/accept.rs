@@ -22,7 +22,7 @@ use crate::mover::{Fault, PeerId};
 /// Queue pairs that a peer may ask for.
 const QUEUE_PAIRS_MAX: usize = 16;
 
-/// See the module.
+/// Accepts handshakes of peers and owns the accepted ends of their paths.
 pub(super) struct Acceptor {
     config: Arc<RdmaConfig>,
     node: RdmaNode,

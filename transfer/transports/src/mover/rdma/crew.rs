@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 /// Stack of a thread: none of them recurses.
 const STACK_BYTES: usize = 256 << 10;
 
-/// See the module.
+/// Counts the threads of a transport.
 #[derive(Default)]
 pub(super) struct Crew {
     count: Mutex<usize>,

@@ -11,7 +11,8 @@ use super::wire::End;
 use crate::mover::Fault;
 use crate::random::random;
 
-/// See the module. Dropping it destroys the queue pairs: after that, nothing that came over them lands here.
+/// Queue pairs, completion queue and mailbox of one end of a path. Dropping it destroys the queue pairs: after
+/// that, nothing that came over them lands here.
 pub(super) struct Link {
     // The first to be dropped.
     queue_pairs: Vec<Qp>,

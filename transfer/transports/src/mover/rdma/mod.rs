@@ -60,7 +60,7 @@ pub struct RdmaNode {
     pub inbound: Arc<dyn NoticeReceiver>,
 }
 
-/// See the module.
+/// The RDMA transport of one node.
 pub struct RdmaTransport {
     config: Arc<RdmaConfig>,
     id: PeerId,

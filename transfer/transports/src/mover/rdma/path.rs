@@ -74,7 +74,7 @@ struct State {
     alive: bool,
 }
 
-/// See the module.
+/// The opener's end of a path.
 pub(super) struct OpenedPath {
     terms: Terms,
     rail: Arc<Rail>,

@@ -22,7 +22,7 @@ pub(super) trait WatchedEnd: Send + Sync {
     fn trouble(&self, why: &str);
 }
 
-/// See the module.
+/// One RDMA device in use.
 pub(super) struct Rail {
     pub(super) name: String,
     /// Its place among the node's devices.

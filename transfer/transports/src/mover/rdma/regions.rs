@@ -33,7 +33,7 @@ struct Arena {
     pieces: Pieces,
 }
 
-/// See the module.
+/// The memory that is registered with the devices.
 pub(super) struct Regions {
     domains: Vec<Arc<Domain>>,
     piece_bytes: u64,

@@ -20,7 +20,7 @@ struct State {
     ending: Option<String>,
 }
 
-/// See the module.
+/// The accepting end of a path.
 pub(super) struct Session {
     rail: Arc<Rail>,
     from: PeerId,

@@ -29,7 +29,7 @@ pub(super) struct End {
     pub queue_pairs: Vec<(u32, u32)>,
 }
 
-/// See the module.
+/// A record that the two ends of a path exchange over TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Record {
     /// Asks for a path.

@@ -40,7 +40,7 @@ pub(super) enum News {
 /// News that wait for room, at most; a peer that reads none of them is given up.
 const NEWS_MAX: usize = 1 << 14;
 
-/// See the module.
+/// The local socket of one path.
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: OwnedFd,

@@ -13,7 +13,7 @@ const TURN_BYTES: u64 = 4 << 20;
 /// How long after the last movement the time is still watched.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The opener's end of a path, on the I/O thread.
 pub(super) struct Lane {
     route: Arc<Route>,
     /// Wakes us.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::rings::{Rings, Sleeper};
 
-/// See the module.
+/// Which thread that takes a path's answers sleeps.
 #[derive(Default)]
 pub(super) struct Posture {
     state: Mutex<State>,

@@ -78,7 +78,7 @@ pub(super) enum Sleeper {
     Caller = 2,
 }
 
-/// See the module.
+/// The shared pages of one path.
 pub(super) struct Rings {
     memory: Arc<Memory>,
     entries: u32,

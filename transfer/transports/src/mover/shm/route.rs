@@ -70,7 +70,7 @@ struct Job {
     source: AdmittedWindow,
 }
 
-/// See the module.
+/// The opener's side of one path.
 pub(super) struct Route {
     pub(super) site: Arc<Site>,
     pub(super) gate: Gate,

@@ -70,7 +70,7 @@ struct Lane {
     stalled: bool,
 }
 
-/// See the module.
+/// The server's end of one path.
 pub(super) struct ServedChannel {
     site: Arc<Site>,
     channel: Arc<Channel>,

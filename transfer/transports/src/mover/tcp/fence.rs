@@ -16,7 +16,7 @@ use crate::mover::PathEnd;
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
 use crate::mover::reactor::{Connection, Turn};
 
-/// See the module.
+/// A short connection that asks the peer to cut what is left of a session.
 pub(super) struct FenceCall {
     route: Arc<Route>,
     stream: Stream,

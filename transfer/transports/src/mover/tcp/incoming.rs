@@ -129,7 +129,7 @@ pub(super) enum Place {
     Window(WindowId, u64),
     /// To the program.
     Bytes(Vec<u8>),
-    /// Nowhere.
+    /// The body is read and dropped.
     Nowhere,
 }
 

@@ -67,7 +67,7 @@ impl Run {
     }
 }
 
-/// See the module.
+/// The opener's end of one connection.
 pub(super) struct Lane {
     route: Arc<Route>,
     index: usize,

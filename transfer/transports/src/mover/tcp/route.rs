@@ -61,7 +61,7 @@ impl LaneDoor {
     }
 }
 
-/// See the module.
+/// One path as its opener sees it.
 pub(super) struct Route {
     pub(super) site: Arc<Site>,
     pub(super) gate: Gate,

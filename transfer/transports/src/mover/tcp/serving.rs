@@ -60,7 +60,7 @@ enum Stage {
     Fence { done: Arc<AtomicBool>, session: u128 },
 }
 
-/// See the module.
+/// The server's end of one connection.
 pub(super) struct ServedConnection {
     site: Arc<Site>,
     seat: Seat,

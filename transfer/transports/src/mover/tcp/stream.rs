@@ -16,7 +16,7 @@ const TLS_BYTES_MAX: usize = 512 << 10;
 /// One record of TLS.
 const RECORD_BYTES: usize = 16 << 10;
 
-/// See the module.
+/// A non-blocking socket, with or without TLS.
 pub(super) struct Stream {
     socket: TcpStream,
     tls: Option<Box<Connection>>,
