@@ -112,7 +112,7 @@ pub struct CaptureRow {
     pub class: Option<Arc<str>>,
     /// Names its conversation.
     pub session: Option<u64>,
-    /// How it ended.
+    /// Outcome of the request.
     pub outcome: CaptureOutcome,
 }
 

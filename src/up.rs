@@ -134,9 +134,9 @@ pub fn host_name() -> String {
 
 /// A conductor with its front door, being served.
 pub struct Service {
-    /// Where clients are served.
+    /// The address that serves clients.
     pub clients: SocketAddr,
-    /// Where nodes attach.
+    /// The address that nodes attach to.
     pub control: SocketAddr,
     /// The way to the conductor.
     pub inbox: Inbox,

@@ -19,9 +19,9 @@ const BYTES: &str = "bytes";
 /// The properties of the tokens, from a model's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vocabulary {
-    /// How many there are.
+    /// Number of tokens.
     pub tokens: u32,
-    /// Which end an answer.
+    /// Tokens that end an answer.
     pub ends: Vec<u32>,
     /// Texts, with the tokens that they have.
     pub sample: Arc<Sample>,

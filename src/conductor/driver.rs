@@ -40,7 +40,7 @@ pub struct DriverConfig {
     pub config: Config,
     /// Counters to keep.
     pub metrics: Metrics,
-    /// Where traces of requests go.
+    /// The destination of request traces.
     pub spans: Spans,
 }
 

@@ -59,7 +59,7 @@ pub enum Message {
         request: RequestId,
         /// The request's content.
         submission: Box<Submission>,
-        /// Where its events go.
+        /// The channel for the request's events.
         events: mpsc::Sender<Event>,
     },
     /// A client left, or has all that it wanted.
@@ -68,7 +68,7 @@ pub enum Message {
     Joined {
         /// The node's Hello message.
         hello: Box<v1::Hello>,
-        /// Where its orders go.
+        /// The channel for the node's orders.
         orders: mpsc::Sender<v1::ToNode>,
         /// Its place, or why it has none.
         reply: oneshot::Sender<Result<v1::Welcome, AttachRefusal>>,
@@ -88,7 +88,7 @@ pub enum Message {
         instance: InstanceId,
         /// The node's life.
         epoch: Epoch,
-        /// How it is.
+        /// The node's load.
         load: Box<v1::NodeLoad>,
     },
     /// A node's stream ended.
@@ -115,9 +115,9 @@ impl Message {
 
 /// An operator's request. Where the conductor cannot fulfil it, the reply is an error text.
 pub enum Question {
-    /// How everything stands.
+    /// The conductor's status.
     Status(oneshot::Sender<Box<Status>>),
-    /// Why a request went where it went.
+    /// The reasons for a request's placement.
     Explain(String, oneshot::Sender<Option<String>>),
     /// The configuration in force.
     Config(oneshot::Sender<Box<Config>>),

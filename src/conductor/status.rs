@@ -39,7 +39,7 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
     /// Open requests, oldest first, at most a hundred.
     pub requests: Vec<RequestStatus>,
-    /// How many are under way.
+    /// Number of requests in progress.
     pub live_requests: u64,
     /// Counters of the scheduler, by name.
     pub counters: BTreeMap<String, u64>,
@@ -64,7 +64,7 @@ pub struct NodeStatus {
     /// Pairs form only among equal builds.
     #[serde(default)]
     pub build: String,
-    /// When it was last heard, µs ago.
+    /// Time since its latest message, µs.
     pub heard_us_ago: u64,
     /// Prefill backlog predicted, µs.
     pub backlog_us: u64,

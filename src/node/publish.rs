@@ -23,7 +23,7 @@ const AWAITED_BLOCKS: usize = 1 << 16;
 pub struct PublishAddress {
     /// `tcp://HOST:PORT` that subscribers connect to.
     pub endpoint: String,
-    /// Where what was missed is repeated.
+    /// The address that repeats missed events.
     pub replay: Option<String>,
 }
 

@@ -86,7 +86,7 @@ pub enum Effect {
         from: Tier,
         /// The slower tier, with a slot reserved for each block.
         to: Tier,
-        /// How many blocks.
+        /// Number of blocks.
         blocks: u32,
     },
     /// Blocks became readable in a tier; each of `hashes` continues the one before.

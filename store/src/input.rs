@@ -66,7 +66,7 @@ pub enum Input<'a> {
     GrowRoom {
         /// An owner with an open hold that fills.
         owner: Owner,
-        /// How many more.
+        /// Number of further blocks.
         room_blocks: u32,
     },
     /// `owner` is done or gone. The store takes its pins and private room back. Unsealed blocks go to

@@ -46,9 +46,9 @@ pub struct BlockSnapshot {
     pub key: BlockKey,
     /// The block that it continues.
     pub parent: Option<BlockKey>,
-    /// Where it can be read.
+    /// Tiers with a readable copy.
     pub readable_in: Vec<Tier>,
-    /// Where a slot waits for its bytes.
+    /// Tiers with a slot that waits for its bytes.
     pub filling_in: Vec<Tier>,
     /// Owners that hold it.
     pub pins: u32,

@@ -19,7 +19,7 @@ use baton_types::{BlockKey, Tier};
 pub(crate) struct Ticket {
     /// Its number; tickets are kept in ascending order.
     pub number: u64,
-    /// Where the bytes go.
+    /// The tier that gets the bytes.
     pub to: usize,
     /// The blocks, children before parents, with their generations at the start.
     pub blocks: Vec<(u32, u32)>,

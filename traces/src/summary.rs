@@ -20,7 +20,7 @@ const MOST_EMPTY_WINDOWS: f64 = 1e7;
 pub struct SummaryOptions {
     /// Sizes of the cache to try, in tokens.
     pub capacities_tokens: Vec<u64>,
-    /// How many prefixes to name.
+    /// Number of prefixes to list.
     pub top: usize,
 }
 

@@ -58,7 +58,7 @@ pub enum Effect {
     Done {
         /// As in [`BatchRequest`](crate::BatchRequest).
         batch: BatchId,
-        /// How many bytes it moved.
+        /// Number of bytes that it moved.
         bytes: u64,
         /// Time from the submission to this end, µs.
         took_us: u64,
@@ -128,7 +128,7 @@ pub enum Reason {
 /// At what and why a batch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Failure {
-    /// How far the batch had come.
+    /// The stage that the batch had reached.
     pub stage: Stage,
     /// The cause; its text in `Display` says what to do.
     pub reason: Reason,

@@ -20,9 +20,9 @@ pub enum Direction {
 /// One range to move. Where it is, here and there, stays with the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Op {
-    /// Which way.
+    /// Read or write.
     pub direction: Direction,
-    /// How many bytes, at least 1.
+    /// Number of bytes, at least 1.
     pub bytes: u64,
     /// Where the local memory is: the row of [`crate::MoverConfig::ranks`].
     pub location: u16,
@@ -87,7 +87,7 @@ pub enum Input {
     PeerKnown {
         /// A number not used before.
         peer: PeerNumber,
-        /// Over which rails, each named once.
+        /// Routes to the peer, at most one for each rail.
         routes: Vec<Route>,
     },
     /// A peer's process has ended. Its batches fail, and new ones are refused.

@@ -33,7 +33,7 @@ pub(crate) struct Peer {
     pub(crate) notices: VecDeque<u32>,
     /// Slots of the paths that are not closing.
     pub(crate) paths: Vec<u32>,
-    /// How many paths are closing.
+    /// Number of paths that are closing.
     pub(crate) closing: u32,
     /// By priority: the rails in whose queues it stands.
     pub(crate) ready: [u64; CLASSES],

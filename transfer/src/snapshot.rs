@@ -69,7 +69,7 @@ pub struct PathSnapshot {
     pub path: PathNumber,
     /// The peer at its other end.
     pub peer: PeerNumber,
-    /// Over which rail.
+    /// The rail that it uses.
     pub rail: RailNumber,
     /// `opening`, `trial`, `open`, `draining` or `closing`.
     pub state: &'static str,
@@ -106,9 +106,9 @@ pub struct BatchSnapshot {
     pub outstanding: u32,
     /// Paths that must close before it ends.
     pub doubts: u64,
-    /// When it was submitted.
+    /// Time of its submission, µs.
     pub submitted_us: u64,
-    /// When it fails at the latest.
+    /// Time at which it fails at the latest, µs.
     pub deadline_us: u64,
 }
 

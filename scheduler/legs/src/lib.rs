@@ -248,7 +248,7 @@ pub enum Effect {
     Grow {
         /// The request that the leg serves.
         request: RequestId,
-        /// How many at most.
+        /// The most blocks to add.
         blocks: u32,
     },
     /// The leg is over: take back what the engine does for it and what the cache holds for it.

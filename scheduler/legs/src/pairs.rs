@@ -146,13 +146,13 @@ pub struct Pairs {
     config: PairsConfig,
     now_us: u64,
     pairs: BTreeMap<RequestId, Pair>,
-    /// When each stage's time is over.
+    /// The deadline of each request's present stage, µs.
     deadlines: BTreeSet<(u64, RequestId)>,
     /// Failed hand-offs in back-off: when each is retried, µs, with the attempt that failed.
     again: BTreeSet<(u64, RequestId, u32)>,
     /// Requests that nothing can take right now.
     parked: BTreeSet<RequestId>,
-    /// When they are tried again, µs.
+    /// The next time at which parked requests are retried, µs.
     try_at_us: u64,
     /// When the last pair of instances was lost, µs, unless there is one again.
     unserved_since_us: Option<u64>,

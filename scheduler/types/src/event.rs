@@ -13,7 +13,7 @@ pub struct CacheEvent {
     pub instance: InstanceId,
     /// Which life of that instance; older epochs are ignored (I12).
     pub epoch: Epoch,
-    /// What changed.
+    /// The change.
     pub change: CacheChange,
 }
 
@@ -27,7 +27,7 @@ pub enum CacheChange {
         parent: Option<BlockHash>,
         /// The blocks, each the parent of the next.
         hashes: Vec<BlockHash>,
-        /// Where they rest.
+        /// The tier that holds the blocks.
         tier: Tier,
     },
     /// Blocks left `tier`.

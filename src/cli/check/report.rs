@@ -33,7 +33,7 @@ impl State {
 pub struct Line {
     /// The subject of the check.
     pub check: String,
-    /// How it is.
+    /// The check's result.
     pub state: State,
     /// The finding.
     pub found: String,

@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Side {
     /// Its name in the table.
     pub name: &'static str,
-    /// Where it is.
+    /// The service under load.
     pub target: Target,
     /// The process whose time counts.
     pub pid: Option<u32>,

@@ -18,7 +18,7 @@ const AHEAD: usize = 64;
 pub struct PlannedRequest {
     /// Its number in the run.
     pub row: u64,
-    /// When and what.
+    /// Arrival time and lengths.
     pub arrival: Arrival,
     /// Its class, by name, when the trace names it.
     pub class: Option<Arc<str>>,

@@ -22,7 +22,7 @@ pub struct Sender {
     pub target: Target,
     /// Over what.
     pub client: Client,
-    /// When it is.
+    /// The clock of the run.
     pub clock: RunClock,
     /// Number of times that a refused request is retried, if the refusal gave a time.
     pub retries: u32,
@@ -35,7 +35,7 @@ pub struct Sender {
 /// A refusal that a client saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenRefusal {
-    /// When it came, µs.
+    /// Time of the refusal, µs.
     pub at_us: u64,
     /// The reason's name.
     pub reason: String,

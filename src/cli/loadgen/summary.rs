@@ -15,7 +15,7 @@ const MOST_ERRORS: usize = 64;
 /// A live run from the client's side.
 #[derive(Debug, Serialize)]
 pub struct LiveSummary {
-    /// Where the load went.
+    /// URL of the service under load.
     pub url: String,
     /// Model asked for.
     pub model: String,

@@ -29,7 +29,7 @@ pub(crate) struct ModelConfig {
     pub(crate) epsilon: f32,
     /// Base of the rotary frequencies.
     pub(crate) theta: f64,
-    /// How they are stretched.
+    /// Scaling of the rotary frequencies.
     pub(crate) scaling: Scaling,
     /// Whether the output matrix is the embedding.
     pub(crate) tied: bool,

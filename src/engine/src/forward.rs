@@ -12,9 +12,9 @@ use crate::weights::Weights;
 /// One token to compute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
-    /// Which token.
+    /// The token's id.
     pub(crate) token: u32,
-    /// Where in its sequence.
+    /// Its position in the sequence.
     pub(crate) position: u32,
     /// Its sequence's slots.
     pub(crate) blocks: &'a [u32],

@@ -191,9 +191,9 @@ impl KvPool {
 /// A pool of numbers.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// How they lie.
+    /// The layout of a block.
     pub(crate) layout: Layout,
-    /// Where they lie.
+    /// The memory of the blocks.
     pub(crate) kv: KvPool,
 }
 

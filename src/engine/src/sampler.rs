@@ -16,7 +16,7 @@ pub(crate) struct Draw<'a> {
     pub(crate) sampling: &'a Sampling,
     /// Prompt and answer so far.
     pub(crate) tokens: &'a [u32],
-    /// How many of them are the prompt's.
+    /// Number of prompt tokens among them.
     pub(crate) prompt_tokens: usize,
     /// The tokens that end an answer of the model.
     pub(crate) end_tokens: &'a [u32],

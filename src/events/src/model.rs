@@ -189,7 +189,7 @@ pub enum Change {
 pub struct Source {
     /// Order of the event in its stream.
     pub event_id: Option<u64>,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub time_ms: Option<u64>,
     /// The model served.
     pub model: Option<String>,
@@ -225,7 +225,7 @@ impl From<Change> for Event {
 pub struct Batch {
     /// Position in the publisher's stream, from 0 in each of its lives.
     pub sequence: u64,
-    /// When, in microseconds since 1970.
+    /// Time in microseconds since 1970.
     pub time_us: u64,
     /// Rank in a data-parallel group, if given.
     pub dp_rank: Option<u32>,

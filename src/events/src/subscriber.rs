@@ -90,7 +90,7 @@ pub enum Feed {
     Cleared {
         /// Number of the epoch, from 1.
         epoch: u64,
-        /// Why the one before ended.
+        /// Why the epoch before ended.
         why: EpochReason,
     },
     /// The next batch of the epoch.

@@ -41,7 +41,7 @@ impl Publisher {
 pub struct Registration {
     /// Where it publishes, `tcp://HOST:PORT`.
     pub endpoint: String,
-    /// Where it repeats what it published.
+    /// The endpoint that repeats published events.
     pub replay_endpoint: Option<String>,
     /// The kind of publisher.
     #[serde(rename = "type")]

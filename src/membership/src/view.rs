@@ -18,7 +18,7 @@ pub type Revision = Arc<str>;
 pub struct ListedMember {
     /// The member.
     pub member: Arc<Member>,
-    /// When the source last changed it.
+    /// The source's revision of its latest change.
     pub revision: Revision,
 }
 

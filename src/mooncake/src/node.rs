@@ -18,7 +18,7 @@ use crate::segment::{Buffer, SegmentMeta};
 /// How a node behaves.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    /// Where the master is, HOST:PORT.
+    /// Address of the master, HOST:PORT.
     pub master: String,
     /// The host at which clients reach this node; it listens there.
     pub host: String,

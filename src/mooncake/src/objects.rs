@@ -22,7 +22,7 @@ const OPEN_SEGMENTS: usize = 64;
 /// How a client of objects behaves.
 #[derive(Clone, Debug)]
 pub struct ObjectsSettings {
-    /// Where the master is, HOST:PORT.
+    /// Address of the master, HOST:PORT.
     pub master: String,
     /// How segments are found.
     pub way: Way,

@@ -41,7 +41,7 @@ pub fn function_id(name: &str) -> u32 {
 pub struct RequestHead {
     /// Which request this is; the answer says it again.
     pub sequence: u32,
-    /// Which call.
+    /// The id of the called function.
     pub function: u32,
     /// Bytes of the body.
     pub body_bytes: u32,
@@ -65,7 +65,7 @@ impl RequestHead {
 pub struct AnswerHead {
     /// Nothing, or what was wrong with the request.
     pub error: u8,
-    /// Which request is answered.
+    /// The sequence number of the answered request.
     pub sequence: u32,
     /// Bytes of the body.
     pub body_bytes: u32,

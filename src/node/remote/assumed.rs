@@ -14,7 +14,7 @@ const SPARE_USES: usize = 1_024;
 #[derive(Debug)]
 pub(super) struct AssumedCache {
     capacity_blocks: usize,
-    /// When each block was last used.
+    /// The latest use of each block.
     used: HashMap<BlockHash, u64>,
     /// Uses in order. One that is not its block's last is passed over.
     by_time: VecDeque<(u64, BlockHash)>,

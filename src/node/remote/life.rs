@@ -58,7 +58,7 @@ pub(super) struct Job {
     pub(super) attempt: u32,
     /// The work of its call, until the call begins.
     pub(super) work: Option<Work>,
-    /// How a decode leg takes its KV.
+    /// The transfer parameters of a decode leg.
     pub(super) transfer: Bytes,
     /// Its task ends: at once, or as soon as nothing would stay behind at the engine.
     pub(super) over: CancellationToken,

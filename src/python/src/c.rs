@@ -37,9 +37,9 @@ pub struct CEngine {
 pub struct TransferRequest {
     /// 0 reads, 1 writes.
     pub opcode: c_int,
-    /// Where here.
+    /// The local address.
     pub source: *mut c_void,
-    /// Which segment.
+    /// The id of the remote segment.
     pub target_id: i32,
     /// For files, of which there are none here.
     pub file_id: u32,

@@ -20,7 +20,7 @@ const MAX_NAME_BYTES: usize = 1_024;
 pub struct Handoff {
     /// Tokens of the prompt.
     prompt_tokens: u64,
-    /// Which prompt.
+    /// A digest of the prompt.
     digest: u64,
     /// When it was made, µs since 1970 by the clock of the prefill node.
     made_us: u64,

@@ -20,7 +20,7 @@ pub struct ApiError {
     pub param: Option<&'static str>,
     /// `error.code`: for a program.
     pub code: Option<Cow<'static, str>>,
-    /// When to come again, µs.
+    /// Time until a retry would succeed, µs.
     pub retry_after_us: Option<u64>,
     /// Best time to the first token that was predicted, µs.
     pub predicted_ttft_us: Option<u64>,

@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub(crate) prompts: Vec<PlannedPrompt>,
     /// Name of the response, made here.
     pub(crate) id: String,
-    /// When the call came, s since 1970.
+    /// Time of the call, s since 1970.
     pub(crate) created_s: u64,
     /// The model as the client calls it.
     pub(crate) model: String,

@@ -32,7 +32,7 @@ use crate::resp::client::{Reply, Url};
 pub struct ClusterConfig {
     /// The servers, each once.
     pub servers: Vec<Url>,
-    /// How many servers hold each key.
+    /// Number of servers that hold each key.
     pub replicas: usize,
     /// How long a server may be silent: half of it before it is asked whether it lives, half of it to answer that.
     pub silence: Duration,

@@ -29,7 +29,7 @@ pub struct Figure {
     pub what: String,
     /// The quantity counted: the unit last.
     pub unit: &'static str,
-    /// How much.
+    /// The figure's value.
     pub value: f64,
     /// The bar that it should keep, if there is one.
     pub bar: Option<Bar>,

@@ -114,7 +114,7 @@ struct Number {
     /// Where its digits begin and end.
     from: usize,
     to: usize,
-    /// How many values it has.
+    /// Number of values that it takes.
     count: u32,
     form: Form,
 }

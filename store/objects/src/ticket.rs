@@ -23,7 +23,7 @@ pub struct PutTicket {
     bytes: u32,
     options: PutOptions,
     written: Ranges,
-    /// Where the next append goes.
+    /// The position of the next append.
     cursor: u32,
     sealed: bool,
     /// Where the value comes from.

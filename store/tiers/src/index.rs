@@ -26,7 +26,7 @@ const HAS_PARENT: u64 = 2;
 /// Where a block rests, and what vouches for its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Which slot.
+    /// The slot's number.
     pub slot: u32,
     /// The how-manieth write to the file.
     pub generation: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Entry {
     pub key: BlockKey,
     /// The block that it continues.
     pub parent: Option<BlockKey>,
-    /// Where it rests.
+    /// The block's place in the file.
     pub place: Place,
 }
 

@@ -37,7 +37,7 @@ pub(crate) enum Order {
         number: u64,
         /// The block.
         key: BlockKey,
-        /// Where it rests.
+        /// The block's place in the file.
         place: Place,
         /// [`Layout::stride_bytes`] long.
         buffer: AlignedBuffer,
@@ -46,7 +46,7 @@ pub(crate) enum Order {
     Peek {
         /// Names the job.
         number: u64,
-        /// Where the block rests.
+        /// The block's place in the file.
         place: Place,
         /// At most [`Layout::stride_bytes`] long.
         buffer: AlignedBuffer,
@@ -104,7 +104,7 @@ pub(crate) struct Op {
     pub token: u64,
     /// Read, write or flush.
     pub kind: OpKind,
-    /// Where in the file.
+    /// Position in the file, bytes.
     pub offset: u64,
     /// From or to where.
     pub buffer: AlignedBuffer,

@@ -29,7 +29,7 @@ const WORDS: usize = 8;
 pub(crate) struct Layout {
     /// The size of a block.
     pub block_bytes: usize,
-    /// How many blocks may rest there.
+    /// The most blocks that the file holds.
     pub capacity: u32,
     /// Stands for everything that gives the bytes of a block their meaning.
     pub fingerprint: u64,

@@ -80,7 +80,7 @@ pub enum FlashError {
     /// The disk has no room for the file.
     #[error("no room for {file_bytes} bytes ({why}); lower ssd_blocks or free some space")]
     NoRoom {
-        /// How much was asked for.
+        /// The bytes that were requested.
         file_bytes: u64,
         /// The system's error.
         why: String,

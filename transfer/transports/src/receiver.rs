@@ -15,7 +15,7 @@ use crate::limits::Limits;
 pub struct Ticket {
     /// The request whose KV moves.
     pub request: u64,
-    /// Which try of it this is.
+    /// Number of the attempt.
     pub attempt: u32,
     /// The receiving instance's epoch, as the conductor knew it when it ordered the hand-off.
     pub epoch: u32,

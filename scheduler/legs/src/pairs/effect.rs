@@ -42,9 +42,9 @@ pub enum Effect {
         request: RequestId,
         /// The attempt.
         attempt: u32,
-        /// Where it is prefilled.
+        /// The prefill instance.
         instance: InstanceId,
-        /// Where it is decoded.
+        /// The decode instance.
         decode: InstanceId,
         /// KV to bring first.
         fetch: Option<FetchPlan>,
@@ -72,9 +72,9 @@ pub enum Effect {
         request: RequestId,
         /// The attempt.
         attempt: u32,
-        /// Where the KV is.
+        /// The instance that holds the KV.
         from: InstanceId,
-        /// Where it shall go.
+        /// The instance that gets it.
         to: InstanceId,
         /// Tokens for which the decode node keeps room.
         room_tokens: u32,

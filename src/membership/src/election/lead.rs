@@ -28,7 +28,7 @@ pub(crate) fn leader_key(cluster: &str) -> String {
 /// A candidate, and its terms.
 #[derive(Clone, Debug)]
 pub struct Candidacy {
-    /// Which cluster.
+    /// The name of the cluster.
     pub cluster: String,
     /// The leader's entry for the others: its name, and as first address the one where nodes attach.
     pub member: Member,

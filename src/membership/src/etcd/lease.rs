@@ -12,7 +12,7 @@ use tonic::Status;
 pub struct Lease {
     /// Its number.
     pub id: u64,
-    /// How long it lasts unless renewed.
+    /// Time to live unless renewed, µs.
     pub ttl_us: u64,
 }
 

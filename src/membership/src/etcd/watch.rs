@@ -48,7 +48,7 @@ pub struct Watching {
     line: Line,
     questions: mpsc::Sender<WatchRequest>,
     answers: Streaming<WatchResponse>,
-    /// When something was last heard.
+    /// Time of the latest message.
     heard: Instant,
     asked: bool,
 }

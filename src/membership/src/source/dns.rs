@@ -50,9 +50,9 @@ pub struct DnsSource {
     pub port: u16,
     /// The role of every member.
     pub role: MemberRole,
-    /// How often it is looked up.
+    /// Time between two look-ups, µs.
     pub every_us: u64,
-    /// How long one look-up may take.
+    /// Time limit of one look-up, µs.
     pub timeout_us: u64,
     /// So many answers in a row must lack an address before its member has left: servers that rotate long lists
     /// leave some out each time.

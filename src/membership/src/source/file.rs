@@ -23,9 +23,9 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// a mounted ConfigMap is swapped by a link.
 #[derive(Clone, Debug)]
 pub struct FileSource {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// How often it is read.
+    /// Time between two reads, µs.
     pub every_us: u64,
     /// The role of members for which the file gives none.
     pub role: MemberRole,

@@ -75,7 +75,7 @@ impl fmt::Display for Uuid {
 /// Memory that a client lends to the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedSegment {
-    /// Which one it is.
+    /// The segment's id.
     pub id: Uuid,
     /// Its name, by which clients may prefer it.
     pub name: String,
@@ -109,7 +109,7 @@ pub enum Place {
         bytes: u64,
         /// The first one's address.
         address: u64,
-        /// How the segment is reached.
+        /// The protocol by which peers reach the segment.
         protocol: String,
         /// Where the segment's owner answers handshakes.
         endpoint: String,
@@ -121,9 +121,9 @@ pub enum Place {
 /// One copy of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Which one it is.
+    /// The replica's id.
     pub id: u64,
-    /// Where it is.
+    /// The replica's place.
     pub place: Place,
     /// How far it has come, in the master's numbers.
     pub status: i32,

@@ -13,9 +13,9 @@ const PIECES_MAX: usize = 1 << 20;
 /// Bytes between an address here and an address there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where here.
+    /// The local address.
     pub local: u64,
-    /// Where there.
+    /// The remote address.
     pub remote: u64,
     /// Number of bytes.
     pub bytes: u64,

@@ -27,9 +27,9 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 struct ServerPause {
     why: String,
     rest: Duration,
-    /// When it is looked at next.
+    /// When the server is probed next.
     look_at: Instant,
-    /// When the look under way began.
+    /// When the probe in progress began.
     looking: Option<Instant>,
 }
 

@@ -36,7 +36,7 @@ struct PendingKey {
 struct ServerReply {
     server: usize,
     keys: Vec<(PendingKey, Option<Answer>)>,
-    /// Why the rest has no answer.
+    /// The reason why the rest has no answer.
     why: String,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Member {
 #[derive(Debug)]
 struct ExcludedServer {
     rest: Duration,
-    /// When it is looked at next.
+    /// When the server is probed next.
     look_at: Instant,
     /// Whether it answers, from the look under way.
     look: Option<Receiver<bool>>,

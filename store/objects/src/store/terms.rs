@@ -60,7 +60,7 @@ pub struct ObjectStat {
     pub checksum: Option<u32>,
     /// The rest of its time to live, µs.
     pub ttl_us: Option<u64>,
-    /// How often it is pinned hard.
+    /// Number of hard pins.
     pub hard_pins: u32,
     /// Readers with a lease.
     pub readers: u32,

@@ -84,7 +84,7 @@ pub enum CacheError {
     /// The machine does not give that much memory.
     #[error("cache: no {dram_bytes} bytes of host memory to be had; lower dram_blocks")]
     NoMemory {
-        /// How much was asked for.
+        /// The bytes that were requested.
         dram_bytes: usize,
     },
     /// The slab file or its thread.

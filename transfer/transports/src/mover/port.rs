@@ -53,7 +53,7 @@ pub struct Region {
 pub struct RemoteSegment {
     /// Its right.
     pub window: WindowId,
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub bytes: u64,
     /// Per transport (by [`Transport::name`]), what else is needed to reach it: a device's keys and address,
     /// a segment's number. Opaque to all but that transport.
@@ -65,15 +65,15 @@ pub struct RemoteSegment {
 pub struct Slice {
     /// Comes back with the completion; unique among the slices outstanding on the path.
     pub ticket: u64,
-    /// Which way.
+    /// Read or write.
     pub direction: Direction,
-    /// Where here.
+    /// The local range.
     pub local: Region,
-    /// Where there.
+    /// The peer's window.
     pub remote: Arc<RemoteSegment>,
     /// First byte, counted from the start of the window.
     pub remote_at: u64,
-    /// How many bytes; at least 1.
+    /// Number of bytes, at least 1.
     pub bytes: u32,
     /// Whether to compare checksums of both ends before `Done`.
     pub verify: bool,
@@ -165,7 +165,7 @@ pub enum Completion {
     Closed {
         /// The path that has closed.
         path: PathId,
-        /// With what certainty.
+        /// What is known about late bytes.
         end: PathEnd,
     },
     /// A path that was full takes slices again.

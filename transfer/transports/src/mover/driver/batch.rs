@@ -11,15 +11,15 @@ use crate::mover::{Direction, Notice, PeerId, Region, RemoteSegment};
 /// One range to move between local memory and a window of the peer's.
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// Which way.
+    /// Read or write.
     pub direction: Direction,
     /// Where here. Until the batch has ended, the range belongs to it.
     pub local: Region,
-    /// Which window.
+    /// The peer's window.
     pub remote: Arc<RemoteSegment>,
     /// First byte, counted from the start of the window.
     pub remote_at: u64,
-    /// How many bytes, at least 1.
+    /// Number of bytes, at least 1.
     pub bytes: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Op {
 pub struct Batch {
     /// The peer to write to or read from.
     pub peer: PeerId,
-    /// How urgent.
+    /// Priority of the batch.
     pub priority: Priority,
     /// How long it may take; the core's `batch_limit_us` where none is given, and at most that.
     pub limit: Option<Duration>,
@@ -47,7 +47,7 @@ pub enum Outcome {
     Done {
         /// Number of bytes.
         bytes: u64,
-        /// How long it took.
+        /// Time from submission to end.
         took: Duration,
     },
     /// It ended short: what is in its ranges is not to be relied on.

@@ -41,7 +41,7 @@ pub struct PublishedSegments {
 pub struct Place {
     /// In which window.
     pub segment: Arc<RemoteSegment>,
-    /// Where in it.
+    /// The offset in the window.
     pub at: u64,
     /// How many bytes there are from there on.
     pub bytes: u64,

@@ -10,7 +10,7 @@ use crate::mover::{Exposure, NoticeReceiver};
 
 pub(super) struct Site {
     pub(super) config: TcpConfig,
-    /// Where peers reach us.
+    /// The address at which peers reach this node.
     pub(super) address: String,
     pub(super) pool: Arc<Pool>,
     pub(super) exposure: Arc<Exposure>,
