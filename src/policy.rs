@@ -208,12 +208,9 @@ mod tests {
 
     #[test]
     fn a_change_names_the_setting_and_both_values() {
-        let found = changes(&config(""), &config("[scheduler]\nageing_us = 5000\npolicy = \"foresight\""));
+        let found = changes(&config(""), &config("[scheduler]\nmax_retries = 5\npolicy = \"foresight\""));
         let shown: Vec<String> = found.iter().map(Change::to_string).collect();
-        assert_eq!(
-            shown,
-            ["scheduler.ageing_us: 20000000 -> 5000", "scheduler.policy: \"baton\" -> \"foresight\""]
-        );
+        assert_eq!(shown, ["scheduler.max_retries: 2 -> 5", "scheduler.policy: \"baton\" -> \"foresight\""]);
     }
 
     #[test]
@@ -232,12 +229,12 @@ mod tests {
 
     #[test]
     fn a_cluster_shares_the_scheduler_and_nothing_else() {
-        let file = "[service]\nheartbeat_us = 250000\n[scheduler]\nageing_us = 5000\n";
+        let file = "[service]\nheartbeat_us = 250000\n[scheduler]\nmax_retries = 5\n";
         let shared = to_share(file).expect("a valid file");
-        assert_eq!(shared.trim(), "[scheduler]\nageing_us = 5000");
+        assert_eq!(shared.trim(), "[scheduler]\nmax_retries = 5");
         let own = config("[service]\nheartbeat_us = 300000\n[scheduler]\nmax_retries = 7");
         let both = under(&own, &shared).expect("a valid policy");
-        assert_eq!((both.service.heartbeat_us, both.scheduler.ageing_us), (300_000, 5000));
+        assert_eq!((both.service.heartbeat_us, both.scheduler.max_retries), (300_000, 5));
         assert_eq!(both.scheduler.max_retries, Config::default().scheduler.max_retries, "it is whole");
         let wrong = |text: &str| under(&own, text).expect_err("wrong");
         assert!(wrong(file).contains("[service] is each conductor's own"));
@@ -269,8 +266,8 @@ mod tests {
     #[test]
     fn sections_that_a_text_leaves_out_stay_as_they_are() {
         let own = config("[service]\nadmin_key = \"sesame\"\n[scheduler]\nmax_retries = 7");
-        let new = over(&own, "[scheduler]\nageing_us = 5000").expect("a valid policy");
-        assert_eq!((new.scheduler.ageing_us, &new.service), (5000, &own.service));
+        let new = over(&own, "[scheduler]\nmax_retries = 5").expect("a valid policy");
+        assert_eq!((new.scheduler.max_retries, &new.service), (5, &own.service));
         assert_eq!(
             new.scheduler.max_retries,
             Config::default().scheduler.max_retries,
@@ -278,8 +275,7 @@ mod tests {
         );
         assert_eq!(over(&own, "").expect("nothing is named"), own);
         let wide = config("[scheduler]\nblock_tokens = 64");
-        for new in
-            [over(&wide, "[scheduler]\nageing_us = 5000"), under(&wide, "[scheduler]\nageing_us = 5000")]
+        for new in [over(&wide, "[scheduler]\nmax_retries = 5"), under(&wide, "[scheduler]\nmax_retries = 5")]
         {
             assert_eq!(new.expect("a valid policy").scheduler.block_tokens, 64, "blocks are the nodes' too");
         }
@@ -329,7 +325,7 @@ mod tests {
     #[test]
     fn a_file_out_of_bounds_is_never_taken_on() {
         let mut new = Config::default();
-        new.scheduler.ageing_us = 0;
-        assert!(can_reload(&Config::default(), &new).is_err_and(|e| e.contains("ageing_us = 0")));
+        new.scheduler.max_retries = 17;
+        assert!(can_reload(&Config::default(), &new).is_err_and(|e| e.contains("max_retries = 17")));
     }
 }

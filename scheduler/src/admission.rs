@@ -16,11 +16,10 @@ impl Conductor {
     }
 
     /// Latest moment for the first token of a request that arrived at `arrived_us`: the objective
-    /// less the configured margin and less the room kept for higher bands, µs.
+    /// less the room kept for higher bands, µs.
     pub(crate) fn deadline_us(&self, request: &Request, arrived_us: u64) -> u64 {
         let class = self.class(request);
-        let permille =
-            u64::from(self.config.ttft_margin_permille) * u64::from(1000 - class.headroom_permille) / 1000;
+        let permille = u64::from(1000 - class.headroom_permille);
         arrived_us + class.ttft_us / 1000 * permille
     }
 
@@ -53,6 +52,8 @@ impl Conductor {
     fn fresh_entry(&self, request: Request) -> Entry {
         Entry {
             deadline_us: self.deadline_us(&request, self.now_us),
+            promised_us: 0,
+            tag_us: None,
             request,
             stage: Stage::Unplaced,
             arrived_us: self.now_us,
@@ -117,7 +118,6 @@ impl Conductor {
         let mut displaced = Vec::new();
         if verdict.is_err()
             && only_feasible
-            && !self.class(request).sheddable
             && let Some((placement, from)) = self.place_by_displacing(request, entry.deadline_us)
         {
             (verdict, displaced) = (Ok(placement), from);
@@ -243,7 +243,7 @@ impl Conductor {
             let refused = match (mode, verdict) {
                 (AdmissionMode::Slo, Err(_)) => true,
                 (AdmissionMode::Slo, Ok(p)) => {
-                    p.candidate.latest_us > self.deadline_us(request, self.now_us) - self.now_us
+                    self.now_us + p.candidate.latest_us > p.candidate.deadline_us
                         || self.shadow_decode_refuses(request, p)
                 }
                 (_, Err(_)) => false,

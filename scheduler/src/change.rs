@@ -98,7 +98,9 @@ impl Conductor {
             return;
         }
         let names = |c: &SchedulerConfig| c.classes.iter().map(|c| c.name.clone()).collect::<Vec<String>>();
-        self.lengths.reclass(&names(&self.config), &names(&new), new.prior_output_tokens);
+        let (before, after) = (names(&self.config), names(&new));
+        self.lengths.reclass(&before, &after, new.prior_output_tokens);
+        self.margins.reclass(&before, &after);
         self.config = new;
         self.wake_waiting();
     }

@@ -5,7 +5,7 @@ use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
 use core::hash::{BuildHasher, Hasher};
 
 use crate::coming::PendingPrefixes;
-use crate::estimate::LengthEstimator;
+use crate::estimate::{LengthEstimator, Margins};
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
 use crate::last_copies::LastCopies;
@@ -63,6 +63,7 @@ pub struct Conductor {
     /// Requests placed on an instance's queue at this step.
     pub(crate) fair: FairShares,
     pub(crate) lengths: LengthEstimator,
+    pub(crate) margins: Margins,
     pub(crate) replicator: Replicator,
     pub(crate) last_copies: LastCopies,
     pub(crate) timers: Timers,
@@ -72,6 +73,9 @@ pub struct Conductor {
     pub(crate) stats: SchedulerStats,
     /// Room was given back, in this step or while those who wait for some were last looked at.
     pub(crate) room_came: bool,
+    /// Sends work this long ahead, where a test wants it.
+    #[cfg(test)]
+    pub(crate) ahead_for_test_us: Option<u64>,
 }
 
 impl Conductor {
@@ -93,6 +97,7 @@ impl Conductor {
             coming: PendingPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
+            margins: Margins::new(config.classes.len()),
             lengths,
             replicator: Replicator::default(),
             last_copies: LastCopies::default(),
@@ -102,6 +107,8 @@ impl Conductor {
             sequence: 0,
             stats: SchedulerStats::default(),
             room_came: false,
+            #[cfg(test)]
+            ahead_for_test_us: None,
             config,
         })
     }

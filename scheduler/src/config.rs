@@ -94,12 +94,6 @@ pub struct SchedulerConfig {
     /// beyond it a decode instance is given no prefill. Engines are not told: they fill their passes (the simulator's
     /// `mix = "target"` fills steps up to it).
     pub mixed_step_permille: u32,
-    /// Share of the TTFT objective that a placement may be predicted to use, per mille, 100–1000.
-    pub ttft_margin_permille: u32,
-    /// How long before an instance runs dry its next prefill is sent to it, µs.
-    pub dispatch_ahead_us: u64,
-    /// A waiting request older than this is served before shorter ones, µs.
-    pub ageing_us: u64,
     /// Requests that may wait in the conductor; more are refused (I9).
     pub max_waiting_requests: u32,
     /// Assumed decode duration of `early_predict`, µs; 0 learns the mean.
@@ -134,9 +128,6 @@ impl Default for SchedulerConfig {
             local_prefill: true,
             local_room_permille: 700,
             mixed_step_permille: 900,
-            ttft_margin_permille: 960,
-            dispatch_ahead_us: 400_000,
-            ageing_us: 20_000_000,
             max_waiting_requests: 100_000,
             decode_duration_us: 0,
             prior_output_tokens: 256,
@@ -178,9 +169,6 @@ impl SchedulerConfig {
         within("balancing_threshold_permille", self.balancing_threshold_permille.into(), 1000, 1_000_000)?;
         within("mixed_step_permille", self.mixed_step_permille.into(), 100, 1000)?;
         within("local_room_permille", self.local_room_permille.into(), 0, 1000)?;
-        within("ttft_margin_permille", self.ttft_margin_permille.into(), 100, 1000)?;
-        within("dispatch_ahead_us", self.dispatch_ahead_us, 0, 60_000_000)?;
-        within("ageing_us", self.ageing_us, 1000, 86_400_000_000)?;
         within("max_waiting_requests", self.max_waiting_requests.into(), 1, 10_000_000)?;
         within("decode_duration_us", self.decode_duration_us, 0, 86_400_000_000)?;
         within("prior_output_tokens", self.prior_output_tokens.into(), 1, 1_000_000)?;
@@ -191,6 +179,7 @@ impl SchedulerConfig {
             let named = |setting: &str| format!("classes[{}].{setting}", class.name);
             within(&named("ttft_us"), class.ttft_us, 1000, 86_400_000_000)?;
             within(&named("tbt_us"), class.tbt_us, 100, 3_600_000_000)?;
+            within(&named("target_permille"), class.target_permille.into(), 500, 999)?;
             within(&named("weight"), class.weight.into(), 1, 1_000_000)?;
             within(&named("headroom_permille"), class.headroom_permille.into(), 0, 999)?;
         }

@@ -30,9 +30,10 @@ impl Conductor {
     /// The first that does not hold.
     pub fn check_ledgers(&self) -> Result<(), String> {
         self.fleet.check()?;
-        if !self.lengths.knows(self.config.classes.len()) {
+        let classes = self.config.classes.len();
+        if !self.lengths.knows(classes) || !self.margins.knows(classes) {
             return Err(String::from(
-                "the estimates of answers' lengths are of other classes than are configured",
+                "what was learnt of lengths and margins is of other classes than are configured",
             ));
         }
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {

@@ -5,6 +5,7 @@
 //! and the simulator drive the same code. See `ARCHITECTURE.md` for a request's stops.
 #![no_std]
 extern crate alloc;
+extern crate std; // LAB
 
 mod admission;
 mod change;

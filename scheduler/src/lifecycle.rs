@@ -59,6 +59,7 @@ impl Conductor {
         };
         let decode = entry.decode.expect("a request that is handed over has a decode instance (I8)");
         let now_us = self.now_us;
+        self.learn_margin(id);
         self.fleet.known_mut(decode).decode.start(id, now_us);
         if let Some(entry) = self.requests.get_mut(id) {
             entry.stage = Stage::Decoding;
@@ -67,6 +68,21 @@ impl Conductor {
                 effects.push(Effect::StartDecode { request: id, instance: decode });
             }
         }
+    }
+
+    /// A request's first token comes about now: learns by how much it misses what was promised. Requests that were
+    /// placed again say nothing about predictions.
+    fn learn_margin(&mut self, id: RequestId) {
+        let Some(entry) = self.requests.get(id).filter(|e| !e.foreign && e.retries == 0 && !e.gave_way)
+        else {
+            return;
+        };
+        let instance = self.fleet.known(entry.prefill);
+        let over_us = (self.now_us + self.handoff_tail_us(instance)).saturating_sub(entry.promised_us);
+        let slack_us = entry.deadline_us.saturating_sub(entry.arrived_us).saturating_sub(entry.work_us);
+        let of = (entry.request.class, instance.spec.role);
+        let target_permille = self.class(&entry.request).target_permille;
+        self.margins.observe(of, over_us, slack_us, target_permille);
     }
 
     /// The paper's second look, by the decode instance itself, once the prefill is already spent:
@@ -258,6 +274,8 @@ impl Conductor {
         let now_us = self.now_us;
         let mut entry = Entry {
             deadline_us: u64::MAX,
+            promised_us: u64::MAX,
+            tag_us: None,
             stage: Stage::Prefilling,
             arrived_us: now_us,
             prefill,

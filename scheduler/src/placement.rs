@@ -120,6 +120,8 @@ pub(crate) struct Candidate {
     pub behind_us: u64,
     /// How long of that it waits for room to decode, µs.
     pub room_wait_us: u64,
+    /// Latest moment for the first token that keeps the objective with what is learnt of such predictions, µs.
+    pub deadline_us: u64,
     /// What the policy minimises.
     pub score: f64,
     pub feasible: bool,

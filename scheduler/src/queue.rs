@@ -1,14 +1,16 @@
 //! What an instance has been given to prefill, and which of it goes next.
 //!
-//! Order of service: strict priority bands; inside a band the tenant with the least service so
-//! far; inside a tenant the shortest predicted work, unless serving it first would break a
-//! promise to another (then the earliest deadline) or something has waited past the ageing bound
-//! (then the oldest). So short work does not wait behind long, and nothing starves.
+//! Order of service: of the highest band that waits, of the tenant with the least service so far, the shortest
+//! predicted work; unless serving it first would break a promise to another, of whatever band: then the earliest
+//! deadline. A promise to a lower band gives way where one to a higher band could not be kept otherwise. What has waited
+//! for twice as long as was promised goes before all. So short work does not wait behind long, what was promised is kept
+//! all the same, and nothing starves.
 
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baton_types::{RequestId, TenantId};
+use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
 /// Placed on an instance, held back by the conductor.
@@ -25,6 +27,16 @@ pub(crate) struct WaitingPrefill {
     pub weight: u32,
     /// It stays here until then, µs: there is no room yet to decode it.
     pub held_until_us: u64,
+    /// Where its tenant's share of the work began with it: see [`FairShares`].
+    pub tag_us: u64,
+}
+
+impl WaitingPrefill {
+    /// Whether it has waited so long, twice what was promised, that it is served whatever that does to others.
+    const fn is_aged(&self, now_us: u64) -> bool {
+        let promised_us = self.deadline_us.saturating_sub(self.arrived_us);
+        now_us.saturating_sub(self.arrived_us) > promised_us.saturating_mul(2)
+    }
 }
 
 /// Sent to the engine, not yet finished.
@@ -35,6 +47,15 @@ pub(crate) struct DispatchedPrefill {
     pub new_tokens: u64,
     /// Latest moment for its prefill to end, µs.
     pub deadline_us: u64,
+}
+
+/// Work that may join a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewWork {
+    pub work_us: u64,
+    /// Latest moment for its prefill to end, µs.
+    pub deadline_us: u64,
+    pub priority: i32,
 }
 
 /// What a new piece of work would meet in a queue.
@@ -216,14 +237,15 @@ impl PrefillLedger {
         None
     }
 
-    /// What work of `work_us` due at `deadline_us` would meet here.
-    pub(crate) fn outlook(&self, now_us: u64, work_us: u64, deadline_us: u64) -> Outlook {
+    /// What new work would meet here.
+    pub(crate) fn outlook(&self, now_us: u64, new: NewWork) -> Outlook {
+        let NewWork { work_us, deadline_us, priority } = new;
         let left = self.dispatched_left_us(now_us);
         let (mut shorter, mut behind, mut by_deadline) = (left, 0, left);
         let mut clock = now_us + left;
         let mut keeps_promises = true;
         for w in &self.waiting {
-            if w.work_us <= work_us {
+            if w.priority > priority || (w.priority == priority && w.work_us <= work_us) {
                 shorter += w.work_us;
             } else {
                 behind += 1;
@@ -267,57 +289,100 @@ impl PrefillLedger {
         later_us
     }
 
+    /// Waiting work that has to leave so that new work, and all that stays, ends in time: the rule of Moore and Hodgson
+    /// (1968), which keeps the most. By deadline, each time that one would be late, one of those so far leaves: the one
+    /// with the least claim, of equals the largest. `claim` is `None` for work that stays. `None` where that is not enough.
+    pub(crate) fn in_the_way(
+        &self,
+        now_us: u64,
+        new: NewWork,
+        claim: impl Fn(&WaitingPrefill) -> Option<Claim>,
+    ) -> Option<Vec<RequestId>> {
+        let mut clock_us = now_us + self.dispatched_left_us(now_us);
+        let mut as_it_is_us = clock_us;
+        let waiting = |w: &WaitingPrefill| {
+            as_it_is_us += w.work_us;
+            // One that is late as it is asks for nothing.
+            let due_us = if as_it_is_us <= w.deadline_us { w.deadline_us } else { u64::MAX };
+            (w.work_us, due_us, claim(w).map(|claim| (claim, Reverse(w.work_us), w.request)))
+        };
+        let mut jobs: Vec<_> = self.waiting.iter().map(waiting).collect();
+        let joins_at = self.waiting.partition_point(|w| w.deadline_us <= new.deadline_us);
+        jobs.insert(joins_at, (new.work_us, new.deadline_us, None));
+        let (mut may_leave, mut leave) = (Vec::new(), Vec::new());
+        for (work_us, due_us, claimed) in jobs {
+            clock_us += work_us;
+            may_leave.extend(claimed);
+            while clock_us > due_us {
+                let least = (0..may_leave.len()).min_by_key(|at| may_leave[*at])?;
+                let (_, Reverse(freed_us), request) = may_leave.swap_remove(least);
+                clock_us -= freed_us;
+                leave.push(request);
+            }
+        }
+        Some(leave)
+    }
+
     /// Which waiting work goes next.
-    pub(crate) fn next(&self, now_us: u64, ageing_us: u64, fair: &FairShares) -> Option<usize> {
+    pub(crate) fn next(&self, now_us: u64, fair: &FairShares) -> Option<usize> {
         let free = |w: &&WaitingPrefill| w.held_until_us <= now_us;
+        let aged = self.waiting.iter().enumerate().filter(|(_, w)| free(w) && w.is_aged(now_us));
+        if let Some((at, _)) = aged.min_by_key(|(_, w)| w.arrived_us) {
+            return Some(at);
+        }
         let band = self.waiting.iter().filter(free).map(|w| w.priority).max()?;
         let in_band = |w: &&WaitingPrefill| w.priority == band && free(w);
-        let oldest = self.waiting.iter().filter(in_band).map(|w| w.arrived_us).min()?;
-        if now_us.saturating_sub(oldest) > ageing_us {
-            return self.waiting.iter().position(|w| in_band(&w) && w.arrived_us == oldest);
-        }
         let tenant = self.waiting.iter().filter(in_band).map(|w| (fair.served(w.tenant), w.tenant)).min()?.1;
-        let shortest = self
+        let preferred = self
             .waiting
             .iter()
             .enumerate()
             .filter(|(_, w)| in_band(w) && w.tenant == tenant)
             .min_by_key(|(at, w)| (w.work_us, *at))?
             .0;
-        if self.breaks_promise(now_us, shortest) {
-            return self.waiting.iter().position(|w| in_band(&w));
+        if self.breaks_promise(now_us, preferred) {
+            return self.waiting.iter().position(|w| free(&w));
         }
-        Some(shortest)
+        Some(preferred)
     }
 
-    /// Whether serving `first` before all others makes any of them late that would not be.
+    /// Whether serving `first` before all others makes any of them late that would not be. Where `first` is in time only
+    /// if it goes now, promises to lower bands do not count.
     fn breaks_promise(&self, now_us: u64, first: usize) -> bool {
-        debug_assert!(first < self.waiting.len(), "who is served first waits");
-        let start = now_us + self.dispatched_left_us(now_us);
-        let extra = self.waiting[first].work_us;
-        let mut clock = start;
-        for (at, w) in self.waiting.iter().enumerate() {
-            if at == first {
-                return false;
-            }
-            clock += w.work_us;
-            if clock <= w.deadline_us && clock + extra > w.deadline_us {
-                return true;
-            }
-        }
-        false
+        let start_us = now_us + self.dispatched_left_us(now_us);
+        let (before, own) = (&self.waiting[..first], &self.waiting[first]);
+        let in_turn_us = start_us + before.iter().map(|w| w.work_us).sum::<u64>() + own.work_us;
+        let urgent = in_turn_us > own.deadline_us && start_us + own.work_us <= own.deadline_us;
+        let mut clock_us = start_us;
+        before.iter().any(|w| {
+            clock_us += w.work_us;
+            let broken = clock_us <= w.deadline_us && clock_us + own.work_us > w.deadline_us;
+            broken && !(urgent && w.priority < own.priority)
+        })
     }
 }
 
-/// Service received by each tenant, weighted; a newcomer starts at the least of those known.
+/// What a waiting request has to say for its place: its band, and how little of its tenant's share lies before it.
+pub(crate) type Claim = (i32, Reverse<u64>);
+
+/// What each tenant has had, weighted: of service, for the order inside a band; and of admission, by start-time fair
+/// queueing (Goyal, Vin, Cheng 1996). A request's tag is where its tenant's work stands when it is let in, at least the
+/// virtual time, which is the least tag of those that wait. So who asks for more than a share has tags far ahead, and an
+/// idle tenant saves nothing up.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct FairShares {
     served: Vec<u64>,
     floor: u64,
+    admitted: Vec<u64>,
+    virtual_us: u64,
+    virtual_at_us: u64,
 }
 
 /// Tenants beyond this share one account (I9).
 const MAX_TENANTS: usize = 4096;
+
+/// Virtual time is worked out anew after this, µs.
+const VIRTUAL_FOR_US: u64 = 10_000;
 
 impl FairShares {
     fn slot(tenant: TenantId) -> usize {
@@ -340,6 +405,31 @@ impl FairShares {
         // The tenant just served was the least served one that waits: nobody may lag behind it.
         self.floor = before;
     }
+
+    /// Moves virtual time on to the least tag of those that wait, or past everything where nobody does.
+    pub(crate) fn move_on(&mut self, now_us: u64, tags_us: impl Iterator<Item = u64>) {
+        if now_us < self.virtual_at_us + VIRTUAL_FOR_US {
+            return;
+        }
+        self.virtual_at_us = now_us;
+        let least = tags_us.min().unwrap_or_else(|| self.admitted.iter().copied().max().unwrap_or(0));
+        self.virtual_us = self.virtual_us.max(least);
+    }
+
+    /// The tag of the next request of a tenant.
+    pub(crate) fn tag_us(&self, tenant: TenantId) -> u64 {
+        self.admitted.get(Self::slot(tenant)).copied().unwrap_or(0).max(self.virtual_us)
+    }
+
+    /// Lets work of a tenant in, and gives its tag.
+    pub(crate) fn admit(&mut self, tenant: TenantId, weight: u32, work_us: u64) -> u64 {
+        let (slot, tag_us) = (Self::slot(tenant), self.tag_us(tenant));
+        if self.admitted.len() <= slot {
+            self.admitted.resize(slot + 1, 0);
+        }
+        self.admitted[slot] = tag_us + (work_us / u64::from(weight.max(1))).max(1);
+        tag_us
+    }
 }
 
 #[cfg(test)]
@@ -358,6 +448,7 @@ mod tests {
             tenant: TenantId(0),
             weight: 1,
             held_until_us: 0,
+            tag_us: 0,
         }
     }
 
@@ -372,44 +463,100 @@ mod tests {
         ledger
     }
 
-    fn next_id(ledger: &PrefillLedger, now_us: u64, ageing_us: u64) -> u64 {
-        let at = ledger.next(now_us, ageing_us, &FairShares::default()).expect("something waits");
+    fn next_id(ledger: &PrefillLedger, now_us: u64) -> u64 {
+        let at = ledger.next(now_us, &FairShares::default()).expect("something waits");
         ledger.waiting()[at].request.0
     }
 
     #[test]
     fn short_work_goes_first_while_promises_allow() {
         let l = ledger(&[waiting(1, 1000, 5000), waiting(2, 10, 6000)]);
-        assert_eq!(next_id(&l, 100, 1_000_000), 2);
+        assert_eq!(next_id(&l, 100), 2);
         let tight = ledger(&[waiting(1, 1000, 1105), waiting(2, 10, 6000)]);
-        assert_eq!(next_id(&tight, 100, 1_000_000), 1, "ten more would break the first promise");
+        assert_eq!(next_id(&tight, 100), 1, "ten more would break the first promise");
         let lost = ledger(&[waiting(1, 1000, 500), waiting(2, 10, 6000)]);
-        assert_eq!(next_id(&lost, 100, 1_000_000), 2, "a promise already broken holds nobody back");
-    }
-
-    #[test]
-    fn nothing_waits_past_the_ageing_bound() {
-        let l = ledger(&[waiting(1, 1_000_000, 10_000_000), waiting(50, 1, 10_000_000)]);
-        assert_eq!(next_id(&l, 60, 100), 50);
-        assert_eq!(next_id(&l, 102, 100), 1);
+        assert_eq!(next_id(&lost, 100), 2, "a promise already broken holds nobody back");
     }
 
     #[test]
     fn bands_are_strict_and_tenants_take_turns() {
         let urgent = WaitingPrefill { priority: 1, ..waiting(9, 500, 9000) };
-        assert_eq!(next_id(&ledger(&[waiting(1, 1, 9000), urgent]), 0, 1_000_000), 9);
+        assert_eq!(next_id(&ledger(&[waiting(1, 1, 9000), urgent]), 0), 9);
         let mut fair = FairShares::default();
         let mut l = ledger(&[]);
         for id in 0..6 {
             l.enqueue(WaitingPrefill { tenant: TenantId(u32::from(id >= 4)), ..waiting(id, 100, 100_000) });
         }
         let mut order = vec![];
-        while let Some(at) = l.next(0, 1_000_000, &fair) {
+        while let Some(at) = l.next(0, &fair) {
             let w = l.take_waiting(at);
             fair.charge(w.tenant, w.weight, w.work_us);
             order.push(w.tenant.0);
         }
         assert_eq!(order[..4], [0, 1, 0, 1], "{order:?}");
+    }
+
+    #[test]
+    fn what_has_waited_twice_as_long_as_promised_goes_first() {
+        let l = ledger(&[waiting(1, 1_000_000, 101), waiting(50, 1, 10_000_000)]);
+        assert_eq!(next_id(&l, 200), 50, "it is late, and holds nobody up");
+        assert_eq!(next_id(&l, 202), 1);
+    }
+
+    #[test]
+    fn a_lower_band_goes_first_while_the_higher_is_in_time_all_the_same() {
+        let urgent = WaitingPrefill { priority: 1, ..waiting(9, 500, 9_000) };
+        let l = ledger(&[waiting(1, 1_000, 1_400), urgent]);
+        assert_eq!(next_id(&l, 0), 1, "the first promise would be broken, and the second need not be");
+        let now_or_never = WaitingPrefill { deadline_us: 1_450, ..urgent };
+        assert_eq!(next_id(&ledger(&[waiting(1, 1_000, 1_400), now_or_never]), 0), 9);
+        let lost = WaitingPrefill { deadline_us: 1_450, work_us: 2_000, ..urgent };
+        assert_eq!(next_id(&ledger(&[waiting(1, 1_000, 1_400), lost]), 0), 1, "it is late anyway");
+    }
+
+    #[test]
+    fn the_fewest_leave_and_only_those_of_lesser_claim() {
+        let l = ledger(&[
+            waiting(1, 100, 150),
+            waiting(2, 300, 500),
+            waiting(3, 200, 700),
+            waiting(4, 90, 9_000),
+        ]);
+        let new = |work_us, deadline_us| NewWork { work_us, deadline_us, priority: 1 };
+        let all = |w: &WaitingPrefill| Some((w.priority, Reverse(0)));
+        let ids = |leave: Vec<RequestId>| leave.into_iter().map(|r| r.0).collect::<Vec<_>>();
+        assert_eq!(l.in_the_way(0, new(100, 9_500), all).map(ids), Some(vec![]), "there is time for all");
+        assert_eq!(
+            l.in_the_way(0, new(250, 600), all).map(ids),
+            Some(vec![2]),
+            "the largest makes room for both"
+        );
+        assert_eq!(l.in_the_way(0, new(250, 240), all), None, "it cannot be in time, whatever leaves");
+        let small = |w: &WaitingPrefill| (w.request.0 != 2).then_some((w.priority, Reverse(0)));
+        assert_eq!(l.in_the_way(0, new(190, 600), small).map(ids), Some(vec![3]));
+        assert_eq!(l.in_the_way(0, new(190, 600), |_| None), None, "nobody may leave");
+        let first = |w: &WaitingPrefill| Some((0, Reverse(u64::from(w.request.0 == 1))));
+        assert_eq!(
+            l.in_the_way(0, new(190, 600), first).map(ids),
+            Some(vec![1]),
+            "the one with the least claim"
+        );
+    }
+
+    #[test]
+    fn a_flood_has_its_tags_far_ahead() {
+        let mut fair = FairShares::default();
+        let flood: Vec<u64> = (0..10).map(|_| fair.admit(TenantId(0), 1, 100)).collect();
+        assert_eq!((flood[0], flood[9]), (0, 900));
+        assert_eq!(fair.admit(TenantId(1), 1, 100), 0, "its first stands where the flood's first did");
+        assert_eq!(fair.admit(TenantId(1), 4, 100), 100);
+        assert_eq!(fair.tag_us(TenantId(1)), 125, "a weight divides");
+        fair.move_on(20_000, [500, 700].into_iter());
+        assert_eq!(fair.tag_us(TenantId(2)), 500, "a newcomer begins with those that wait");
+        fair.move_on(20_001, [600].into_iter());
+        assert_eq!(fair.tag_us(TenantId(2)), 500, "virtual time rests for a while");
+        fair.move_on(40_000, core::iter::empty());
+        assert_eq!(fair.tag_us(TenantId(2)), 1_000, "nobody waits: nothing is saved up");
     }
 
     #[test]
@@ -425,10 +572,11 @@ mod tests {
     fn outlook_counts_what_is_ahead_and_behind() {
         let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
         l.dispatch(0, sent(7, 50, u64::MAX));
-        let o = l.outlook(10, 200, 1500);
+        let new = |work_us| NewWork { work_us, deadline_us: 1500, priority: 0 };
+        let o = l.outlook(10, new(200));
         assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
         assert!(o.keeps_promises);
-        assert!(!l.outlook(10, 1700, 1500).keeps_promises);
+        assert!(!l.outlook(10, new(1700)).keeps_promises);
         assert_eq!((l.active_tokens(), l.runs_low_at_us(20)), (5, 30));
     }
 
@@ -478,7 +626,7 @@ mod tests {
                 l.enqueue(waiting(id as u64, *work, clock + slack));
             }
             let mut now = 0;
-            while let Some(at) = l.next(now, u64::MAX, &FairShares::default()) {
+            while let Some(at) = l.next(now, &FairShares::default()) {
                 let w = l.take_waiting(at);
                 now += w.work_us;
                 prop_assert!(now <= w.deadline_us, "{w:?} ended at {now}");

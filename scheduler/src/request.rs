@@ -67,7 +67,12 @@ pub(crate) struct Entry {
     pub request: Request,
     pub stage: Stage,
     pub arrived_us: u64,
+    /// When its first token is due by its objective, µs.
     pub deadline_us: u64,
+    /// When it is due by what was promised to it where it was placed, µs.
+    pub promised_us: u64,
+    /// Where its tenant's share began with it, once it was let in.
+    pub tag_us: Option<u64>,
     pub prefill: InstanceId,
     pub decode: Option<InstanceId>,
     /// Where it failed last: an instance that its KV did not reach, or whose prefill or decode of
@@ -192,6 +197,8 @@ mod tests {
             stage: Stage::Waiting,
             arrived_us: 0,
             deadline_us: 0,
+            promised_us: 0,
+            tag_us: None,
             prefill: InstanceId(0),
             decode: None,
             excluded: None,

@@ -81,7 +81,7 @@ impl Conductor {
         }
         match candidate.room_wait_us {
             0 => 0,
-            wait_us => entry.deadline_us.saturating_sub(candidate.latest_us - wait_us).max(self.now_us + 1),
+            wait_us => entry.promised_us.saturating_sub(candidate.latest_us - wait_us).max(self.now_us + 1),
         }
     }
 

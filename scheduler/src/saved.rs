@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::coming::PendingPrefixes;
 use crate::conductor::Conductor;
-use crate::estimate::LengthEstimator;
+use crate::estimate::{LengthEstimator, Margins};
 use crate::fleet::Fleet;
 use crate::index::PrefixIndex;
 use crate::last_copies::LastCopies;
@@ -31,6 +31,7 @@ pub struct SavedConductor {
     unplaced: Vec<RequestId>,
     fair: FairShares,
     lengths: LengthEstimator,
+    margins: Margins,
     replicator: Replicator,
     last_copies: LastCopies,
     due_us: Vec<u64>,
@@ -96,6 +97,7 @@ impl Conductor {
             unplaced: self.unplaced.clone(),
             fair: self.fair.clone(),
             lengths: self.lengths.clone(),
+            margins: self.margins.clone(),
             replicator: self.replicator.clone(),
             last_copies: self.last_copies.clone(),
             due_us: self.timers.save(),
@@ -128,6 +130,7 @@ impl Conductor {
         conductor.unplaced = saved.unplaced;
         conductor.fair = saved.fair;
         conductor.lengths = saved.lengths;
+        conductor.margins = saved.margins;
         conductor.replicator = saved.replicator;
         conductor.last_copies = saved.last_copies;
         conductor.timers = Timers::restore(saved.due_us);

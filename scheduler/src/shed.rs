@@ -1,17 +1,19 @@
-//! Shedding: a request of a class that is not sheddable takes the place of sheddable ones
-//! that were let in but have cost nobody anything yet.
+//! Shedding: what is in the way of a request with a better claim, and has cost nobody anything yet, leaves. Promises to
+//! lower bands do not bar a higher one, and a tenant that floods does not bar the others.
 
 use alloc::vec::Vec;
+use core::cmp::Reverse;
+
 use baton_types::{InstanceId, RequestId};
 
 use crate::conductor::Conductor;
 use crate::estimate::DecodeSlot;
 use crate::placement::{Placement, Refusal};
-use crate::queue::WaitingPrefill;
+use crate::queue::{Claim, WaitingPrefill};
 use crate::request::Stage;
 use crate::{Effect, RejectReason, Request};
 
-/// Instances on which room is looked for, those with most waiting work first.
+/// Instances that are tried, those that lose the least work first.
 const INSTANCES: usize = 2;
 /// Requests that one arrival may displace.
 const DISPLACED: usize = 16;
@@ -25,21 +27,19 @@ struct Place {
 }
 
 impl Conductor {
-    /// A placement that keeps every promise once sheddable requests waiting on one instance have
-    /// left it, and who they are; those then hold nothing. `None`, and nothing changed, when even
-    /// that does not help.
+    /// A placement that keeps every promise once requests of lesser claim, which only wait, have left one instance, and
+    /// who they are; those then hold nothing. `None`, and nothing changed, when even that does not help.
     pub(crate) fn place_by_displacing(
         &mut self,
         request: &Request,
         deadline_us: u64,
     ) -> Option<(Placement, Vec<RequestId>)> {
-        let own = self.class(request).priority;
-        for instance in self.most_sheddable(own) {
-            let places: Vec<Place> = self
-                .sheddable_on(instance, own)
-                .into_iter()
-                .map(|waiting| self.take_off(instance, waiting))
-                .collect();
+        for (instance, leave) in self.least_in_the_way(request, deadline_us) {
+            let waiting = |id: &RequestId| {
+                self.waiting_on(instance).iter().find(|w| w.request == *id).copied().expect("it waits there")
+            };
+            let leave: Vec<WaitingPrefill> = leave.iter().map(waiting).collect();
+            let places: Vec<Place> = leave.into_iter().map(|w| self.take_off(instance, w)).collect();
             if let Ok(placement) = self.place_for(request, deadline_us, true) {
                 let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
                 // First come, first looked after.
@@ -51,42 +51,78 @@ impl Conductor {
         None
     }
 
-    /// Instances with something to displace, those with most waiting work first.
-    fn most_sheddable(&self, priority: i32) -> Vec<InstanceId> {
-        let queues = self.fleet.iter().filter(|i| i.serves() && !i.prefill.waiting().is_empty());
-        let mut work: Vec<(u64, InstanceId)> = queues.map(|i| (i.prefill.waiting_us(), i.spec.id)).collect();
-        work.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-        let mut ids: Vec<InstanceId> = work.into_iter().map(|(_, id)| id).collect();
-        ids.retain(|id| self.waiting_on(*id).iter().any(|w| self.may_go(w, priority)));
-        ids.truncate(INSTANCES);
-        ids
+    /// Instances that would take the request if some of lesser claim left, with those, the least work first.
+    fn least_in_the_way(&mut self, request: &Request, deadline_us: u64) -> Vec<(InstanceId, Vec<RequestId>)> {
+        let mut waiting = self.fleet.iter().flat_map(|i| i.prefill.waiting());
+        if !waiting.any(|w| self.claim(w, request).is_some()) {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for id in self.candidate_ids(request, None) {
+            let Some(leave) = self.in_the_way_on(id, request, deadline_us) else { continue };
+            let work_us: u64 = leave.iter().filter_map(|id| self.requests.get(*id)).map(|e| e.work_us).sum();
+            found.push((work_us, id, leave));
+        }
+        found.sort_unstable();
+        found.truncate(INSTANCES);
+        found.into_iter().map(|(_, id, leave)| (id, leave)).collect()
+    }
+
+    /// Who has to leave one instance for the request, if that is enough, and fair.
+    fn in_the_way_on(&self, id: InstanceId, request: &Request, deadline_us: u64) -> Option<Vec<RequestId>> {
+        let instance = self.fleet.known(id);
+        let candidate = self.candidate(instance, request, deadline_us);
+        if candidate.plan.harms {
+            return None;
+        }
+        let new = self.new_work(instance, request, &candidate);
+        let mut leave = instance.prefill.in_the_way(self.now_us, new, |w| self.claim(w, request))?;
+        if leave.is_empty() {
+            // It is room to decode that is missing.
+            leave = self.least_claims(id, request);
+        }
+        let own = self.class(request);
+        let equal = |id: &&RequestId| {
+            self.requests.get(**id).is_some_and(|e| self.class(&e.request).priority == own.priority)
+        };
+        // Shares are settled one for one: many small requests do not make way for a large one.
+        let fair = !own.sheddable || leave.iter().filter(equal).count() <= 1;
+        (fair && (1..=DISPLACED).contains(&leave.len())).then_some(leave)
     }
 
     fn waiting_on(&self, instance: InstanceId) -> &[WaitingPrefill] {
         self.fleet.get(instance).map_or(&[][..], |i| i.prefill.waiting())
     }
 
-    /// Whether a waiting request may be displaced by one of that band: it is of no higher one, and
-    /// was never placed twice.
-    fn may_go(&self, waiting: &WaitingPrefill, priority: i32) -> bool {
-        waiting.priority <= priority
-            && self.requests.get(waiting.request).is_some_and(|e| {
-                // A request that lost its instance was promised more, and its client may have half of the answer.
-                let untouched = e.retries == 0 && e.request.emitted_tokens == 0 && !e.gave_way;
-                self.class(&e.request).sheddable && untouched
-            })
+    /// The claim of what waits if it has to make way for the request: it is of a lower band, or of the same and of a
+    /// tenant that has had more of its share.
+    fn claim(&self, waiting: &WaitingPrefill, request: &Request) -> Option<Claim> {
+        let own = self.class(request);
+        // By less than an objective's worth of work tenants are ahead of each other at any time.
+        let ahead = || {
+            waiting.tenant != request.tenant
+                && waiting.tag_us > self.fair.tag_us(request.tenant) + own.ttft_us
+        };
+        let lesser = waiting.priority < own.priority
+            || (waiting.priority == own.priority && (!own.sheddable || ahead()));
+        if !lesser {
+            return None;
+        }
+        let entry = self.requests.get(waiting.request)?;
+        // A request that lost its instance was promised more, and its client may have half of the answer.
+        let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
+        let over_us = if waiting.priority == own.priority { waiting.tag_us } else { 0 };
+        let claim = (waiting.priority, Reverse(over_us));
+        (self.class(&entry.request).sheddable && untouched).then_some(claim)
     }
 
-    /// What is displaced on an instance: the lowest band and the newest first, so that those who
-    /// have waited longest stay.
-    fn sheddable_on(&self, instance: InstanceId, priority: i32) -> Vec<WaitingPrefill> {
-        let all = self.waiting_on(instance).iter().filter(|w| self.may_go(w, priority));
-        let mut all: Vec<WaitingPrefill> = all.copied().collect();
-        all.sort_unstable_by(|a, b| {
-            a.priority.cmp(&b.priority).then((b.arrived_us, b.request).cmp(&(a.arrived_us, a.request)))
-        });
+    /// Of what waits on an instance those with the least claim, the newest first.
+    fn least_claims(&self, instance: InstanceId, request: &Request) -> Vec<RequestId> {
+        let all = self.waiting_on(instance).iter();
+        let mut all: Vec<_> = all.filter_map(|w| self.claim(w, request).map(|claim| (claim, w))).collect();
+        all.sort_unstable_by_key(|(claim, w)| (*claim, Reverse((w.arrived_us, w.request))));
         all.truncate(DISPLACED);
-        all
+        all.into_iter().map(|(_, w)| w.request).collect()
     }
 
     /// Takes a waiting request off both legs' ledgers.

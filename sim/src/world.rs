@@ -131,7 +131,7 @@ impl World {
         let faults = setup.faults.draw(setup.instances(), workload.span_us());
         let routers = conductors.len();
         let (scheduler, slack) = (&setup.scheduler, setup.stage_slack);
-        let limits = PairsConfig::new(&scheduler.classes, slack, setup.stage_floor_us, scheduler.ageing_us);
+        let limits = PairsConfig::new(&scheduler.classes, slack, setup.stage_floor_us);
         Ok(Self {
             now_us: 0,
             planned: false,

@@ -8,7 +8,7 @@ use crate::config::Config;
 /// How long each stage of a request may take.
 pub(crate) fn limits(config: &Config) -> PairsConfig {
     let (scheduler, service) = (&config.scheduler, &config.service);
-    PairsConfig::new(&scheduler.classes, service.stage_slack, service.stage_floor_us, scheduler.ageing_us)
+    PairsConfig::new(&scheduler.classes, service.stage_slack, service.stage_floor_us)
 }
 
 /// The class of that name; the first one where none is named, or a tier of the API's that is no class here.

@@ -6,6 +6,7 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{DecodeChoice, Placement};
 use crate::conductor::Conductor;
+use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
 use crate::request::{Entry, Stage};
@@ -35,13 +36,16 @@ impl Conductor {
         entry.work_us = plan.work_us;
         entry.new_tokens = plan.new_tokens;
         entry.fetch = plan.fetch;
+        entry.promised_us = placement.candidate.deadline_us;
         if self.config.policy.orders_queues() {
             entry.stage = Stage::Waiting;
             // Planned here, settled when the prefill is sent: those who come later see this one.
             let at_us = self.now_us + placement.candidate.latest_us;
             let held_until_us = self.held_until_us(&entry, placement, at_us);
             self.reserve_decode(&mut entry, placement.decode, at_us);
-            let waiting = WaitingPrefill { held_until_us, ..self.waiting_of(&entry) };
+            let tag_us = self.tag_us(&entry);
+            entry.tag_us = Some(tag_us);
+            let waiting = WaitingPrefill { held_until_us, tag_us, ..self.waiting_of(&entry) };
             let planned = self.fleet.known_mut(placement.decode);
             planned.decode.hold(entry.request.id, held_until_us > 0);
             self.fleet.known_mut(id).prefill.enqueue(waiting);
@@ -58,6 +62,17 @@ impl Conductor {
         }
     }
 
+    /// Where its tenant's share begins with a request that is let in: it keeps its tag when it is placed again.
+    fn tag_us(&mut self, entry: &Entry) -> u64 {
+        if let Some(tag_us) = entry.tag_us {
+            return tag_us;
+        }
+        let tags_us = self.fleet.iter().flat_map(|i| i.prefill.waiting()).map(|w| w.tag_us);
+        self.fair.move_on(self.now_us, tags_us);
+        let weight = self.class(&entry.request).weight;
+        self.fair.admit(entry.request.tenant, weight, entry.work_us)
+    }
+
     fn waiting_of(&self, entry: &Entry) -> WaitingPrefill {
         let class = self.class(&entry.request);
         let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
@@ -65,11 +80,12 @@ impl Conductor {
             request: entry.request.id,
             work_us: entry.work_us,
             arrived_us: entry.arrived_us,
-            deadline_us: entry.deadline_us.saturating_sub(tail_us),
+            deadline_us: entry.promised_us.saturating_sub(tail_us),
             priority: class.priority,
             tenant: entry.request.tenant,
             weight: class.weight,
             held_until_us: 0,
+            tag_us: 0,
         }
     }
 
@@ -123,18 +139,37 @@ impl Conductor {
         }
     }
 
+    /// How long before an engine runs dry its next prefill is sent to it, µs. What was sent cannot be overtaken, so it is
+    /// no more than a twentieth of the tightest objective; and no more than half a pass, which is enough to fill passes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are positive and far below 2^53"
+    )]
+    pub(crate) fn dispatch_ahead_us(&self, instance: &Instance) -> u64 {
+        #[cfg(test)]
+        if let Some(ahead_us) = self.ahead_for_test_us {
+            return ahead_us;
+        }
+        let tightest_us = self.config.classes.iter().map(|c| c.ttft_us).min().unwrap_or(0);
+        let spec = &instance.spec;
+        let half_pass_us = spec.profile.prefill_us(u64::from(spec.pass_tokens / 2), 0)
+            / f64::from(spec.pipeline_nodes.max(1));
+        (tightest_us / 20).min(half_pass_us as u64)
+    }
+
     /// Sends waiting work of one instance until its engine has enough for a while.
     fn run_queue(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {
         loop {
-            let (now_us, ageing_us) = (self.now_us, self.config.ageing_us);
+            let now_us = self.now_us;
             let Some(instance) = self.fleet.get(id) else { return };
-            let Some(at) = instance.prefill.next(now_us, ageing_us, &self.fair) else {
+            let Some(at) = instance.prefill.next(now_us, &self.fair) else {
                 if let Some(wake_us) = instance.prefill.held_until_us() {
                     self.timers.set(id, wake_us);
                 }
                 return;
             };
-            let ahead_us = self.config.dispatch_ahead_us;
+            let ahead_us = self.dispatch_ahead_us(instance);
             if instance.prefill.dispatched_left_us(now_us) > ahead_us {
                 let wake_us = instance.prefill.runs_low_at_us(ahead_us);
                 self.timers.set(id, wake_us.max(now_us + 1));

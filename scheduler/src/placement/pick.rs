@@ -201,11 +201,10 @@ impl Conductor {
         request: &Request,
         kept: &mut CandidateFailures,
     ) -> Option<InstanceId> {
-        let deadline = self.deadline_us(request, self.now_us);
         if !candidate.feasible {
             if candidate.plan.harms {
                 kept.harmful.get_or_insert(*candidate);
-            } else if self.now_us + candidate.latest_us <= deadline {
+            } else if self.now_us + candidate.latest_us <= candidate.deadline_us {
                 // They come best first.
                 kept.rude.get_or_insert(*candidate);
             } else if kept.late.is_none_or(|c| candidate.latest_us < c.latest_us) {
@@ -228,7 +227,7 @@ impl Conductor {
             candidate.feasible = false;
             if kept.no_decode.is_none_or(|s| at_us < s.at_us) {
                 let only = local.then_some(candidate.instance);
-                kept.no_decode = Some(NoDecode { reason, at_us, only });
+                kept.no_decode = Some(NoDecode { reason, at_us, deadline_us: candidate.deadline_us, only });
                 kept.roomless = (reason == RejectReason::Room).then_some(*candidate);
             }
         }
@@ -244,7 +243,7 @@ impl Conductor {
             }
             Refusal {
                 reason: RejectReason::Ttft,
-                retry_after_us: self.prefill_retry_after_us(request, &candidate),
+                retry_after_us: self.prefill_retry_after_us(&candidate),
                 predicted_ttft_us: within_reach(candidate.latest_us),
                 turn_us: (candidate.plan.load_us + candidate.plan.work_us)
                     / (self.fleet.prefills.len() as u64).max(1),
@@ -268,7 +267,8 @@ impl Conductor {
     /// The refusal of an instance whose decode steps leave no time for a prefill: it is not the first token that is late.
     fn no_step_for(&self, request: &Request, candidate: &Candidate) -> Refusal {
         let (reason, at_us) = (RejectReason::Tbt, self.now_us);
-        let no_decode = NoDecode { reason, at_us, only: Some(candidate.instance) };
+        let deadline_us = candidate.deadline_us;
+        let no_decode = NoDecode { reason, at_us, deadline_us, only: Some(candidate.instance) };
         let predicted_ttft_us = within_reach(candidate.latest_us);
         Refusal { predicted_ttft_us, ..self.no_decode(request, no_decode) }
     }

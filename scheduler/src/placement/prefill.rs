@@ -7,6 +7,7 @@ use crate::conductor::Conductor;
 use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work};
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
+use crate::queue::NewWork;
 use crate::request::Entry;
 use crate::{FetchPlan, FirstToken, Request};
 
@@ -141,15 +142,24 @@ impl Conductor {
         let plan = self.plan(instance, request);
         let now = self.now_us;
         let latency = self.pipeline_latency_us(instance, &plan);
+        let tail_us = self.handoff_tail_us(instance) + latency;
+        let own_us = plan.load_us + plan.work_us + tail_us;
+        let slack_us = deadline_us.saturating_sub(now).saturating_sub(own_us);
+        let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
+        let deadline_us = deadline_us - margin_us.min(deadline_us);
         let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
-            let o = instance.prefill.outlook(now, plan.work_us, deadline_us);
+            let new = NewWork {
+                work_us: plan.work_us,
+                deadline_us: deadline_us.saturating_sub(tail_us),
+                priority: self.class(request).priority,
+            };
+            let o = instance.prefill.outlook(now, new);
             let behind_us = u64::from(o.behind) * plan.work_us;
             (o.expected_wait_us, o.deadline_wait_us, behind_us, o.keeps_promises)
         } else {
             let queue_us = instance.backlog_us(now);
             (queue_us, queue_us, 0, true)
         };
-        let tail_us = self.handoff_tail_us(instance) + latency;
         let ttft_us = queue_us.max(plan.load_us) + plan.work_us + tail_us;
         let latest_us = latest_us.max(plan.load_us) + plan.work_us + tail_us;
         Candidate {
@@ -160,8 +170,19 @@ impl Conductor {
             latest_us,
             behind_us,
             room_wait_us: 0,
+            deadline_us,
             score: 0.0,
             feasible: keeps && !plan.harms && now + latest_us <= deadline_us,
+        }
+    }
+
+    /// A candidate's prefill as the instance's queue would have it.
+    pub(crate) fn new_work(&self, instance: &Instance, request: &Request, candidate: &Candidate) -> NewWork {
+        let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
+        NewWork {
+            work_us: candidate.plan.work_us,
+            deadline_us: candidate.deadline_us.saturating_sub(tail_us),
+            priority: self.class(request).priority,
         }
     }
 

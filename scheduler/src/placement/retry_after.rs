@@ -27,6 +27,8 @@ pub(crate) struct NoDecode {
     pub reason: RejectReason,
     /// When its decode would have started, µs.
     pub at_us: u64,
+    /// By when it should, for its objective, µs.
+    pub deadline_us: u64,
     /// The only instance that could have decoded it, where the prefill is local.
     pub only: Option<InstanceId>,
 }
@@ -34,13 +36,13 @@ pub(crate) struct NoDecode {
 impl Conductor {
     /// How much later a request must arrive for this candidate to be in time and to keep the
     /// promises made to others, µs.
-    pub(crate) fn prefill_retry_after_us(&self, request: &Request, candidate: &Candidate) -> u64 {
-        let deadline_us = self.deadline_us(request, self.now_us);
+    pub(crate) fn prefill_retry_after_us(&self, candidate: &Candidate) -> u64 {
+        let deadline_us = candidate.deadline_us;
         let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline_us);
         let Some(instance) = self.fleet.get(candidate.instance) else { return LATEST_US };
         let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
         let work = (candidate.plan.work_us, tail_us, deadline_us);
-        let ahead_us = self.config.dispatch_ahead_us;
+        let ahead_us = self.dispatch_ahead_us(instance);
         late_us
             .max(instance.prefill.earliest_admission_us(self.now_us, work, ahead_us))
             .max(MIN_RETRY_AFTER_US)
@@ -50,7 +52,7 @@ impl Conductor {
     /// does so here as long as its objective allows, and need not come later for that.
     pub(crate) fn predicted_retry_after_us(&self, request: &Request, no_decode: NoDecode) -> u64 {
         let slack_us = if no_decode.reason == RejectReason::Room && self.config.policy.orders_queues() {
-            self.deadline_us(request, self.now_us).saturating_sub(no_decode.at_us) / WAIT_SHARE
+            no_decode.deadline_us.saturating_sub(no_decode.at_us) / WAIT_SHARE
         } else {
             0
         };
@@ -94,7 +96,7 @@ impl Conductor {
         }
         let at_us = self.now_us + candidate.latest_us;
         let need = self.decode_need(request, at_us);
-        let slack_us = self.deadline_us(request, self.now_us).checked_sub(at_us)? / WAIT_SHARE;
+        let slack_us = candidate.deadline_us.checked_sub(at_us)? / WAIT_SHARE;
         let from = candidate.instance;
         let local = self.fleet.get(from)?.spec.role.decodes();
         let pool = if local { Vec::from([from]) } else { self.roomiest_decodes(from) };

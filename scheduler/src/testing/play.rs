@@ -321,7 +321,7 @@ impl Play {
         let old = self.conductor.config().clone();
         let mut new = old.clone();
         match kind % 8 {
-            0 => new.dispatch_ahead_us = u64::from(value) * 100,
+            0 => new.prior_output_tokens = 1 + u32::from(value),
             1 => new.admission = AdmissionMode::Slo,
             2 => new.max_retries = u32::from(value % 20),
             3 => new.classes.reverse(),

@@ -40,9 +40,6 @@ fn every_setting_has_its_bounds_and_is_named_when_it_breaks_them() {
     });
     only("mixed_step_permille", &[100, 1000], &[99, 1001], |c, v| c.mixed_step_permille = narrow(v));
     only("local_room_permille", &[0, 1000], &[1001], |c, v| c.local_room_permille = narrow(v));
-    only("ttft_margin_permille", &[100, 1000], &[99, 1001], |c, v| c.ttft_margin_permille = narrow(v));
-    only("dispatch_ahead_us", &[0, 60_000_000], &[60_000_001], |c, v| c.dispatch_ahead_us = v);
-    only("ageing_us", &[1000, 86_400_000_000], &[999, u64::MAX], |c, v| c.ageing_us = v);
     only("max_waiting_requests", &[1, 10_000_000], &[0, 10_000_001], |c, v| {
         c.max_waiting_requests = narrow(v)
     });

@@ -139,15 +139,6 @@ fn settings_take_hold_between_two_decisions() {
     assert!(conductor.knows(RequestId(1)), "a promise that was given is kept");
 }
 
-#[test]
-fn a_longer_dispatch_window_is_used_at_once() {
-    let mut conductor = conductor(config(), 1, 1);
-    started(&offer(&mut conductor, 0, request(1, 20_000, 0)));
-    assert!(offer(&mut conductor, 0, request(2, 20_000, 0)).is_empty());
-    let new = SchedulerConfig { dispatch_ahead_us: 60_000_000, ..config() };
-    assert_eq!(started(&change(&mut conductor, &new)).request, 2);
-}
-
 fn class(name: &str) -> SloClass {
     SloClass { name: String::from(name), ..SloClass::default() }
 }
@@ -199,7 +190,7 @@ fn what_takes_a_restart_or_a_drain_is_named() {
         ("policy", SchedulerConfig { policy: PolicyName::Random, ..config() }),
         ("policy", SchedulerConfig { policy: PolicyName::DynamoWspt, ..config() }),
         ("max_waiting_requests", SchedulerConfig { max_waiting_requests: 2, ..config() }),
-        ("ageing_us", SchedulerConfig { ageing_us: 1, ..config() }),
+        ("max_retries", SchedulerConfig { max_retries: 17, ..config() }),
         ("classes (count)", SchedulerConfig { classes: Vec::new(), ..config() }),
     ];
     for (named, new) in spoilt {

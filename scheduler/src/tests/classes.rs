@@ -14,12 +14,7 @@ use crate::{AdmissionMode, Conductor, InstanceSpec, PolicyName, RejectReason, Re
 
 /// Everything in order of service, nothing refused for time, one prefill at a time on the engine.
 fn patient(classes: Vec<SloClass>) -> SchedulerConfig {
-    SchedulerConfig {
-        dispatch_ahead_us: 0,
-        ageing_us: 80_000_000_000,
-        classes,
-        ..plain(PolicyName::Baton, AdmissionMode::Slo)
-    }
+    SchedulerConfig { classes, ..plain(PolicyName::Baton, AdmissionMode::Slo) }
 }
 
 /// A class with an objective of a day.
@@ -31,7 +26,9 @@ fn fleet(config: SchedulerConfig, prefills: u32) -> Conductor {
     let roomy = |s| InstanceSpec { capacity_tokens: 1 << 40, ..s };
     let mut specs: Vec<InstanceSpec> = (0..prefills).map(|id| roomy(spec(id, Role::Prefill))).collect();
     specs.push(roomy(spec(prefills, Role::Decode)));
-    conductor_of(config, &specs)
+    let mut conductor = conductor_of(config, &specs);
+    conductor.ahead_for_test_us = Some(0);
+    conductor
 }
 
 fn of_class(class: u16, request: Request) -> Request {
@@ -172,12 +169,13 @@ proptest! {
     ) {
         let class = SloClass { ttft_us: seconds * 1_000_000, ..SloClass::default() };
         let config = SchedulerConfig {
-            dispatch_ahead_us: ahead_us,
             classes: Vec::from([class.clone(), class]),
             ..patient(Vec::new())
         };
         let all = timed(&arrivals);
-        let played = run(&mut fleet(config, prefills), &all);
+        let mut conductor = fleet(config, prefills);
+        conductor.ahead_for_test_us = Some(ahead_us);
+        let played = run(&mut conductor, &all);
         prop_assert_eq!(played.prefilled.len() + played.rejected.len(), all.len());
         for (arrived_us, request) in all.iter().filter(|(_, r)| !played.rejected.contains(&r.id.0)) {
             let took_us = played.prefilled[&request.id.0] - arrived_us;
@@ -185,27 +183,7 @@ proptest! {
         }
     }
 
-    /// Once something has waited past the bound, nothing that came later goes before it.
-    #[test]
-    fn nothing_is_overtaken_past_the_ageing_bound(
-        arrivals in arrivals(60, 9_000, 3), ageing_us in 1_000u64..3_000_000,
-    ) {
-        let urgent = SloClass { priority: 1, ..lax() };
-        let config = SchedulerConfig { ageing_us, ..patient(Vec::from([lax(), urgent])) };
-        let all = timed(&arrivals);
-        let arrived: BTreeMap<u64, (u64, u16)> = all.iter().map(|(at, r)| (r.id.0, (*at, r.class.0))).collect();
-        let played = run(&mut fleet(config, 1), &all);
-        prop_assert_eq!(played.started.len(), all.len());
-        for (at, (now_us, id, _)) in played.started.iter().enumerate() {
-            for (_, later, _) in &played.started[at + 1..] {
-                let (waits_since_us, class) = arrived[later];
-                let overtaken = arrived[id].0 > waits_since_us && class == arrived[id].1;
-                prop_assert!(!overtaken || now_us - waits_since_us <= ageing_us, "{id} overtakes {later} at {now_us}");
-            }
-        }
-    }
-
-    /// Without ageing, promises and tenants to mind, service is shortest first.
+    /// Without promises and tenants to mind, service is shortest first.
     #[test]
     fn with_nothing_else_to_mind_the_shortest_goes_first(arrivals in arrivals(40, 9_000, 1)) {
         let all: Vec<(u64, Request)> = timed(&arrivals).into_iter().map(|(at, r)| (at, of_class(0, r))).collect();

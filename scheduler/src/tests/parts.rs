@@ -2,12 +2,14 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
+
 use baton_types::{ClassId, InstanceId, RequestId, TenantId};
 use proptest::prelude::*;
 
 use crate::estimate::LengthEstimator;
 use crate::placement::{Hit, Hits};
-use crate::queue::{DispatchedPrefill, FairShares, PrefillLedger, WaitingPrefill};
+use crate::queue::{DispatchedPrefill, FairShares, NewWork, PrefillLedger, WaitingPrefill};
 use crate::timers::Timers;
 
 /// Work as a test draws it: (work µs, deadline µs, arrived µs, priority, tenant).
@@ -27,6 +29,7 @@ fn waiting(id: u64, drawn: WorkDraw) -> WaitingPrefill {
         priority,
         tenant: TenantId(tenant),
         held_until_us: 0,
+        tag_us: 0,
         weight: 1,
     }
 }
@@ -74,11 +77,12 @@ proptest! {
     #[test]
     fn an_outlook_is_what_serving_would_show(works in works(), ahead_us in 0u64..400, new in (1u64..500, 1u64..4_000)) {
         let ledger = ledger(&works, ahead_us);
-        let outlook = ledger.outlook(0, new.0, new.1);
+        let outlook = ledger.outlook(0, NewWork { work_us: new.0, deadline_us: new.1, priority: 0 });
         let all = ledger.waiting();
-        let shorter: u64 = all.iter().filter(|w| w.work_us <= new.0).map(|w| w.work_us).sum();
+        let first = |w: &&WaitingPrefill| w.priority > 0 || w.work_us <= new.0;
+        let shorter: u64 = all.iter().filter(first).map(|w| w.work_us).sum();
         prop_assert_eq!(outlook.expected_wait_us, ahead_us + shorter);
-        prop_assert_eq!(outlook.behind as usize, all.iter().filter(|w| w.work_us > new.0).count());
+        prop_assert_eq!(outlook.behind as usize, all.iter().filter(|w| !first(w)).count());
         // It joins behind equals.
         let newcomer = waiting(500, (new.0, new.1, 1_000, 0, 0));
         let mut with_it = all.to_vec();
@@ -92,38 +96,66 @@ proptest! {
 
     /// Who goes next, by the rules as written at the top of `queue.rs`.
     #[test]
-    fn the_next_is_who_the_rules_name(works in works(), ahead_us in 0u64..400, now_us in 300u64..900, ageing_us in 1u64..900) {
+    fn the_next_is_who_the_rules_name(works in works(), ahead_us in 0u64..400, now_us in 300u64..2_000) {
         let ledger = ledger(&works, ahead_us);
         let mut fair = FairShares::default();
         fair.charge(TenantId(1), 1, 50);
-        let next = ledger.waiting()[ledger.next(now_us, ageing_us, &fair).expect("something waits")];
-        let band = works.iter().map(|w| w.3).max().expect("not empty");
-        prop_assert_eq!(next.priority, band, "bands are strict");
-        let in_band: Vec<WaitingPrefill> = ledger.waiting().iter().copied().filter(|w| w.priority == band).collect();
-        let oldest = in_band.iter().map(|w| w.arrived_us).min().expect("not empty");
-        if now_us - oldest > ageing_us {
-            prop_assert_eq!(next.arrived_us, oldest);
-            return Ok(());
-        }
-        // The least served tenant's shortest, unless serving it first breaks a promise.
-        let tenant = in_band.iter().map(|w| (fair.served(w.tenant), w.tenant)).min().expect("not empty").1;
-        let shortest = in_band.iter().filter(|w| w.tenant == tenant).map(|w| w.work_us).min();
-        let start_us = now_us + ledger.dispatched_left_us(now_us);
-        let harmless = |first: &WaitingPrefill| {
-            let rest: Vec<WaitingPrefill> = ledger.waiting().iter().copied().filter(|w| w.request != first.request).collect();
-            let after = kept(&rest, start_us + first.work_us);
-            let ahead = |id: &RequestId| {
-                // Only those that would have gone before it are made to wait by it.
-                let place = |id| ledger.waiting().iter().position(|w| w.request == id);
-                place(*id) < place(first.request)
-            };
-            kept(ledger.waiting(), start_us).iter().filter(|id| ahead(id)).all(|id| after.contains(id))
+        let next = ledger.waiting()[ledger.next(now_us, &fair).expect("something waits")];
+        let aged = |w: &&WaitingPrefill| {
+            now_us - w.arrived_us > 2 * w.deadline_us.saturating_sub(w.arrived_us)
         };
-        if Some(next.work_us) == shortest && next.tenant == tenant && harmless(&next) {
+        if let Some(oldest_us) = ledger.waiting().iter().filter(aged).map(|w| w.arrived_us).min() {
+            prop_assert_eq!(next.arrived_us, oldest_us);
             return Ok(());
         }
-        // Then the earliest deadline of the band goes, because the shortest would have harmed.
-        prop_assert_eq!(next.deadline_us, in_band.iter().map(|w| w.deadline_us).min().expect("not empty"));
+        // The highest band's least served tenant's shortest, unless serving it first breaks a promise.
+        let band = works.iter().map(|w| w.3).max().expect("not empty");
+        let in_band = || ledger.waiting().iter().filter(|w| w.priority == band);
+        let tenant = in_band().map(|w| (fair.served(w.tenant), w.tenant)).min().expect("not empty").1;
+        let preferred = in_band().filter(|w| w.tenant == tenant).min_by_key(|w| w.work_us).expect("not empty");
+        let start_us = now_us + ledger.dispatched_left_us(now_us);
+        let rest: Vec<WaitingPrefill> =
+            ledger.waiting().iter().copied().filter(|w| w.request != preferred.request).collect();
+        let before = kept(ledger.waiting(), start_us);
+        let after = kept(&rest, start_us + preferred.work_us);
+        let alone_in_time = start_us + preferred.work_us <= preferred.deadline_us;
+        let urgent = alone_in_time && !before.contains(&preferred.request);
+        let counts = |w: &&WaitingPrefill| !urgent || w.priority >= preferred.priority;
+        let broken = rest.iter().filter(counts).any(|w| before.contains(&w.request) && !after.contains(&w.request));
+        if broken {
+            // Then the earliest deadline of all goes.
+            prop_assert_eq!(next.deadline_us, works.iter().map(|w| w.1).min().expect("not empty"));
+        } else {
+            prop_assert_eq!((next.work_us, next.tenant, next.priority), (preferred.work_us, tenant, band));
+        }
+    }
+
+    /// Who has to leave for new work, against a search through all subsets.
+    #[test]
+    fn the_fewest_leave_for_new_work(
+        works in proptest::collection::vec((1u64..500, 1u64..2_000, 0u64..300, 0i32..2, 0u32..3), 1..9),
+        ahead_us in 0u64..400, new in (1u64..500, 1u64..2_000),
+    ) {
+        let ledger = ledger(&works, ahead_us);
+        let new_work = NewWork { work_us: new.0, deadline_us: new.1, priority: 1 };
+        let claim = |w: &WaitingPrefill| (w.priority == 0).then_some((0, Reverse(0)));
+        let found = ledger.in_the_way(0, new_work, claim);
+        let all = ledger.waiting();
+        let in_time = kept(all, ahead_us);
+        let enough = |gone: &[RequestId]| {
+            let mut stay: Vec<WaitingPrefill> = all.iter().copied().filter(|w| !gone.contains(&w.request)).collect();
+            stay.push(waiting(500, (new.0, new.1, 1_000, 1, 0)));
+            let after = kept(&stay, ahead_us);
+            let asked = in_time.iter().filter(|id| !gone.contains(id));
+            after.contains(&RequestId(500)) && asked.into_iter().all(|id| after.contains(id))
+        };
+        let lesser: Vec<RequestId> = all.iter().filter(|w| w.priority == 0).map(|w| w.request).collect();
+        let subset = |bits: u32| -> Vec<RequestId> {
+            lesser.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, id)| *id).collect()
+        };
+        let fewest = (0..1u32 << lesser.len()).map(subset).filter(|gone| enough(gone)).map(|gone| gone.len()).min();
+        prop_assert_eq!(found.as_ref().map(Vec::len), fewest, "{:?}", found);
+        prop_assert!(found.is_none_or(|gone| enough(&gone)));
     }
 
     /// Wake-ups against a sorted map.

@@ -128,7 +128,6 @@ fn behind(works: &[u64], tokens: u64, at_us: u64) -> Option<Rejection> {
     let class = |name: &str, ttft_us| SloClass { name: name.into(), ttft_us, ..SloClass::default() };
     let config = SchedulerConfig {
         classes: Vec::from([class("patient", 20_000_000), class("urgent", 8_000_000)]),
-        ageing_us: 80_000_000_000,
         ..plain(PolicyName::Baton, AdmissionMode::Slo)
     };
     let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) };

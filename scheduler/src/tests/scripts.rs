@@ -40,8 +40,6 @@ pub(super) fn configs() -> impl Strategy<Value = SchedulerConfig> {
             max_retries: retries,
             local_prefill: local,
             explain_every: retries,
-            dispatch_ahead_us: u64::from(most) * 20_000,
-            ageing_us: 500_000,
             classes: classes(),
             ..SchedulerConfig::default()
         },

@@ -14,16 +14,21 @@ pub struct SloClass {
     pub ttft_us: u64,
     /// Time between tokens promised, µs: bounds the mean of a request's longest tenth of gaps.
     pub tbt_us: u64,
-    /// By how much a tenant's service in this class is divided when the turns of tenants are settled, ≥ 1. It shares
-    /// nothing between classes of one tenant, and admission does not look at it.
+    /// Share of admitted requests that should have their first token in time, per mille, 500–999. The margin that
+    /// admission keeps free is learnt from it: the conductor measures by how much first tokens come later than it promised,
+    /// for each class and path, and keeps that quantile of it free.
+    pub target_permille: u32,
+    /// By how much a tenant's work in this class is divided when it is compared with that of other tenants, ≥ 1: in the
+    /// order of service inside a band, and when a request displaces another tenant's (see `sheddable`).
     pub weight: u32,
-    /// Strict band of what waits on an instance: a higher number is sent first. Admission does not look at it: what was
-    /// let in before keeps its place, so that under overload a higher class needs `headroom_permille` in those below.
+    /// Strict band: a higher number is sent first, and displaces sheddable requests of lower ones that only wait where it
+    /// would otherwise be refused. A lower band is sent first only where the higher one is in time all the same.
     pub priority: i32,
-    /// Whether a request that was let in and waits in the conductor may be refused after all
-    /// (`costly`) when one of an unsheddable class would otherwise be refused: one arrival looks at the two instances with
-    /// most that waits, and displaces 16 at most. A stream's client may have its status by then, and finds the refusal
-    /// in the stream.
+    /// Whether a request that was admitted and waits in the conductor may be refused after all (`costly`) when another
+    /// would otherwise be refused: one of a higher band, one of an unsheddable class of the same band, or one of a tenant
+    /// that is far behind this one's tenant in its share. The fewest and largest leave, at most 16, of one instance; of
+    /// the same band at most one for one. A stream's client may have its status by then, and finds the refusal in the
+    /// stream.
     pub sheddable: bool,
     /// Share of each pool's SLO budget kept free for higher bands, per mille of `ttft_us`.
     pub headroom_permille: u32,
@@ -35,6 +40,7 @@ impl Default for SloClass {
             name: String::from("default"),
             ttft_us: 30_000_000,
             tbt_us: 100_000,
+            target_permille: 995,
             weight: 1,
             priority: 0,
             sheddable: true,

@@ -198,7 +198,6 @@ fn scheduler(rng: &mut Rng, block_tokens: u32) -> SchedulerConfig {
         block_tokens,
         fetch: rng.chance_permille(850),
         local_prefill: rng.chance_permille(700),
-        dispatch_ahead_us: [0, 50_000, 400_000][pick(rng, 3)],
         max_waiting_requests: [100_000, 40][pick(rng, 2)],
         max_retries: u32::try_from(rng.below(4)).unwrap(),
         explain_every: [0, 10][pick(rng, 2)],

@@ -233,7 +233,6 @@ async fn a_long_prefill_is_given_the_time_that_it_was_foreseen_to_take() {
 async fn a_long_prefill_that_waited_for_its_instance_is_given_its_time_too() {
     let mut bench = Bench::tuned(&["p0", "d0"], |config| {
         config.service.stage_floor_us = 100_000;
-        config.scheduler.dispatch_ahead_us = 0;
     })
     .await;
     for name in ["a", "b"] {

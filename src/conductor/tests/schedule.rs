@@ -386,7 +386,7 @@ async fn replicas_are_ordered_alike() {
 #[tokio::test]
 async fn a_schedule_of_another_policy_is_told_apart() {
     let (mut config, steps) = scenario(1, AdmissionMode::Auto, |_| {});
-    config.scheduler.ttft_margin_permille -= 100;
+    config.scheduler.classes[0].headroom_permille += 100;
     let why = play(config, &steps).await.expect_err("other promises");
     assert!(why.contains("simulated:"), "{why}");
 }

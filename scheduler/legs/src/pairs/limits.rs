@@ -20,19 +20,17 @@ pub struct PairsConfig {
     classes: Vec<(u64, u64)>,
     slack: u64,
     floor_us: u64,
-    ageing_us: u64,
 }
 
 impl PairsConfig {
     /// Limits for these classes: a stage may take `stage_slack` times what its objective allows, and
-    /// `stage_floor_us` in any case. `ageing_us` is how long the conductor lets a late request be overtaken.
+    /// `stage_floor_us` in any case.
     #[must_use]
-    pub fn new(classes: &[SloClass], stage_slack: u32, stage_floor_us: u64, ageing_us: u64) -> Self {
+    pub fn new(classes: &[SloClass], stage_slack: u32, stage_floor_us: u64) -> Self {
         Self {
             classes: classes.iter().map(|class| (class.ttft_us, class.tbt_us)).collect(),
             slack: u64::from(stage_slack),
             floor_us: stage_floor_us,
-            ageing_us,
         }
     }
 
@@ -46,9 +44,9 @@ impl PairsConfig {
     }
 
     /// Held back by the conductor: it promised the first token within the objective. A request that is late
-    /// all the same waits behind those that can still be in time, until it has aged: it is not given up before.
+    /// all the same waits behind those that can still be in time, for twice as long: it is not given up before.
     pub(super) fn queue_stage_us(&self, class: ClassId) -> u64 {
-        self.class(class).0.max(self.ageing_us).saturating_add(self.floor_us)
+        self.class(class).0.saturating_mul(2).saturating_add(self.floor_us)
     }
 
     /// Without an instance that could take it on: its client has waited long enough when it would be late.

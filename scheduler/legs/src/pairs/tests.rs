@@ -148,7 +148,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let class = SloClass { ttft_us: 2_000_000, tbt_us: 20_000, ..SloClass::default() };
-        let config = PairsConfig::new(&[class], 4, 1_000_000, 0);
+        let config = PairsConfig::new(&[class], 4, 1_000_000);
         Self { pairs: Pairs::new(config), core: SimpleCore::default(), now_us: 1 }
     }
 

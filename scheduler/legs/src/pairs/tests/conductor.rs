@@ -107,7 +107,6 @@ fn config(rng: &mut Rng) -> SchedulerConfig {
         admission: admissions[usize::try_from(rng.below(3)).unwrap()],
         local_prefill: rng.chance_permille(500),
         first_token: if rng.chance_permille(500) { FirstToken::Prefill } else { FirstToken::Decode },
-        ageing_us: 3_000_000,
         explain_every: 7,
         seed: rng.next_u64(),
         classes: vec![class],
@@ -119,7 +118,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let config = config(&mut rng);
-        let pairs = Pairs::new(PairsConfig::new(&config.classes, 4, 1_000_000, config.ageing_us));
+        let pairs = Pairs::new(PairsConfig::new(&config.classes, 4, 1_000_000));
         let local = config.local_prefill && config.policy.orders_queues();
         let conductor = Conductor::new(config).expect("a valid configuration");
         let (prompts, tokens_us) = (BTreeMap::new(), BTreeMap::new());

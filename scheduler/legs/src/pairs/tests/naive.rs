@@ -92,7 +92,6 @@ pub(super) struct Limits {
     pub classes: Vec<(u64, u64)>,
     pub slack: u64,
     pub floor_us: u64,
-    pub ageing_us: u64,
 }
 
 impl Limits {
@@ -102,7 +101,7 @@ impl Limits {
     }
 
     fn queue_us(&self, row: &Row) -> u64 {
-        self.floor_us + [self.of(row).0, self.ageing_us].into_iter().max().unwrap()
+        self.floor_us + 2 * self.of(row).0
     }
 
     fn prefill_us(&self, row: &Row) -> u64 {

@@ -39,14 +39,14 @@ fn config_of(limits: &Limits) -> PairsConfig {
         ..SloClass::default()
     };
     let classes: Vec<SloClass> = limits.classes.iter().map(class).collect();
-    PairsConfig::new(&classes, u32::try_from(limits.slack).unwrap(), limits.floor_us, limits.ageing_us)
+    PairsConfig::new(&classes, u32::try_from(limits.slack).unwrap(), limits.floor_us)
 }
 
 fn limits(rng: &mut Rng) -> Limits {
     let mut class = || (1_000_000 + rng.below(3_000_000), 10_000 + rng.below(40_000));
     let classes = (0..3).map(|_| class()).collect();
     let floor_us = 200_000 + rng.below(1_000_000);
-    Limits { classes, slack: 1 + rng.below(4), floor_us, ageing_us: rng.below(4_000_000) }
+    Limits { classes, slack: 1 + rng.below(4), floor_us }
 }
 
 /// The first word of what is printed of it.

@@ -77,7 +77,7 @@ fn a_pause_between_hand_offs_doubles_five_times_and_no_more() {
     bench.hear(A, P, NOT_LANDED);
     for pause_us in [100_000, 200_000, 400_000, 800_000, 1_600_000, 1_600_000, 1_600_000] {
         // Its time would be over before.
-        bench.pairs.configure(PairsConfig::new(&[SloClass::default()], 4, 9_000_000, 0));
+        bench.pairs.configure(PairsConfig::new(&[SloClass::default()], 4, 9_000_000));
         let attempt = bench.pairs.get(A).unwrap().attempt();
         bench.hear(A, E, NOT_LANDED);
         assert!(bench.pairs.get(A).unwrap().retries_handoff());
@@ -267,7 +267,8 @@ fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
     assert_eq!(*bench.pairs.get(A).unwrap().stage(), Stage::Queued);
     bench.core.serves = false;
     bench.inputs();
-    assert_eq!(bench.wait(2_999_999), []);
+    // Twice its objective, and the floor: 5 s.
+    assert_eq!(bench.wait(4_999_999), []);
     let effects = bench.wait(1);
     assert!(matches!(effects.last(), Some(Effect::Refuse(r)) if r.reason == RejectReason::NoInstance));
     assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
@@ -278,13 +279,13 @@ fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
 fn who_waits_in_the_conductor_has_until_it_has_aged() {
     let mut bench = Bench::new();
     let class = SloClass { ttft_us: 2_000_000, ..SloClass::default() };
-    bench.pairs.configure(PairsConfig::new(&[class], 4, 1_000_000, 7_000_000));
+    bench.pairs.configure(PairsConfig::new(&[class], 4, 1_000_000));
     bench.arrive(A, 10);
     for instance in [P, D] {
         bench.act(|pairs, _, _, effects| pairs.release(A, instance, effects));
     }
-    assert_eq!(bench.pairs.next_deadline(), Some(bench.now_us + 8_000_000));
-    assert_eq!(bench.wait(7_999_999), []);
+    assert_eq!(bench.pairs.next_deadline(), Some(bench.now_us + 5_000_000));
+    assert_eq!(bench.wait(4_999_999), []);
     let give_up = Effect::GiveUp { request: A, phase: Phase::Waiting, impatient: false };
     assert_eq!(bench.wait(1).last(), Some(&give_up));
 }
@@ -292,7 +293,7 @@ fn who_waits_in_the_conductor_has_until_it_has_aged() {
 #[test]
 fn limits_follow_from_the_class_and_from_what_is_foreseen() {
     let class = |ttft_us, tbt_us| SloClass { ttft_us, tbt_us, ..SloClass::default() };
-    let config = PairsConfig::new(&[class(2_000_000, 20_000), class(9_000_000, 300_000)], 3, 1_000_000, 0);
+    let config = PairsConfig::new(&[class(2_000_000, 20_000), class(9_000_000, 300_000)], 3, 1_000_000);
     let mut bench = Bench::new();
     bench.pairs.configure(config);
     // Expected time and class, and the limits of the prefill, the hand-off and a token. An unknown class counts as

@@ -1,0 +1,175 @@
+//! How much of its slack a request has to be promised less, so that it is in time although predictions err.
+//!
+//! A request's slack is what its objective leaves beside its own prefill: the time for which it may wait. Of each request
+//! that was let in it is measured by how much of its slack its first token came later than promised. The margin of a
+//! class on a path is a quantile of that: the class's target share of requests overshoots by no more, as in split conformal
+//! prediction (Vovk, Gammerman, Shafer 2005), over a window that fades. Where nothing comes late the margin goes to
+//! nothing; one that meets an idle cluster loses nothing by it, since its own prefill is not scaled.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use baton_types::{ClassId, Role};
+use serde::{Deserialize, Serialize};
+
+/// Overshoots in hundredths of the slack: 0 for what was in time, and the last for this and more. A margin beyond a third
+/// of the slack buys nothing: what is so late waits for something else than its turn, for room to decode for instance.
+const BINS: usize = 31;
+/// What each observation leaves of the weight of those before it: about a thousand of them count.
+const FADE: f64 = 1.0 - 1.0 / 1024.0;
+/// What is taken for granted before anything was seen: so many requests, of which two overshot by so much.
+const PRIOR_REQUESTS: f64 = 100.0;
+const PRIOR_LATE: f64 = 2.0;
+const PRIOR_PERCENT: usize = 4;
+/// Ways to a first token: by a prefill instance, on a decode instance, on an instance of both parts.
+const PATHS: usize = 3;
+
+/// How late requests of one class were on one path.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Overshoots {
+    weights: Box<[f64]>,
+    total: f64,
+    margin_percent: u64,
+}
+
+impl Overshoots {
+    fn new() -> Self {
+        let mut weights: Box<[f64]> = alloc::vec![0.0; BINS].into();
+        weights[0] = PRIOR_REQUESTS - PRIOR_LATE;
+        weights[PRIOR_PERCENT] = PRIOR_LATE;
+        Self { weights, total: PRIOR_REQUESTS, margin_percent: PRIOR_PERCENT as u64 }
+    }
+
+    fn observe(&mut self, percent: u64, target_permille: u32) {
+        self.weights.iter_mut().for_each(|weight| *weight *= FADE);
+        self.total = self.total * FADE + 1.0;
+        let bin = usize::try_from(percent).unwrap_or(usize::MAX).min(self.weights.len() - 1);
+        self.weights[bin] += 1.0;
+        let mut may_be_late = self.total * f64::from(1000 - target_permille.min(1000)) / 1000.0;
+        let beyond = |weight: &f64| {
+            may_be_late -= weight;
+            may_be_late < 0.0
+        };
+        let late = self.weights.iter().skip(1).rev().position(beyond);
+        self.margin_percent = late.map_or(0, |at| (self.weights.len() - 1 - at) as u64);
+    }
+}
+
+/// The margins of each class, path by path.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Margins {
+    classes: Vec<[Overshoots; PATHS]>,
+}
+
+impl Margins {
+    pub(crate) fn new(classes: usize) -> Self {
+        let fresh = || core::array::from_fn(|_| Overshoots::new());
+        Self { classes: (0..classes.max(1)).map(|_| fresh()).collect() }
+    }
+
+    const fn path(role: Role) -> usize {
+        match role {
+            Role::Prefill | Role::Store => 0,
+            Role::Decode => 1,
+            Role::Both => 2,
+        }
+    }
+
+    /// An unknown class counts as the first, here as at admission.
+    const fn slot(&self, class: ClassId) -> usize {
+        if class.index() < self.classes.len() { class.index() } else { 0 }
+    }
+
+    /// Part of a slack that is not promised to a request of that class on an instance of that role, µs.
+    pub(crate) fn of_slack_us(&self, class: ClassId, role: Role, slack_us: u64) -> u64 {
+        slack_us / 100 * self.classes[self.slot(class)][Self::path(role)].margin_percent
+    }
+
+    /// Learns that a first token came `over_us` after the time that was promised, of a request that had so much slack.
+    pub(crate) fn observe(
+        &mut self,
+        (class, role): (ClassId, Role),
+        over_us: u64,
+        slack_us: u64,
+        target_permille: u32,
+    ) {
+        let at = self.slot(class);
+        let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
+        self.classes[at][Self::path(role)].observe(percent, target_permille);
+    }
+
+    /// Follows a change of the classes: what was learnt of one stays where it has the same name.
+    pub(crate) fn reclass(&mut self, old: &[alloc::string::String], new: &[alloc::string::String]) {
+        let learnt = core::mem::replace(self, Self::new(new.len()));
+        for (at, name) in new.iter().enumerate() {
+            let before = old.iter().position(|o| o == name).and_then(|o| learnt.classes.get(o));
+            before.into_iter().for_each(|before| self.classes[at].clone_from(before));
+        }
+    }
+
+    /// Whether there is a place for each of so many classes.
+    pub(crate) const fn knows(&self, classes: usize) -> bool {
+        self.classes.len() == classes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::String;
+    use proptest::prelude::*;
+
+    const CLASS: ClassId = ClassId(0);
+
+    #[test]
+    fn what_is_in_time_needs_no_margin_in_the_end() {
+        let mut margins = Margins::new(1);
+        assert_eq!(margins.of_slack_us(CLASS, Role::Prefill, 10_000), 400, "the prior");
+        (0..2_000).for_each(|_| margins.observe((CLASS, Role::Prefill), 0, 10_000, 995));
+        assert_eq!(margins.of_slack_us(CLASS, Role::Prefill, 10_000), 0);
+        assert_eq!(
+            margins.of_slack_us(CLASS, Role::Decode, 10_000),
+            400,
+            "of another path nothing was learnt"
+        );
+    }
+
+    #[test]
+    fn a_margin_is_bounded_and_an_unknown_class_is_the_first() {
+        let mut margins = Margins::new(2);
+        (0..50).for_each(|_| margins.observe((CLASS, Role::Both), u64::MAX, 0, 995));
+        assert_eq!(margins.of_slack_us(ClassId(9), Role::Both, 1_000), 300);
+        assert_eq!(margins.of_slack_us(ClassId(1), Role::Both, 1_000), 40);
+    }
+
+    #[test]
+    fn margins_follow_their_class_by_name() {
+        let mut margins = Margins::new(2);
+        (0..50).for_each(|_| margins.observe((ClassId(1), Role::Both), 200, 1_000, 995));
+        let names = |all: &[&str]| all.iter().map(|n| String::from(*n)).collect::<Vec<_>>();
+        margins.reclass(&names(&["a", "b"]), &names(&["b", "c", "a"]));
+        let of = |class| margins.of_slack_us(ClassId(class), Role::Both, 1_000);
+        assert_eq!((of(0), of(1), of(2)), (200, 40, 40));
+        assert!(margins.knows(3) && !margins.knows(2));
+    }
+
+    proptest! {
+        /// No more than the target's share of what is seen again and again overshoots the margin.
+        #[test]
+        fn the_target_share_is_within_the_margin(
+            percents in proptest::collection::vec(0u64..30, 20..60), target_permille in 500u32..1000,
+        ) {
+            let mut margins = Margins::new(1);
+            for _ in 0..4_000 / percents.len() {
+                for percent in &percents {
+                    margins.observe((CLASS, Role::Prefill), *percent, 100, target_permille);
+                }
+            }
+            let margin = margins.of_slack_us(CLASS, Role::Prefill, 100);
+            let beyond = percents.iter().filter(|p| **p > margin).count() as f64 / percents.len() as f64;
+            let target = f64::from(1000 - target_permille) / 1000.0;
+            prop_assert!(beyond <= target + 0.03, "{beyond} beyond {margin} %");
+            let less = percents.iter().filter(|p| **p + 1 > margin).count() as f64 / percents.len() as f64;
+            prop_assert!(margin == 0 || less >= target - 0.03, "{margin} % is more than is needed");
+        }
+    }
+}
