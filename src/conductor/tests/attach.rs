@@ -7,6 +7,7 @@ use baton_types::Sampling;
 use baton_wire::v1;
 use baton_wire::v1::control_client::ControlClient;
 use baton_wire::v1::control_server::ControlServer;
+use prost::Message as _;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -170,6 +171,44 @@ async fn who_does_not_say_hello_first_is_turned_away() {
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
     assert!(refused.message().contains("control protocol 0"), "{refused}");
     assert_eq!(live.nodes().await, []);
+}
+
+/// A first message of protocol 6, which sent the role and the cost profile as text.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Protocol6Message {
+    #[prost(message, optional, tag = "1")]
+    hello: Option<Protocol6Hello>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Protocol6Hello {
+    #[prost(uint32, tag = "1")]
+    protocol_version: u32,
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(string, tag = "3")]
+    role: String,
+    #[prost(string, tag = "13")]
+    profile: String,
+}
+
+#[tokio::test]
+async fn a_node_of_protocol_6_is_refused_with_both_versions() {
+    let live = LiveConductor::start().await;
+    let text = |text: &str| text.to_owned();
+    let (role, profile) = (text("prefill"), text("name = \"scripted\"\n"));
+    let old = Protocol6Hello { protocol_version: 6, name: text("p0"), role, profile };
+    let sent = Protocol6Message { hello: Some(old) }.encode_to_vec();
+    let received = v1::FromNode::decode(&sent[..]).expect("the conductor can decode it");
+    let refused = live.call(received.message).await.err().unwrap();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    let words = format!("node p0 speaks control protocol 6, this conductor {}", baton_wire::PROTOCOL_VERSION);
+    assert!(refused.message().starts_with(&words), "{refused}");
+    // A conductor of protocol 6 can decode the Hello of this version, too, and refuses it by its version.
+    let sent = v1::FromNode { message: Some(v1::from_node::Message::Hello(bench::hello("p0", "prefill"))) };
+    let received = Protocol6Message::decode(&sent.encode_to_vec()[..]).expect("it can decode ours");
+    let hello = received.hello.expect("a Hello");
+    assert_eq!((hello.name.as_str(), hello.protocol_version), ("p0", baton_wire::PROTOCOL_VERSION));
 }
 
 #[tokio::test]
