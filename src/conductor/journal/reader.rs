@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Read as _};
 
 use baton_scheduler::{Conductor, Effect, Input};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Chain, End, Header, Line, VERSION, digest};
 
@@ -76,11 +76,7 @@ impl Summary {
 /// Names the line that is damaged, of another version, or whose effects are not those recorded.
 pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, String> {
     let (mut chain, mut found) = (Chain::default(), ReplayReport::default());
-    let header = match next_line(&mut file, &mut chain, 1)? {
-        NextLine::Line(Line::Header(header)) => header,
-        _ => return Err("line 1: no journal header; give a file that begins with one".into()),
-    };
-    let mut conductor = begin(*header)?;
+    let mut conductor = begin(first_header(&mut file, &mut chain)?)?;
     let stats = conductor.stats().clone();
     let mut first_us = None;
     for number in 2u64.. {
@@ -119,13 +115,41 @@ pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, String> {
     Ok(found)
 }
 
-fn begin(header: Header) -> Result<Conductor, String> {
-    if header.version != VERSION {
+/// The part of a first line that every format has. Fields of other formats are skipped.
+#[derive(Deserialize)]
+struct FirstLine {
+    header: Format,
+}
+
+#[derive(Deserialize)]
+struct Format {
+    version: u32,
+    #[serde(default)]
+    program: String,
+}
+
+/// The header of a file. Its format is compared before the rest is read, which another format need not have in the
+/// same shape.
+///
+/// # Errors
+/// In words: the file begins with no header, or with one of another format.
+fn first_header(file: &mut impl BufRead, chain: &mut Chain) -> Result<Header, String> {
+    let none = || "line 1: no journal header; give a file that begins with one".to_owned();
+    let NextLine::Line(text) = next_text(file, chain, 1)? else { return Err(none()) };
+    let Format { version, program } = serde_json::from_str::<FirstLine>(&text).map_err(|_| none())?.header;
+    if version != VERSION {
         return Err(format!(
-            "line 1: format {} of program {}; this one reads format {VERSION}",
-            header.version, header.program
+            "line 1: format {version}, written by baton {program}; this baton reads format {VERSION}: replay the file \
+             with the baton that wrote it"
         ));
     }
+    match parse(&text, 1)? {
+        Line::Header(header) => Ok(*header),
+        _ => Err(none()),
+    }
+}
+
+fn begin(header: Header) -> Result<Conductor, String> {
     Conductor::restore(header.base).map_err(|e| format!("line 1: {e}"))
 }
 
@@ -157,14 +181,27 @@ fn again(
     ))
 }
 
-enum NextLine {
-    Line(Line<Input>),
+enum NextLine<T> {
+    Line(T),
     /// Half a line, then the end.
     Torn,
     Over,
 }
 
-fn next_line(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<NextLine, String> {
+fn next_line(
+    file: &mut impl BufRead,
+    chain: &mut Chain,
+    number: u64,
+) -> Result<NextLine<Line<Input>>, String> {
+    Ok(match next_text(file, chain, number)? {
+        NextLine::Line(text) => NextLine::Line(parse(&text, number)?),
+        NextLine::Torn => NextLine::Torn,
+        NextLine::Over => NextLine::Over,
+    })
+}
+
+/// The JSON text of the next line, whose checksum fits.
+fn next_text(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<NextLine<String>, String> {
     let mut bytes = Vec::new();
     file.take(LINE_BYTES).read_until(b'\n', &mut bytes).map_err(|e| format!("line {number}: {e}"))?;
     if bytes.is_empty() {
@@ -174,8 +211,10 @@ fn next_line(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<
         return Ok(NextLine::Torn);
     }
     let damaged = || format!("line {number}: damaged, its checksum does not fit; steps before it are sound");
-    let line = std::str::from_utf8(&bytes).ok().and_then(|line| chain.open(line)).ok_or_else(damaged)?;
-    let line = serde_json::from_str(&line)
-        .map_err(|e| format!("line {number}: {e}; take the version that wrote it"))?;
-    Ok(NextLine::Line(line))
+    let text = std::str::from_utf8(&bytes).ok().and_then(|line| chain.open(line)).ok_or_else(damaged)?;
+    Ok(NextLine::Line(text))
+}
+
+fn parse(text: &str, number: u64) -> Result<Line<Input>, String> {
+    serde_json::from_str(text).map_err(|e| format!("line {number}: {e}; take the version that wrote it"))
 }

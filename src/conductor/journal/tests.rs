@@ -336,6 +336,28 @@ fn another_order_of_effects_is_a_divergence_and_the_input_is_shown() {
     assert!(error.contains(&format!("line {line},")) && error.contains("request_arrived"), "{error}");
 }
 
+/// Another format may have any state and any settings: nothing beyond its version can be read.
+#[test]
+fn another_format_is_refused_by_its_version_whatever_its_state_is() {
+    let sealed = |json: &str| super::Chain::default().seal(json.to_owned());
+    for (json, words) in [
+        (
+            r#"{"header":{"version":3,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
+            "line 1: format 3, written by baton 0.9.0; this baton reads format 4: replay the file with the baton that",
+        ),
+        (r#"{"header":{"version":5,"epoch":[],"base":"elsewhere"}}"#, "line 1: format 5, "),
+        (
+            r#"{"header":{"version":4,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
+            "ageing_us",
+        ),
+        (r#"{"header":{"program":"0.9.0"}}"#, "line 1: no journal header"),
+        (r#"{"lost":3}"#, "line 1: no journal header"),
+    ] {
+        let error = replay(sealed(json).as_bytes()).expect_err(json);
+        assert!(error.contains(words), "{json}: {error}");
+    }
+}
+
 #[test]
 fn a_torn_end_is_told_and_what_is_before_it_replays() {
     let place = tempfile::tempdir().expect("a temporary folder");
