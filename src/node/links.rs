@@ -128,6 +128,14 @@ impl Links {
         *self.dialer.lock() = Some(dialer);
     }
 
+    /// Audits the transfer engine, once there is one.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub(super) fn check_mover(&self) -> Result<(), String> {
+        self.dialer().map_or(Ok(()), |dialer| dialer.check_mover())
+    }
+
     /// The memory that hand-offs leave from.
     pub(super) fn kv_memory(&self) -> Arc<Memory> {
         Arc::clone(&self.kv.memory)

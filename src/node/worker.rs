@@ -60,6 +60,8 @@ pub(super) struct Worker {
     /// Copies ahead of demand that are under way.
     pub(super) replicas: Replicas,
     audit: Audit,
+    /// Of the transfer engine, whose ledger has a lock of its own.
+    mover_audit: Audit,
     reported: Instant,
     began: Instant,
     turns: Arc<AtomicU64>,
@@ -99,6 +101,7 @@ impl Worker {
             announcer: parts.announcer,
             replicas: Replicas::default(),
             audit: Audit::new(Instant::now()),
+            mover_audit: Audit::new(Instant::now()),
             reported: Instant::now(),
             began: Instant::now(),
             turns: parts.turns,
@@ -387,6 +390,11 @@ impl Worker {
                 self.legs.check().and_then(|()| if idle { self.cache.check_ledger() } else { Ok(()) });
             self.audit.looked("node", (begun, Instant::now()), found);
         }
+        let begun = Instant::now();
+        if self.mover_audit.is_due(begun) {
+            let found = self.links.check_mover();
+            self.mover_audit.looked("transfer engine of a node", (begun, Instant::now()), found);
+        }
     }
 
     fn renew_report(&mut self) {
@@ -411,7 +419,7 @@ impl Worker {
             tiers: tiers.collect(),
             handoff_bytes: self.handoff_bytes,
             integrity_rejects: stats.integrity_rejects,
-            audit_failures: self.audit.failures(),
+            audit_failures: self.audit.failures() + self.mover_audit.failures(),
             // The line adds what its endpoint does.
             ..v1::NodeLoad::default()
         };
@@ -435,4 +443,58 @@ pub(super) fn in_words(why: LegFailure, blocks: u64) -> (Stage, String) {
 fn cache_fact(change: &CacheChange) -> v1::Fact {
     let fact = v1::fact::Fact::Cache(v1::CacheChange::from(change));
     v1::Fact { request: 0, attempt: 0, fact: Some(fact) }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_store::StoreConfig;
+    use baton_tiers::{CacheConfig, IoChoice};
+    use baton_transports::{Endpoint, EndpointConfig, Receiver};
+
+    use super::*;
+    use crate::node::pool::KvMap;
+
+    fn worker(runtime: &tokio::runtime::Handle) -> Worker {
+        let choice = crate::node::EngineChoice::Seeded {
+            spec: baton_engine::SeededSpec::default(),
+            pool: baton_engine::PoolSpec::default(),
+        };
+        let mut engine = crate::node::engine::build(&choice).expect("an engine");
+        let kv = KvMap::place(engine.as_mut()).expect("memory");
+        let shape = engine.shape();
+        let store = StoreConfig { hbm_blocks: shape.blocks.into(), ..StoreConfig::default() };
+        let block_bytes = shape.block_bytes();
+        let cache = CacheConfig { store, block_bytes, ssd_dir: None, ssd_io: IoChoice::Auto, fingerprint: 0 };
+        let (to_worker, _) = std::sync::mpsc::channel();
+        Worker::new(Parts {
+            engine,
+            cache: KvCache::new(cache).expect("a cache"),
+            links: Arc::new(Links::new(to_worker, runtime.clone(), kv)),
+            report: Arc::default(),
+            lends: false,
+            pass_tokens: 64,
+            announcer: None,
+            turns: Arc::default(),
+        })
+    }
+
+    #[tokio::test]
+    async fn the_transfer_engine_is_audited_and_its_failures_count() {
+        let mut worker = worker(&tokio::runtime::Handle::current());
+        let config = EndpointConfig::new(([127, 0, 0, 1], 0).into(), "here", 0);
+        let receiver = Arc::clone(&worker.links) as Arc<dyn Receiver>;
+        let endpoint = Endpoint::bind(config, receiver).await.expect("a port");
+        worker.links.set_dialer(endpoint.dialer());
+        worker.look_over();
+        assert_eq!(worker.mover_audit.looks(), 0, "not before it is time");
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("a minute ago");
+        worker.mover_audit = Audit::new(long_ago);
+        worker.look_over();
+        worker.look_over();
+        assert_eq!((worker.mover_audit.looks(), worker.mover_audit.failures()), (1, 0));
+        let now = Instant::now();
+        worker.mover_audit.looked("a test", (now, now), Err("two and two are five".into()));
+        worker.renew_report();
+        assert_eq!(worker.report.lock().audit_failures, 1);
+    }
 }

@@ -14,7 +14,7 @@ type Audit = Result<(), String>;
 
 impl MoverCore {
     /// Audits every invariant: batches end once (I5), bytes are counted once (I7), bounds hold (I9), and
-    /// nothing waits that nothing will wake. Costs a pass over everything: for tests and simulators.
+    /// nothing waits that nothing will wake. Costs a pass over everything: a service samples it.
     ///
     /// # Errors
     /// The first breach, with what it concerns.

@@ -189,6 +189,11 @@ impl DataPlane {
         &self.transports
     }
 
+    /// See [`Mover::check`].
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.mover.check()
+    }
+
     /// Bytes that have left here, by transport and device.
     pub(crate) fn moved_bytes(&self) -> Vec<(&'static str, u64)> {
         self.mover.moved_bytes()

@@ -52,6 +52,14 @@ impl Dialer {
         self.party().plane.transports()
     }
 
+    /// Audits the transfer engine: a pass over its batches and paths under its lock.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn check_mover(&self) -> Result<(), String> {
+        self.party().plane.check()
+    }
+
     /// Counters of this dialer and of the endpoint that it came from.
     pub fn stats(&self) -> TransportStats {
         self.party().stats()

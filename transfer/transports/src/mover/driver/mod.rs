@@ -232,7 +232,7 @@ impl Mover {
         }
     }
 
-    /// Audits the core.
+    /// Audits the core: a pass over all batches and paths, under the lock.
     ///
     /// # Errors
     /// The first invariant that does not hold.
