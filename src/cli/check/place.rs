@@ -5,10 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::{Client, Options, by};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Full;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
 
 use super::report::Report;
 use crate::capture::CaptureConfig;
@@ -21,6 +26,10 @@ use crate::guard::{ClusterGuard, open_port};
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The first bytes of an HTTP/2 client: its preface, and a settings frame without any settings.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// The body of a Baton's `/health`.
+const HEALTHY: &[u8] = b"{\"status\":\"ok\"}";
+/// Longest answer of `/health` that is read, bytes.
+const MAX_HEALTH_BYTES: usize = 4096;
 /// The kind of an HTTP/2 frame that has settings.
 const SETTINGS: u8 = 4;
 
@@ -119,34 +128,26 @@ pub async fn connect(address: &str) -> Result<TcpStream, String> {
     }
 }
 
-/// Says something and returns the beginning of the answer, as much as is there within a bound.
-async fn ask(address: &str, words: &[u8], enough: usize) -> Vec<u8> {
-    let mut answer = Vec::new();
-    let talk = async {
-        let Ok(mut stream) = connect(address).await else { return };
-        if stream.write_all(words).await.is_ok() {
-            let mut part = [0; 1024];
-            while answer.len() < enough {
-                match stream.read(&mut part).await {
-                    Ok(count) if count > 0 => answer.extend_from_slice(&part[..count]),
-                    _ => break,
-                }
-            }
-        }
-    };
-    // After a timeout, the bytes so far are the answer.
-    let _ = tokio::time::timeout(TIME_LIMIT, talk).await;
-    answer
-}
-
+/// Whether the front door of a Baton answers at `HOST:PORT`.
 async fn is_baton(address: &str) -> bool {
-    let words = format!("GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    let answer = ask(address, words.as_bytes(), 4096).await;
-    String::from_utf8_lossy(&answer).contains("{\"status\":\"ok\"}")
+    let Ok(request) = Request::get(format!("http://{address}/health")).body(Full::<Bytes>::default()) else {
+        return false;
+    };
+    let client = Client::new(Options::new(TIME_LIMIT));
+    let answer = by(Instant::now() + TIME_LIMIT, client.ask(request, MAX_HEALTH_BYTES)).await;
+    answer.is_ok_and(|(status, body)| status == StatusCode::OK && body == HEALTHY)
 }
 
+/// Whether an HTTP/2 server answers at `HOST:PORT`: its first frame has settings.
 async fn speaks_http2(address: &str) -> bool {
-    ask(address, HELLO, 9).await.get(3) == Some(&SETTINGS)
+    let mut frame = [0; 9];
+    let talk = async {
+        let mut stream = connect(address).await.ok()?;
+        stream.write_all(HELLO).await.ok()?;
+        stream.read_exact(&mut frame).await.ok()
+    };
+    let answered = tokio::time::timeout(TIME_LIMIT, talk).await;
+    matches!(answered, Ok(Some(_))) && frame[3] == SETTINGS
 }
 
 /// The files of TLS: both can be read, and the key is the certificate's.

@@ -254,6 +254,15 @@ async fn a_port_that_is_taken_is_fine_when_it_is_ours() {
     let tried = check(&at(&other, &other), &[]).await;
     tried.is("service.listen", State::Wrong, "something else");
     tried.is("service.control", State::Wrong, "no control port");
+    // A proxy before ours may send the answer in chunks, and what is not found is nobody's health.
+    let chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\n{\"status\"\r\n6\r\n:\"ok\"}\r\n0\r\n\r\n";
+    let missing = b"HTTP/1.1 404 Not Found\r\ncontent-length: 15\r\n\r\n{\"status\":\"ok\"}";
+    for (answer, state, word) in
+        [(&chunks[..], State::Ok, "running Baton"), (&missing[..], State::Wrong, "something else")]
+    {
+        let tried = check(&at(&answering(answer).await, &control), &[]).await;
+        tried.is("service.listen", state, word);
+    }
 }
 
 #[tokio::test]
