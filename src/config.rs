@@ -372,6 +372,12 @@ mod tests {
             "[transfer] is no longer a section: its settings are the simulator's, and have moved to [network] under \
              the same names"
         );
+        // Not all of that section has moved.
+        let gone = "max_predicted_events is no longer a setting: nothing read the predictions";
+        let error = parse("[transfer]\nmax_predicted_events = 16").expect_err("it is gone");
+        assert!(error.contains("[transfer] is no longer") && error.contains(gone), "{error}");
+        let error = parse("[network]\nmax_predicted_events = 16").expect_err("it is gone");
+        assert!(error.contains(gone), "{error}");
         let error = parse("transfers = 16").expect_err("it never was there");
         assert!(error.contains("unknown field"), "{error}");
     }

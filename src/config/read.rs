@@ -8,9 +8,16 @@ use super::{BLOCK_TOKENS, Config};
 /// Bytes of a configuration at most: reading it delays nobody for long.
 const MOST_BYTES: usize = 4 << 20;
 
-/// Sections that earlier releases had, each with what to do about it.
-const REMOVED: &[(&str, &str)] =
-    &[("transfer", "its settings are the simulator's, and have moved to [network] under the same names")];
+/// Sections and settings (`section.key`) of earlier releases: each with its new place, or why it is gone.
+const REMOVED: &[(&str, &str)] = &[
+    ("transfer", "its settings are the simulator's, and have moved to [network] under the same names"),
+    ("transfer.max_predicted_events", NO_PREDICTIONS),
+    ("network.max_predicted_events", NO_PREDICTIONS),
+    ("scheduler.ttft_margin_permille", "it is learnt: delete it, and see scheduler.classes.target_permille"),
+    ("scheduler.ageing_us", "promises are kept by the order of service: delete it"),
+    ("scheduler.dispatch_ahead_us", "it is derived from the engine's passes: delete it"),
+];
+const NO_PREDICTIONS: &str = "nothing read the predictions that it bounded: delete it";
 
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, String> {
@@ -60,14 +67,35 @@ pub fn parse(text: &str) -> Result<Config, String> {
     Ok(config)
 }
 
-/// Whether a file has no section that was removed.
+/// Whether a file has nothing that was removed.
 ///
 /// # Errors
-/// In words: which it has, and what to do.
+/// In words: all that it has of [`REMOVED`], and what to do, a line each.
 fn refuse_removed(given: &toml::Table) -> Result<(), String> {
-    match REMOVED.iter().find(|(section, _)| given.contains_key(*section)) {
-        Some((section, remedy)) => Err(format!("[{section}] is no longer a section: {remedy}")),
-        None => Ok(()),
+    let current = toml::Table::try_from(Config::default()).unwrap_or_default();
+    removed(given, &current).map_or(Ok(()), Err)
+}
+
+/// The error for all of [`REMOVED`] that a file has and the `current` settings have not.
+fn removed(given: &toml::Table, current: &toml::Table) -> Option<String> {
+    let found = REMOVED.iter().filter(|(name, _)| has(given, name) && !has(current, name));
+    let lines: Vec<String> = found
+        .map(|(name, remedy)| match name.contains('.') {
+            true => format!("{name} is no longer a setting: {remedy}"),
+            false => format!("[{name}] is no longer a section: {remedy}"),
+        })
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// Whether a file has a section, or a setting `section.key`.
+fn has(file: &toml::Table, name: &str) -> bool {
+    match name.split_once('.') {
+        Some((section, key)) => {
+            let section = file.get(section).and_then(toml::Value::as_table);
+            section.is_some_and(|section| section.contains_key(key))
+        }
+        None => file.contains_key(name),
     }
 }
 
@@ -104,4 +132,27 @@ fn explain(error: &str) -> String {
     };
     let error = error.trim_end();
     meant.map_or_else(|| error.to_owned(), |word| format!("{error}\ndid you mean `{word}`?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_setting_is_named_with_its_remedy_unless_it_is_known() {
+        let nothing = toml::Table::new();
+        for (file, words) in [
+            ("[scheduler]\nttft_margin_permille = 960", "scheduler.classes.target_permille"),
+            ("[scheduler]\nageing_us = 5", "scheduler.ageing_us is no longer a setting: promises are kept"),
+            ("scheduler.dispatch_ahead_us = 5", "derived from the engine's passes"),
+            ("[network]\nmax_predicted_events = 5", "nothing read the predictions"),
+        ] {
+            let given: toml::Table = file.parse().expect("TOML");
+            assert!(removed(&given, &nothing).is_some_and(|error| error.contains(words)), "{file}");
+            assert_eq!(removed(&given, &given), None, "{file}: a setting that there is is no removed one");
+        }
+        for file in ["", "scheduler = 5", "[scheduler]\nseed = 5", "[service]\nageing_us = 5"] {
+            assert_eq!(removed(&file.parse().expect("TOML"), &nothing), None, "{file}");
+        }
+    }
 }
