@@ -18,19 +18,14 @@ use crate::config::Config;
 const INBOX_MESSAGES: usize = 16_384;
 
 /// Why a node has no place; in words for its operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachRefusal {
     /// It does not fit, whenever it asks.
+    #[error("{0}")]
     Unfit(String),
     /// Another process has its name and is heard: it may ask again.
+    #[error("{0}")]
     NameTaken(String),
-}
-
-impl std::fmt::Display for AttachRefusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Unfit(why) | Self::NameTaken(why)) = self;
-        f.write_str(why)
-    }
 }
 
 /// How the life of a node ended; in words.

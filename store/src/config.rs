@@ -57,16 +57,9 @@ impl Default for StoreConfig {
 }
 
 /// Why a configuration cannot be used, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("store config: {0}")]
 pub struct ConfigError(pub String);
-
-impl core::fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "store config: {}", self.0)
-    }
-}
-
-impl core::error::Error for ConfigError {}
 
 impl StoreConfig {
     /// Checks that the sizes can be worked with.

@@ -153,14 +153,9 @@ impl Default for MoverConfig {
 }
 
 /// A setting out of its bounds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("transfer config: {0}")]
 pub struct ConfigError(pub String);
-
-impl core::fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "transfer config: {}", self.0)
-    }
-}
 
 impl MoverConfig {
     /// How far a rail is from memory at a location.

@@ -113,6 +113,17 @@ pub enum Stage {
     Notify,
 }
 
+impl Stage {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Connect => "connecting",
+            Self::Move => "moving",
+            Self::Fence => "fencing",
+            Self::Notify => "notifying",
+        }
+    }
+}
+
 /// Why a batch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -125,34 +136,31 @@ pub enum Reason {
     PeerUnknown,
 }
 
+impl Reason {
+    /// The cause, and what to do.
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Deadline => "its deadline passed: allow more time or send less",
+            Self::Fault(Fault::Path) => "every try broke: see the paths to this peer",
+            Self::Fault(Fault::Silent) => "the peer was silent: see whether it lives",
+            Self::Fault(Fault::Stale) => "the window is closed or the peer has restarted: ask it anew",
+            Self::Fault(Fault::Invalid) => "the peer grants no such range: see the window's description",
+            Self::Fault(Fault::Corrupt) => "bytes were damaged on the way, twice: see the device",
+            Self::PeerUnknown => "late bytes may land at the peer: its owner must revoke the window",
+        }
+    }
+}
+
 /// At what and why a batch failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, thiserror::Error,
+)]
+#[error("{}: {}", .stage.name(), .reason.text())]
 pub struct Failure {
     /// The stage that the batch had reached.
     pub stage: Stage,
     /// The cause; its text in `Display` says what to do.
     pub reason: Reason,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stage = match self.stage {
-            Stage::Connect => "connecting",
-            Stage::Move => "moving",
-            Stage::Fence => "fencing",
-            Stage::Notify => "notifying",
-        };
-        let reason = match self.reason {
-            Reason::Deadline => "its deadline passed: allow more time or send less",
-            Reason::Fault(Fault::Path) => "every try broke: see the paths to this peer",
-            Reason::Fault(Fault::Silent) => "the peer was silent: see whether it lives",
-            Reason::Fault(Fault::Stale) => "the window is closed or the peer has restarted: ask it anew",
-            Reason::Fault(Fault::Invalid) => "the peer grants no such range: see the window's description",
-            Reason::Fault(Fault::Corrupt) => "bytes were damaged on the way, twice: see the device",
-            Reason::PeerUnknown => "late bytes may land at the peer: its owner must revoke the window",
-        };
-        write!(f, "{stage}: {reason}")
-    }
 }
 
 /// Which bound is met.
@@ -178,10 +186,13 @@ impl fmt::Display for BoundKind {
 }
 
 /// Why a batch was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, thiserror::Error,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// A limit is reached. A retry succeeds once a batch has ended.
+    #[error("full: {limit} {bound} at once; try again later")]
     Full {
         /// The quantity that the limit counts.
         bound: BoundKind,
@@ -189,31 +200,23 @@ pub enum Refusal {
         limit: u64,
     },
     /// Nothing to move and nobody to notify, or an op of no bytes.
+    #[error("nothing to move: leave out ops of no bytes")]
     Empty,
     /// More ops than a batch may have.
+    #[error("too many ops in one batch: split it")]
     TooManyOps,
     /// More bytes than a batch may have: [`crate::MoverConfig::slices_per_batch_max`] slices.
+    #[error("too many bytes in one batch: split it")]
     TooLarge,
     /// A batch of this name lives.
+    #[error("a batch of this name lives: take another name")]
     Duplicate,
     /// The peer was not announced with `PeerKnown`, or has no route.
+    #[error("no route to the peer is known: tell of one first")]
     PeerUnknown,
     /// The peer's life is over.
+    #[error("the peer has restarted: ask it for its windows anew")]
     PeerEnded,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full { bound, limit } => write!(f, "full: {limit} {bound} at once; try again later"),
-            Self::Empty => f.write_str("nothing to move: leave out ops of no bytes"),
-            Self::TooManyOps => f.write_str("too many ops in one batch: split it"),
-            Self::TooLarge => f.write_str("too many bytes in one batch: split it"),
-            Self::Duplicate => f.write_str("a batch of this name lives: take another name"),
-            Self::PeerUnknown => f.write_str("no route to the peer is known: tell of one first"),
-            Self::PeerEnded => f.write_str("the peer has restarted: ask it for its windows anew"),
-        }
-    }
 }
 
 #[cfg(test)]

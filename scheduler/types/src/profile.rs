@@ -125,14 +125,9 @@ impl StepCost {
 }
 
 /// Why a profile cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cost profile: {0}")]
 pub struct ProfileError(pub String);
-
-impl core::fmt::Display for ProfileError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "cost profile: {}", self.0)
-    }
-}
 
 impl CostProfile {
     /// Checks the shape of the tables: equal lengths, ascending, finite, not negative.

@@ -29,14 +29,9 @@ pub struct LinkSpec {
 }
 
 /// Why links make no path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("transfer path: name 1 to {MAX_PATH_LINKS} links, each once")]
 pub struct PathError;
-
-impl core::fmt::Display for PathError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "transfer path: name 1 to {MAX_PATH_LINKS} links, each once")
-    }
-}
 
 /// The links that a flight holds together, for example a source's egress and a target's ingress:
 /// one to four, each once. Held inline.

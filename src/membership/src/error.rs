@@ -1,7 +1,5 @@
 //! Errors of this crate: one struct, whose kind is the remedy and whose stage is the place.
 
-use std::fmt;
-
 /// The remedy for an error. There is one kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -65,15 +63,9 @@ impl Stage {
     }
 }
 
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A failed look at, or change of, the cluster's membership.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("membership, {stage}: {text}")]
+#[error("membership, {}: {text}", .stage.name())]
 pub struct MembershipError {
     /// The remedy.
     pub kind: Kind,

@@ -1,8 +1,6 @@
 //! The parameters of vLLM's NixlConnector after a prefill. They are passed on unchanged, and only when complete. A
 //! decode server that gets fewer answers 500, answers wrongly, or exits as a whole.
 
-use std::fmt;
-
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -10,14 +8,9 @@ use serde_json::value::RawValue;
 const MAX_BYTES: usize = 2 << 20;
 
 /// A description of the defect in the parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kv_transfer_params: {0}")]
 pub(crate) struct Flaw(String);
-
-impl fmt::Display for Flaw {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kv_transfer_params: {}", self.0)
-    }
-}
 
 /// The lease terms in the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

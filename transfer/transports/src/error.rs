@@ -1,6 +1,5 @@
 //! Errors of the wire: one struct, whose kind names the remedy and whose stage names the place.
 
-use std::fmt;
 use std::io;
 
 /// The remedy for an error. There is one kind per remedy, not one per cause.
@@ -91,15 +90,9 @@ impl Stage {
     }
 }
 
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A failed transfer: the remedy, the place, and what happened in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{stage}: {text} ({})", .kind.remedy())]
+#[error("{}: {text} ({})", .stage.name(), .kind.remedy())]
 pub struct TransportError {
     /// The remedy.
     pub kind: Kind,
