@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_remote::{
-    Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult, RemoteEngine, RemoteError,
-    Request, Side, Stage, Token,
+    ClientBody, Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult, RemoteEngine,
+    RemoteError, Request, Side, Stage, Token,
 };
 use baton_types::{Finish, Sampling};
 use baton_wire::v1;
@@ -124,8 +124,8 @@ pub(super) async fn discard(
     transfer: &[u8],
 ) -> Result<(), RemoteError> {
     let sampling = Arc::new(Sampling { temperature: 0.0, max_tokens: 1, ..Sampling::default() });
-    let request =
-        Request { id: "abandoned".into(), tokens: tokens.into(), sampling, body: Bytes::new(), salt: None };
+    let (id, body) = ("abandoned".into(), ClientBody::default());
+    let request = Request { id, tokens: tokens.into(), sampling, body, salt: None };
     engine.decode(request, Handoff::from_bytes(transfer)?).await?.all().await.map(drop)
 }
 

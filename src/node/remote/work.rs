@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use baton_remote::Request;
+use baton_remote::{ClientBody, Request};
 use baton_types::{BlockKey, Sampling};
 use baton_wire::v1;
-use bytes::Bytes;
 
 use super::news::salt_of;
 use super::prompts::Prompts;
@@ -53,8 +52,9 @@ impl Work {
     /// With the reason, when it makes no sense on any node.
     pub(super) fn new(work: Option<v1::Work>, naming: (u64, u32), prompts: &Prompts) -> Result<Self, String> {
         let mut work = work.ok_or("an order without work")?;
-        let (id, body) = (Arc::<str>::from(work.request_id.as_str()), work.body.clone());
-        let tokens = prompts.of(std::mem::take(&mut work.tokens)).ok_or(TORN_TOKENS)?;
+        let id = Arc::<str>::from(work.request_id.as_str());
+        let (tokens, body) = (std::mem::take(&mut work.tokens), std::mem::take(&mut work.body));
+        let (tokens, body) = prompts.of(tokens, body).ok_or(TORN_TOKENS)?;
         let job = Job::expected(0, Some(work), 0, naming.1)?;
         if tokens.len() != job.token_count {
             return Err(format!("{} tokens where {} were announced", tokens.len(), job.token_count));
@@ -75,7 +75,7 @@ impl Work {
 ///
 /// # Errors
 /// With the reason, when the engine would draw the rest otherwise than it would have drawn it in one go.
-fn resumed(sampling: &Sampling, given: u32, body: &Bytes) -> Result<Sampling, String> {
+fn resumed(sampling: &Sampling, given: u32, body: &ClientBody) -> Result<Sampling, String> {
     let cannot = |why: &str| Err(format!("an answer cannot go on from its tokens: {why}"));
     if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
         return cannot("penalties count the answer's tokens only");
@@ -83,8 +83,7 @@ fn resumed(sampling: &Sampling, given: u32, body: &Bytes) -> Result<Sampling, St
     let Some(left) = sampling.max_tokens.checked_sub(given).filter(|left| *left > 0) else {
         return cannot("it has all its tokens");
     };
-    let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
-    if let Some(name) = BOUND_TO_ANSWER.iter().find(|name| fields.get(**name).is_some_and(|v| !v.is_null())) {
+    if let Some(name) = BOUND_TO_ANSWER.iter().find(|name| body.sets(name)) {
         return cannot(&format!("{name} binds the answer as a whole"));
     }
     Ok(Sampling {
@@ -130,9 +129,12 @@ mod tests {
         let penal = Sampling { presence_penalty: 0.5, ..plain.clone() };
         assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err().contains("penalties"));
         assert!(new(order(&[1, 2], &[], &penal)).is_ok());
-        let schema = br#"{"response_format":{"type":"json_object"},"guided_json":null}"#;
-        let bound = v1::Work { body: schema.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
-        assert!(new(bound).unwrap_err().contains("response_format"));
+        for name in BOUND_TO_ANSWER {
+            // A number that no f64 holds is the engine's to refuse.
+            let body = format!(r#"{{"vendor":1e400,"{name}":{{"type":"json_object"}},"none":null}}"#);
+            let bound = v1::Work { body: body.into_bytes().into(), ..order(&[1, 2], &[3], &plain) };
+            assert!(new(bound).unwrap_err().contains(name));
+        }
         let none =
             v1::Work { body: br#"{"guided_json":null}"#.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
         assert!(new(none).is_ok());

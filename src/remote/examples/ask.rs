@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_remote::{
-    CollectedAnswer, Dialect, Handoff, HandoffWay, NextStep, RemoteEngine, RemoteSettings, Request,
+    ClientBody, CollectedAnswer, Dialect, Handoff, HandoffWay, NextStep, RemoteEngine, RemoteSettings,
+    Request,
 };
 use baton_types::Sampling;
-use bytes::Bytes;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -98,7 +98,7 @@ fn request() -> Request {
         id: "ask".into(),
         tokens: (1..=100).collect::<Vec<u32>>().into(),
         sampling: Arc::new(sampling),
-        body: Bytes::new(),
+        body: ClientBody::default(),
         salt: None,
     }
 }

@@ -7,16 +7,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
-use baton_remote::{Handoff, NextStep, Piece, RemoteEngine, Request};
+use baton_remote::{ClientBody, Handoff, NextStep, Piece, RemoteEngine, Request};
 use baton_types::Sampling;
-use bytes::Bytes;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 fn request(prompt_tokens: u32, max_tokens: u32) -> Request {
     let sampling = Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() };
     let tokens = (0..prompt_tokens).map(|at| 1 + at % 2_000).collect::<Vec<u32>>().into();
-    Request { id: "pace".into(), tokens, sampling: Arc::new(sampling), body: Bytes::new(), salt: None }
+    Request {
+        id: "pace".into(),
+        tokens,
+        sampling: Arc::new(sampling),
+        body: ClientBody::default(),
+        salt: None,
+    }
 }
 
 async fn start(

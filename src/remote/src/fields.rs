@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -135,20 +136,56 @@ pub fn rule(name: &str) -> Option<Rule> {
     FIELDS.iter().find(|(known, _)| *known == name).map(|(_, rule)| *rule)
 }
 
-/// A JSON object as it is written: names in order, each once, values in their own bytes.
+/// A client's body as it came, or empty. Clones share it and its fields, which the first leg reads for all.
+#[derive(Clone, Debug, Default)]
+pub struct ClientBody(Arc<SharedBody>);
+
 #[derive(Debug, Default)]
+struct SharedBody {
+    bytes: Bytes,
+    read: OnceLock<Result<Client, RemoteError>>,
+}
+
+impl From<Bytes> for ClientBody {
+    fn from(bytes: Bytes) -> Self {
+        Self(Arc::new(SharedBody { bytes, read: OnceLock::new() }))
+    }
+}
+
+impl ClientBody {
+    /// The body as it came.
+    #[must_use]
+    pub fn bytes(&self) -> &Bytes {
+        &self.0.bytes
+    }
+
+    /// Whether the engine gets this field from the client, with a value that is not null. A body that cannot be read
+    /// has no fields.
+    #[must_use]
+    pub fn sets(&self, name: &str) -> bool {
+        self.read().as_ref().is_ok_and(|client| client.along.sets(name))
+    }
+
+    fn read(&self) -> &Result<Client, RemoteError> {
+        self.0.read.get_or_init(|| Body::of_client(&self.0.bytes))
+    }
+}
+
+/// A JSON object as it is written: names in order, each once, values in their own bytes.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Body(Fields<Value>);
 
 /// A value of a body.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Value {
-    Raw(Box<RawValue>),
+    /// Shared by the legs that the client's body is read for.
+    Raw(Arc<RawValue>),
     /// Written when the body is.
     Tokens(Prompt),
 }
 
 /// Names in order, each once.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Fields<V>(Vec<(String, V)>);
 
 impl<V> Default for Fields<V> {
@@ -204,8 +241,13 @@ impl Body {
         Ok(())
     }
 
-    pub(crate) fn set_raw(&mut self, name: impl Into<String>, value: Box<RawValue>) {
-        self.0.set(name.into(), Value::Raw(value));
+    pub(crate) fn set_raw(&mut self, name: impl Into<String>, value: impl Into<Arc<RawValue>>) {
+        self.0.set(name.into(), Value::Raw(value.into()));
+    }
+
+    fn sets(&self, name: &str) -> bool {
+        let raw = |value: &Value| matches!(value, Value::Raw(raw) if raw.get() != "null");
+        self.0.0.iter().any(|(known, value)| known == name && raw(value))
     }
 
     /// Sets a field to a list of token ids.
@@ -219,7 +261,7 @@ impl Body {
     }
 
     /// Takes a field of a client out; `None` when it is not there or says nothing.
-    pub(crate) fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<Arc<RawValue>> {
         let named = |(known, value): &(String, Value)| known == name && matches!(value, Value::Raw(_));
         let at = self.0.0.iter().position(named)?;
         match self.0.0.remove(at) {
@@ -286,7 +328,7 @@ impl http_body::Body for WrittenBody {
 }
 
 /// The part of a client's body that goes to the engine.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Client {
     /// Fields that go along.
     pub(crate) along: Body,
@@ -297,7 +339,7 @@ pub(crate) struct Client {
 impl Client {
     /// The part of a request that goes to its engine.
     pub(crate) fn of(request: &Request) -> Result<Self, RemoteError> {
-        let mut client = Body::of_client(&request.body)?;
+        let mut client = request.body.read().clone()?;
         if let Some(salt) = &request.salt {
             client.along.set("cache_salt", &**salt)?;
         }
@@ -399,7 +441,7 @@ mod tests {
             id: "r".into(),
             tokens: vec![1].into(),
             sampling: std::sync::Arc::default(),
-            body: Bytes::from_static(body.as_bytes()),
+            body: Bytes::from_static(body.as_bytes()).into(),
             salt: salt.map(std::sync::Arc::from),
         };
         let along = |body, salt| {
@@ -410,6 +452,21 @@ mod tests {
         assert_eq!(along(body, Some("ab")), r#"{"cache_salt":"ab","big":1e400,"vendor":1.10}"#);
         assert_eq!(along(body, None), r#"{"cache_salt":"mine","big":1e400,"vendor":1.10}"#);
         assert_eq!(along("", Some("ab")), r#"{"cache_salt":"ab"}"#);
+    }
+
+    #[test]
+    fn both_legs_read_a_body_once() {
+        let body = ClientBody::from(Bytes::from_static(br#"{"vendor":1e400,"none":null,"seed":1}"#));
+        let read = |body: &ClientBody| match &body.read().as_ref().unwrap().along.0.0[0].1 {
+            Value::Raw(raw) => raw.clone(),
+            Value::Tokens(_) => panic!("nobody set tokens"),
+        };
+        assert!(Arc::ptr_eq(&read(&body), &read(&body.clone())));
+        assert!(body.sets("vendor"));
+        assert!(!body.sets("none") && !body.sets("seed") && !body.sets("absent"));
+        assert!(!ClientBody::default().sets("vendor"));
+        let broken = ClientBody::from(Bytes::from_static(br#"{"vendor":"#));
+        assert!(!broken.sets("vendor") && broken.read().is_err());
     }
 
     #[test]

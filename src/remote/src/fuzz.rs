@@ -13,6 +13,7 @@ use http_body::{Body, Frame};
 use serde_json::value::RawValue;
 
 use crate::error::{RemoteError, Stage};
+use crate::fields::ClientBody;
 use crate::handoff::{Handoff, Way};
 use crate::sse::Events;
 use crate::{completions, load, sglang};
@@ -150,7 +151,7 @@ fn write_corpus() {
         id: "r".into(),
         tokens: vec![1, 2, 3].into(),
         sampling: Arc::default(),
-        body: Bytes::new(),
+        body: ClientBody::default(),
         salt: None,
     };
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/handoffs");

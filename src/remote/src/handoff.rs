@@ -201,13 +201,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fields::ClientBody;
 
     fn request(tokens: &[u32]) -> Request {
         Request {
             id: "r".into(),
             tokens: tokens.to_vec().into(),
             sampling: Arc::default(),
-            body: bytes::Bytes::new(),
+            body: ClientBody::default(),
             salt: None,
         }
     }

@@ -38,7 +38,7 @@ mod vocabulary;
 
 pub use engine::RemoteEngine;
 pub use error::{Kind, RemoteError, Side, Stage};
-pub use fields::{FIELDS, Rule, rule};
+pub use fields::{ClientBody, FIELDS, Rule, rule};
 pub use generation::{CollectedAnswer, Generation};
 pub use handoff::Handoff;
 pub use load::Load;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::engine::RemoteEngine;
 use crate::error::{Kind, RemoteError, Side, Stage};
+use crate::fields::ClientBody;
 use crate::http::{Call, refused};
 use crate::load::{self, Load, Sample};
 use crate::request::Request;
@@ -82,7 +83,7 @@ impl RemoteEngine {
             id: "baton-canary".into(),
             tokens: vec![1, 2, 3].into(),
             sampling: Arc::new(sampling),
-            body: Bytes::new(),
+            body: ClientBody::default(),
             salt: None,
         };
         let answer = self.generate(request).await.map_err(|error| error.at(Stage::Canary))?;

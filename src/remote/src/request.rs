@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use baton_types::{Finish, Sampling, TokenLogprob};
-use bytes::Bytes;
 
+use crate::fields::ClientBody;
 use crate::prompt::Prompt;
 
 /// One answer wanted. Both legs of a pair are made of one and the same request.
@@ -16,8 +16,8 @@ pub struct Request {
     pub tokens: Prompt,
     /// How tokens are drawn.
     pub sampling: Arc<Sampling>,
-    /// The client's body, as it came, or empty. Fields that Baton does not know go to the engine from here.
-    pub body: Bytes,
+    /// The client's body. Fields that Baton does not know go to the engine from here.
+    pub body: ClientBody,
     /// KV of requests with different salts is kept apart: sent as `cache_salt`, in place of what the body may have.
     pub salt: Option<Arc<str>>,
 }

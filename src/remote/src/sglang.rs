@@ -322,10 +322,10 @@ mod tests {
             id: "r".into(),
             tokens: vec![5, 6].into(),
             sampling: std::sync::Arc::new(sampling),
-            body: Bytes::copy_from_slice(client.as_bytes()),
+            body: Bytes::copy_from_slice(client.as_bytes()).into(),
             salt: None,
         };
-        let body = body(&request, Body::of_client(&request.body)?, "leg", true)?;
+        let body = body(&request, Client::of(&request)?, "leg", true)?;
         Ok(serde_json::from_slice(&body.written()?.flat()).unwrap())
     }
 

@@ -149,16 +149,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::fields::ClientBody;
 
     fn made(sampling: Sampling, client: &str, leg: Leg) -> Value {
         let request = Request {
             id: "r".into(),
             tokens: vec![5, 6].into(),
             sampling: Arc::new(sampling),
-            body: Bytes::copy_from_slice(client.as_bytes()),
+            body: Bytes::copy_from_slice(client.as_bytes()).into(),
             salt: None,
         };
-        let client = Body::of_client(&request.body).unwrap();
+        let client = Client::of(&request).unwrap();
         serde_json::from_slice(&body(&request, client, leg, Dialect::Vllm).unwrap().written().unwrap().flat())
             .unwrap()
     }
@@ -246,7 +247,7 @@ mod tests {
             id: "r".into(),
             tokens: tokens.into(),
             sampling: Arc::new(sampling),
-            body: Bytes::new(),
+            body: ClientBody::default(),
             salt: None,
         };
         let plain = Sampling::default;

@@ -7,7 +7,8 @@ use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec, toy_answer,
 };
 use baton_remote::{
-    Generation, Handoff, NextStep, PrefillResult, RemoteEngine, RemoteError, RemoteSettings, Request,
+    ClientBody, Generation, Handoff, NextStep, PrefillResult, RemoteEngine, RemoteError, RemoteSettings,
+    Request,
 };
 use baton_types::{Finish, Sampling};
 use bytes::Bytes;
@@ -34,13 +35,13 @@ pub fn request(tokens: &[u32], sampling: Sampling) -> Request {
         id: "test".into(),
         tokens: tokens.to_vec().into(),
         sampling: Arc::new(sampling),
-        body: Bytes::new(),
+        body: ClientBody::default(),
         salt: None,
     }
 }
 
 pub fn with_body(request: Request, body: &str) -> Request {
-    Request { body: Bytes::copy_from_slice(body.as_bytes()), ..request }
+    Request { body: Bytes::copy_from_slice(body.as_bytes()).into(), ..request }
 }
 
 /// The answer that the toy model gives.
