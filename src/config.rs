@@ -378,6 +378,9 @@ mod tests {
         assert!(error.contains("[transfer] is no longer") && error.contains(gone), "{error}");
         let error = parse("[network]\nmax_predicted_events = 16").expect_err("it is gone");
         assert!(error.contains(gone), "{error}");
+        let error = parse("[scheduler]\nfirst_token = \"prefill\"").expect_err("it has moved");
+        let moved = "scheduler.first_token is no longer a setting";
+        assert!(error.contains(moved) && error.contains("[cluster]"), "{error}");
         let error = parse("transfers = 16").expect_err("it never was there");
         assert!(error.contains("unknown field"), "{error}");
     }

@@ -52,8 +52,14 @@ pub enum FirstToken {
     #[default]
     Decode,
     /// The prefill leg, which drew it: the hand-off falls into the first gap between tokens. Baton's own
-    /// engines do this, and a service of them says so whatever is set.
+    /// engines do this, and a live service always predicts so.
     Prefill,
+}
+
+impl FirstToken {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A setting outside its bounds.
@@ -104,7 +110,10 @@ pub struct SchedulerConfig {
     pub queue_threshold_permille: u32,
     /// Whether popular prefixes are copied to idle instances ahead of demand.
     pub replicate: bool,
-    /// Which leg the first token comes from; TTFT is predicted up to there.
+    /// Which leg the first token comes from; TTFT is predicted up to there. Not a setting of the file: a service and a
+    /// simulation each set it. It is serialized for journals and saved conductors.
+    #[schemars(skip)]
+    #[serde(skip_serializing_if = "FirstToken::is_default")]
     pub first_token: FirstToken,
     /// Times that a request may be placed again after losing an instance.
     pub max_retries: u32,
@@ -200,6 +209,15 @@ mod tests {
         assert_eq!(config.effective_admission(), AdmissionMode::None);
         config.admission = AdmissionMode::Early;
         assert_eq!(config.effective_admission(), AdmissionMode::Early);
+    }
+
+    #[test]
+    fn a_saved_configuration_keeps_the_leg_of_the_first_token() {
+        for first_token in [FirstToken::Decode, FirstToken::Prefill] {
+            let config = SchedulerConfig { first_token, ..SchedulerConfig::default() };
+            let saved = serde_json::to_string(&config).expect("JSON");
+            assert_eq!(serde_json::from_str::<SchedulerConfig>(&saved).expect("its own text"), config);
+        }
     }
 
     #[test]

@@ -16,6 +16,10 @@ const REMOVED: &[(&str, &str)] = &[
     ("scheduler.ttft_margin_permille", "it is learnt: delete it, and see scheduler.classes.target_permille"),
     ("scheduler.ageing_us", "promises are kept by the order of service: delete it"),
     ("scheduler.dispatch_ahead_us", "it is derived from the engine's passes: delete it"),
+    (
+        "scheduler.first_token",
+        "a service sets it by itself, and a simulation reads it from [cluster]: move it there",
+    ),
 ];
 const NO_PREDICTIONS: &str = "nothing read the predictions that it bounded: delete it";
 
