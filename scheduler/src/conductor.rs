@@ -17,6 +17,9 @@ use crate::stats::SchedulerStats;
 use crate::timers::Timers;
 use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
 
+/// The latest time, µs: 36,000 years. Times of predictions can be added to it without overflow.
+pub(crate) const LATEST_US: u64 = 1 << 60;
+
 /// A hasher for ids that are dense or already hashed: the same on every machine (I10).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FixedState;
@@ -115,9 +118,10 @@ impl Conductor {
 
     /// Takes in one fact and says what to do about it. Total: an input that does not fit the
     /// state (an unknown request, an older epoch) is counted and otherwise ignored. Time never
-    /// goes back: an earlier `now_us` is taken for the latest seen (I11).
+    /// goes back: an earlier `now_us` is taken for the latest seen (I11), and one that no clock shows, as in a damaged
+    /// journal, for the latest that there is.
     pub fn step(&mut self, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
-        self.now_us = self.now_us.max(now_us);
+        self.now_us = self.now_us.max(now_us.min(LATEST_US));
         match input {
             Input::InstanceJoined(spec) => self.instance_joined(spec, effects),
             Input::InstanceDrained { instance } => self.instance_drained(instance, effects),

@@ -6,7 +6,7 @@ use baton_types::{BlockHash, InstanceId, RequestId, Rng, Tier};
 use serde::{Deserialize, Serialize};
 
 use crate::coming::PendingPrefixes;
-use crate::conductor::Conductor;
+use crate::conductor::{Conductor, LATEST_US};
 use crate::estimate::{LengthEstimator, Margins};
 use crate::fleet::Fleet;
 use crate::index::PrefixIndex;
@@ -117,6 +117,10 @@ impl Conductor {
     /// Says what contradicts itself.
     pub fn restore(saved: SavedConductor) -> Result<Self, RestoreError> {
         let mut conductor = Self::new(saved.config).map_err(|e| RestoreError(e.0))?;
+        let times = saved.requests.iter().flatten().map(|entry| entry.arrived_us).chain([saved.now_us]);
+        if times.max() > Some(LATEST_US) {
+            return Err(RestoreError(String::from("a time that no clock shows")));
+        }
         let requests = Requests::restore(saved.requests, saved.free);
         let wrong = |what: &str| RestoreError(String::from(what));
         if saved.due_us.len() > saved.fleet.bound() {

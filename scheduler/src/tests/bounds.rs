@@ -6,7 +6,7 @@ use baton_types::{
 };
 use proptest::prelude::*;
 
-use crate::testing::{burden, conductor, offer, plain, request, spec, step};
+use crate::testing::{burden, conductor, finished, offer, plain, request, spec, step};
 use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, Request, SchedulerConfig};
 
 /// Asserts that every value of the setting but those in `good` is refused by its name.
@@ -58,6 +58,9 @@ fn every_setting_of_a_class_has_its_bounds() {
     });
     only("classes[default].tbt_us", &[100, 3_600_000_000], &[99, u64::MAX], |c, v| c.classes[0].tbt_us = v);
     only("classes[default].weight", &[1, 1_000_000], &[0, 1_000_001], |c, v| c.classes[0].weight = narrow(v));
+    only("classes[default].target_permille", &[500, 999], &[499, 1000], |c, v| {
+        c.classes[0].target_permille = narrow(v)
+    });
     only("classes[default].headroom_permille", &[0, 999], &[1000], |c, v| {
         c.classes[0].headroom_permille = narrow(v)
     });
@@ -207,4 +210,20 @@ proptest! {
             prop_assert!(load.running <= load.decodes);
         }
     }
+}
+
+/// A damaged journal can say any time: predictions were added to it, and overflowed.
+#[test]
+fn a_time_that_no_clock_shows_is_bounded() {
+    let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);
+    for id in 0..3 {
+        offer(&mut conductor, u64::MAX - id, request(id, 30_000, 0));
+    }
+    assert_eq!(conductor.live_requests(), 3);
+    step(&mut conductor, u64::MAX, finished(0));
+    assert!(conductor.next_deadline().is_none_or(|at_us| at_us < u64::MAX));
+    let saved = serde_json::to_string(&conductor.save()).expect("JSON");
+    let beyond = saved.replacen("1152921504606846976", "1152921504606846977", 1);
+    let restored = Conductor::restore(serde_json::from_str(&beyond).expect("JSON"));
+    assert!(restored.is_err_and(|e| e.0.contains("no clock")));
 }
