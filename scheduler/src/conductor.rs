@@ -5,7 +5,7 @@ use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
 use core::hash::{BuildHasher, Hasher};
 
 use crate::coming::PendingPrefixes;
-use crate::estimate::{LengthEstimator, Margins};
+use crate::estimate::{LengthEstimator, MarginEstimator};
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
 use crate::last_copies::LastCopies;
@@ -66,7 +66,7 @@ pub struct Conductor {
     /// Requests placed on an instance's queue at this step.
     pub(crate) fair: FairShares,
     pub(crate) lengths: LengthEstimator,
-    pub(crate) margins: Margins,
+    pub(crate) margins: MarginEstimator,
     pub(crate) replicator: Replicator,
     pub(crate) last_copies: LastCopies,
     pub(crate) timers: Timers,
@@ -100,7 +100,7 @@ impl Conductor {
             coming: PendingPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
-            margins: Margins::new(config.classes.len()),
+            margins: MarginEstimator::new(config.classes.len()),
             lengths,
             replicator: Replicator::default(),
             last_copies: LastCopies::default(),

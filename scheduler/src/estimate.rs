@@ -10,7 +10,7 @@ mod transfer;
 pub(crate) use correct::Residual;
 pub(crate) use decode::{DecodeLedger, DecodeSlot, Kin, common_blocks, place_among};
 pub(crate) use length::LengthEstimator;
-pub(crate) use margin::Margins;
+pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};
 pub(crate) use transfer::{alone_us, fetch_us, load_us};
 

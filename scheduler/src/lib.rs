@@ -5,7 +5,6 @@
 //! and the simulator drive the same code. See `ARCHITECTURE.md` for a request's stops.
 #![no_std]
 extern crate alloc;
-extern crate std; // LAB
 
 mod admission;
 mod change;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::coming::PendingPrefixes;
 use crate::conductor::{Conductor, LATEST_US};
-use crate::estimate::{LengthEstimator, Margins};
+use crate::estimate::{LengthEstimator, MarginEstimator};
 use crate::fleet::Fleet;
 use crate::index::PrefixIndex;
 use crate::last_copies::LastCopies;
@@ -31,7 +31,7 @@ pub struct SavedConductor {
     unplaced: Vec<RequestId>,
     fair: FairShares,
     lengths: LengthEstimator,
-    margins: Margins,
+    margins: MarginEstimator,
     replicator: Replicator,
     last_copies: LastCopies,
     due_us: Vec<u64>,

@@ -3,40 +3,35 @@
 //! A request's slack is what its objective leaves beside its own prefill: the time for which it may wait. Of each request
 //! that was let in it is measured by how much of its slack its first token came later than promised. The margin of a
 //! class on a path is a quantile of that: the class's target share of requests overshoots by no more, as in split conformal
-//! prediction (Vovk, Gammerman, Shafer 2005), over a window that fades. Where nothing comes late the margin goes to
-//! nothing; one that meets an idle cluster loses nothing by it, since its own prefill is not scaled.
+//! prediction (Vovk, Gammerman, Shafer 2005), over a window that fades. A request that meets an idle cluster loses nothing
+//! by it, since its own prefill is not scaled.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baton_types::{ClassId, Role};
 use serde::{Deserialize, Serialize};
 
-/// Overshoots in hundredths of the slack: 0 for what was in time, and the last for this and more. A margin beyond a third
+/// OvershootHistogram in hundredths of the slack: 0 for what was in time, and the last for this and more. A margin beyond a third
 /// of the slack buys nothing: what is so late waits for something else than its turn, for room to decode for instance.
 const BINS: usize = 31;
 /// What each observation leaves of the weight of those before it: about a thousand of them count.
 const FADE: f64 = 1.0 - 1.0 / 1024.0;
-/// What is taken for granted before anything was seen: so many requests, of which two overshot by so much.
-const PRIOR_REQUESTS: f64 = 100.0;
-const PRIOR_LATE: f64 = 2.0;
-const PRIOR_PERCENT: usize = 4;
+/// The least margin: what a quiet hour has not shown comes with the next crowd.
+const LEAST: usize = 4;
 /// Ways to a first token: by a prefill instance, on a decode instance, on an instance of both parts.
 const PATHS: usize = 3;
 
 /// How late requests of one class were on one path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Overshoots {
+struct OvershootHistogram {
     weights: Box<[f64]>,
     total: f64,
     margin_percent: u64,
 }
 
-impl Overshoots {
+impl OvershootHistogram {
     fn new() -> Self {
-        let mut weights: Box<[f64]> = alloc::vec![0.0; BINS].into();
-        weights[0] = PRIOR_REQUESTS - PRIOR_LATE;
-        weights[PRIOR_PERCENT] = PRIOR_LATE;
-        Self { weights, total: PRIOR_REQUESTS, margin_percent: PRIOR_PERCENT as u64 }
+        Self { weights: alloc::vec![0.0; BINS].into(), total: 0.0, margin_percent: LEAST as u64 }
     }
 
     fn observe(&mut self, percent: u64, target_permille: u32) {
@@ -49,20 +44,20 @@ impl Overshoots {
             may_be_late -= weight;
             may_be_late < 0.0
         };
-        let late = self.weights.iter().skip(1).rev().position(beyond);
-        self.margin_percent = late.map_or(0, |at| (self.weights.len() - 1 - at) as u64);
+        let late = self.weights.iter().skip(LEAST).rev().position(beyond);
+        self.margin_percent = late.map_or(LEAST, |at| self.weights.len() - 1 - at) as u64;
     }
 }
 
 /// The margins of each class, path by path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Margins {
-    classes: Vec<[Overshoots; PATHS]>,
+pub(crate) struct MarginEstimator {
+    classes: Vec<[OvershootHistogram; PATHS]>,
 }
 
-impl Margins {
+impl MarginEstimator {
     pub(crate) fn new(classes: usize) -> Self {
-        let fresh = || core::array::from_fn(|_| Overshoots::new());
+        let fresh = || core::array::from_fn(|_| OvershootHistogram::new());
         Self { classes: (0..classes.max(1)).map(|_| fresh()).collect() }
     }
 
@@ -121,21 +116,20 @@ mod tests {
     const CLASS: ClassId = ClassId(0);
 
     #[test]
-    fn what_is_in_time_needs_no_margin_in_the_end() {
-        let mut margins = Margins::new(1);
-        assert_eq!(margins.of_slack_us(CLASS, Role::Prefill, 10_000), 400, "the prior");
+    fn each_path_has_a_margin_of_its_own_that_is_never_nothing() {
+        let mut margins = MarginEstimator::new(1);
+        let of = |margins: &MarginEstimator, role| margins.of_slack_us(CLASS, role, 10_000);
         (0..2_000).for_each(|_| margins.observe((CLASS, Role::Prefill), 0, 10_000, 995));
-        assert_eq!(margins.of_slack_us(CLASS, Role::Prefill, 10_000), 0);
-        assert_eq!(
-            margins.of_slack_us(CLASS, Role::Decode, 10_000),
-            400,
-            "of another path nothing was learnt"
-        );
+        assert_eq!(of(&margins, Role::Prefill), 400);
+        (0..20).for_each(|_| margins.observe((CLASS, Role::Prefill), 900, 10_000, 995));
+        assert_eq!((of(&margins, Role::Prefill), of(&margins, Role::Decode)), (900, 400));
+        (0..6_000).for_each(|_| margins.observe((CLASS, Role::Prefill), 0, 10_000, 995));
+        assert_eq!(of(&margins, Role::Prefill), 400, "what was is forgotten");
     }
 
     #[test]
     fn a_margin_is_bounded_and_an_unknown_class_is_the_first() {
-        let mut margins = Margins::new(2);
+        let mut margins = MarginEstimator::new(2);
         (0..50).for_each(|_| margins.observe((CLASS, Role::Both), u64::MAX, 0, 995));
         assert_eq!(margins.of_slack_us(ClassId(9), Role::Both, 1_000), 300);
         assert_eq!(margins.of_slack_us(ClassId(1), Role::Both, 1_000), 40);
@@ -143,7 +137,7 @@ mod tests {
 
     #[test]
     fn margins_follow_their_class_by_name() {
-        let mut margins = Margins::new(2);
+        let mut margins = MarginEstimator::new(2);
         (0..50).for_each(|_| margins.observe((ClassId(1), Role::Both), 200, 1_000, 995));
         let names = |all: &[&str]| all.iter().map(|n| String::from(*n)).collect::<Vec<_>>();
         margins.reclass(&names(&["a", "b"]), &names(&["b", "c", "a"]));
@@ -158,7 +152,7 @@ mod tests {
         fn the_target_share_is_within_the_margin(
             percents in proptest::collection::vec(0u64..30, 20..60), target_permille in 500u32..1000,
         ) {
-            let mut margins = Margins::new(1);
+            let mut margins = MarginEstimator::new(1);
             for _ in 0..4_000 / percents.len() {
                 for percent in &percents {
                     margins.observe((CLASS, Role::Prefill), *percent, 100, target_permille);
@@ -169,7 +163,7 @@ mod tests {
             let target = f64::from(1000 - target_permille) / 1000.0;
             prop_assert!(beyond <= target + 0.03, "{beyond} beyond {margin} %");
             let less = percents.iter().filter(|p| **p + 1 > margin).count() as f64 / percents.len() as f64;
-            prop_assert!(margin == 0 || less >= target - 0.03, "{margin} % is more than is needed");
+            prop_assert!(margin == LEAST as u64 || less >= target - 0.03, "{margin} % is more than is needed");
         }
     }
 }

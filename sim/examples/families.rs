@@ -1,0 +1,189 @@
+//! Baton's policy beside all others on workloads and clusters that it was not built on: docs/scheduling.md.
+//!
+//! `cargo run --release -p baton-sim --example families [WORD]` prints a row for each load whose name holds the word.
+
+#[path = "families/workloads.rs"]
+mod workloads;
+
+use std::sync::Arc;
+
+use baton_scheduler::{AdmissionMode, PolicyName, SchedulerConfig};
+use baton_sim::engine::Mix;
+use baton_sim::faults::Fault;
+use baton_sim::metrics::{Outcome, Status};
+use baton_sim::setup::NO_STAGE_LIMIT_US;
+use baton_sim::{Pool, Setup, TraceWorkload, World, profiles};
+use baton_traces::{Dialect, Trace};
+use baton_types::{Role, SloClass};
+use rayon::prelude::*;
+
+/// One load: a workload, a cluster (prefill, decode and coupled instances), objectives, the pace.
+struct Load {
+    name: &'static str,
+    workload: &'static str,
+    instances: [u32; 3],
+    objective_ms: (u64, u64),
+    speed: f64,
+    /// Speed of all engines beside their profile, per mille.
+    engine_permille: u64,
+}
+
+const fn load(name: &'static str, workload: &'static str, instances: [u32; 3], speed: f64) -> Load {
+    Load { name, workload, instances, objective_ms: (30_000, 100), speed, engine_permille: 1000 }
+}
+
+/// Each near or beyond what the cluster serves.
+const LOADS: &[Load] = &[
+    load("conversation x3", "conversation", [8, 8, 0], 3.0),
+    load("conversation x4", "conversation", [8, 8, 0], 4.0),
+    load("conversation x6.7", "conversation", [8, 8, 0], 6.66),
+    Load { objective_ms: (5_000, 100), ..load("conversation tight x3", "conversation", [8, 8, 0], 3.0) },
+    Load { engine_permille: 667, ..load("conversation misfit x3", "conversation", [8, 8, 0], 3.0) },
+    load("conversation 1+1", "conversation", [1, 1, 0], 0.59),
+    load("conversation 2+1", "conversation", [2, 1, 0], 1.0),
+    load("conversation 13+3", "conversation", [13, 3, 0], 5.0),
+    load("conversation 15+1", "conversation", [15, 1, 0], 2.0),
+    load("conversation coupled", "conversation", [0, 0, 16], 1.2),
+    load("toolagent x5", "toolagent", [8, 8, 0], 5.0),
+    Load { objective_ms: (2_000, 60), ..load("code x8", "code", [8, 8, 0], 8.0) },
+    Load { objective_ms: (2_000, 60), ..load("chat x14", "chat", [8, 8, 0], 14.0) },
+    Load { objective_ms: (2_000, 60), ..load("chat x26", "chat", [8, 8, 0], 26.0) },
+    load("unique x3.2", "unique", [8, 8, 0], 3.2),
+    load("shuffled x4", "shuffled", [8, 8, 0], 4.0),
+    load("burst10 x3", "burst10", [8, 8, 0], 3.0),
+    load("heavyout x5", "heavyout", [8, 8, 0], 5.0),
+    load("long1pct x4", "long1pct", [8, 8, 0], 4.0),
+    load("reasoning x7", "reasoning", [8, 8, 0], 7.0),
+    load("bimodal x8", "bimodal", [8, 8, 0], 8.0),
+    load("doctree x10", "doctree", [8, 8, 0], 10.0),
+    load("flash x2", "flash", [8, 8, 0], 2.0),
+    load("agents x12", "agents", [8, 8, 0], 12.0),
+    load("classes3 x5", "classes3", [8, 8, 0], 5.0),
+    load("classes3 x8", "classes3", [8, 8, 0], 8.0),
+    load("flood x3", "flood", [8, 8, 0], 3.0),
+    load("flood x5", "flood", [8, 8, 0], 5.0),
+];
+
+/// What Baton is compared with; the last two take Baton's admission.
+const OTHERS: [(PolicyName, AdmissionMode); 8] = [
+    (PolicyName::Mooncake, AdmissionMode::Early),
+    (PolicyName::GlobalCache, AdmissionMode::Early),
+    (PolicyName::Lmetric, AdmissionMode::Early),
+    (PolicyName::LeastLoaded, AdmissionMode::Early),
+    (PolicyName::Mooncake, AdmissionMode::EarlyPredict),
+    (PolicyName::DynamoWspt, AdmissionMode::None),
+    (PolicyName::Mooncake, AdmissionMode::Slo),
+    (PolicyName::LocalCache, AdmissionMode::Slo),
+];
+
+/// What a run came to.
+struct Score {
+    in_slo: usize,
+    /// Completed with a first token beyond the objective.
+    late: usize,
+    tokens_in_slo: u64,
+    /// In SLO and all, of each class.
+    classes: Vec<(usize, usize)>,
+}
+
+fn classes(load: &Load) -> Vec<SloClass> {
+    let class = |name: &str, ttft_s: u64, weight: u32, priority: i32| SloClass {
+        name: name.to_owned(),
+        ttft_us: ttft_s * 1_000_000,
+        weight,
+        priority,
+        ..SloClass::default()
+    };
+    if load.workload == "classes3" {
+        return vec![class("standard", 30, 2, 0), class("interactive", 5, 4, 1), class("batch", 120, 1, -1)];
+    }
+    let (ttft_ms, tbt_ms) = load.objective_ms;
+    vec![SloClass { ttft_us: ttft_ms * 1000, tbt_us: tbt_ms * 1000, ..SloClass::default() }]
+}
+
+fn setup(load: &Load, (policy, admission): (PolicyName, AdmissionMode)) -> Result<Setup, String> {
+    let profile = Arc::new(profiles::named("llama3-70b-8xa100").map_err(|e| e.to_string())?);
+    let config = SchedulerConfig { policy, admission, classes: classes(load), ..SchedulerConfig::default() };
+    let [prefills, decodes, both] = load.instances;
+    let mut setup = Setup::disaggregated(prefills, decodes, &profile, config);
+    setup.pools.push(Pool::new(Role::Both, both, profile));
+    setup.pools.retain(|pool| pool.count > 0);
+    let chunk = if both > 0 { 512 } else { 8192 };
+    setup.pools.iter_mut().for_each(|pool| pool.mix = Mix::Fixed(chunk));
+    (setup.keep_outcomes, setup.sample_us) = (true, 0);
+    if policy != PolicyName::Baton {
+        // They serve every request, however late.
+        setup.stage_floor_us = NO_STAGE_LIMIT_US;
+    }
+    Ok(setup)
+}
+
+fn run(load: &Load, trace: &Arc<Trace>, way: (PolicyName, AdmissionMode)) -> Result<Score, String> {
+    let classes = classes(load);
+    let names = classes.iter().map(|class| class.name.clone()).collect();
+    let workload = TraceWorkload::new(Arc::clone(trace), load.speed).with_classes(names);
+    let mut world = World::new(setup(load, way)?, Box::new(workload))?;
+    let slowed = (load.engine_permille != 1000).then_some(0..load.instances.iter().sum());
+    slowed.into_iter().flatten().for_each(|at| world.inject(0, Fault::Slow(at, load.engine_permille)));
+    world.run()?;
+    let class = |outcome: &Outcome| &classes[usize::from(outcome.class)];
+    let first = |o: &&Outcome| o.status == Status::Completed && o.ttft_us <= class(o).ttft_us;
+    let good = |o: &&Outcome| first(o) && (o.gaps.count == 0 || o.gaps.worst_tenth_us <= class(o).tbt_us);
+    let all = world.outcomes();
+    let of = |at: usize| all.iter().filter(move |o| usize::from(o.class) == at);
+    Ok(Score {
+        in_slo: all.iter().filter(good).count(),
+        late: all.iter().filter(|o| o.status == Status::Completed && !first(o)).count(),
+        tokens_in_slo: all.iter().filter(good).map(|o| o.prompt_tokens).sum(),
+        classes: (0..classes.len()).map(|at| (of(at).filter(good).count(), of(at).count())).collect(),
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures of a table")]
+fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
+    let all = trace.records.len();
+    let tokens: u64 = trace.records.iter().map(|row| row.input_length).sum();
+    let share = |part: u64| 100.0 * part as f64 / tokens as f64;
+    let baton = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto))?;
+    let others: Result<Vec<(usize, u64, String)>, String> = OTHERS
+        .par_iter()
+        .map(|way| {
+            let score = run(load, trace, *way)?;
+            Ok((score.in_slo, score.tokens_in_slo, format!("{}, {}", way.0.name(), way.1.name())))
+        })
+        .collect();
+    let (best, best_tokens, name) = others?.into_iter().max().expect("there are others");
+    let classes =
+        baton.classes.iter().map(|(good, all)| format!("{:.1} %", 100.0 * *good as f64 / *all as f64));
+    let classes: Vec<String> = classes.filter(|_| baton.classes.len() > 1).collect();
+    Ok(format!(
+        "| {} | {all} | {} / {:.1} % | {} | {best} / {:.1} % | {name} | {:+.1} % | {} |",
+        load.name,
+        baton.in_slo,
+        share(baton.tokens_in_slo),
+        baton.late,
+        share(best_tokens),
+        100.0 * (baton.in_slo as f64 - best as f64) / all as f64,
+        classes.join(", ")
+    ))
+}
+
+fn main() -> Result<(), String> {
+    let word = std::env::args().nth(1).unwrap_or_default();
+    println!("| load | requests | baton | late | best other | which | difference | classes |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for name in workloads::NAMES {
+        let mut loads = LOADS.iter().filter(|l| l.workload == name && l.name.contains(&word)).peekable();
+        if loads.peek().is_none() {
+            continue;
+        }
+        let records = workloads::rows(name).map_err(|e| e.to_string())?;
+        let block_tokens = u32::try_from(workloads::BLOCK).expect("small");
+        let trace =
+            Arc::new(Trace { block_tokens, records, assumptions: Vec::new(), dialect: Dialect::Mooncake });
+        for load in loads {
+            println!("{}", row(load, &trace)?);
+        }
+    }
+    Ok(())
+}
