@@ -9,6 +9,7 @@
 //!   requests that were prefilled.
 //! - *wasted prefill*: prompt tokens computed for requests that were refused afterwards.
 
+mod classes;
 mod hot;
 mod result;
 mod samples;
@@ -22,6 +23,7 @@ use crate::engine::{Engine, GapSummary};
 use crate::setup::Setup;
 use crate::workload::{Arrival, Workload};
 
+pub use classes::{ClassCounter, ClassResult};
 pub use hot::{HotBlocks, Popularity};
 pub use result::{InstanceResult, LatencySummary, Objective, RunResult};
 pub use samples::Samples;
@@ -111,6 +113,7 @@ pub struct Collector {
     retry_after_us: Samples,
     late_us: u64,
     counts: Counts,
+    by_class: ClassCounter,
     reasons: [u64; RejectReason::ALL.len()],
     /// Loads over time.
     pub series: Series,
@@ -171,6 +174,7 @@ impl Collector {
             retry_after_us: Samples::default(),
             late_us: 0,
             counts: Counts::default(),
+            by_class: ClassCounter::new(&setup.scheduler.classes),
             reasons: [0; RejectReason::ALL.len()],
             series: Series::new(workload.span_us(), setup.instances()),
             instances: Vec::new(),
@@ -246,6 +250,7 @@ impl Collector {
             Status::Failed | Status::TimedOut => c.failed += 1,
             Status::Cancelled => c.cancelled += 1,
         }
+        self.by_class.ended(outcome);
         if outcome.status == Status::Completed {
             self.completed(outcome);
         }

@@ -252,7 +252,7 @@ fn tell(args: &ReplayArgs, config: &Config, told: &LiveReport<'_>) -> Result<Exi
     if args.live.format == Format::Json {
         out::say(&format!("{document}\n"))?;
     } else {
-        out::say(&format!("{}\n{}\n", table::runs(&told.runs), told.summary.text()))?;
+        out::say(&format!("{}\n{}\n", table::report(&told.runs), told.summary.text()))?;
         if !compared.is_empty() {
             out::say(&format!("{}\n", side_by_side(&compared)))?;
         }

@@ -167,7 +167,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     bar.finish_and_clear();
     let done = done?;
     let runs: Vec<RunResult> = done.iter().map(|(run, _)| run.clone()).collect();
-    out::say(&format!("{}\n", table::runs(&runs)))?;
+    out::say(&format!("{}\n", table::report(&runs)))?;
     write_files(&args, &config, &done, &runs)?;
     judge(&args.require, &runs)
 }

@@ -1,6 +1,7 @@
 //! Tables of runs for the terminal.
 
 use baton_sim::RunResult;
+use baton_sim::metrics::ClassResult;
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 
 /// An empty table; the columns of `figures` are aligned to the right.
@@ -13,8 +14,16 @@ pub fn with_header(header: &[&str], figures: impl std::ops::RangeBounds<usize>) 
     table
 }
 
+/// Runs side by side; below, where a run has more than one service class, a row for each class of each run.
+pub fn report(runs: &[RunResult]) -> String {
+    if runs.iter().all(|run| run.classes.len() < 2) {
+        return self::runs(runs);
+    }
+    format!("{}\n{}", self::runs(runs), classes(runs))
+}
+
 /// Runs side by side.
-pub fn runs(runs: &[RunResult]) -> String {
+fn runs(runs: &[RunResult]) -> String {
     let mut table = with_header(
         &[
             "policy",
@@ -42,11 +51,57 @@ pub fn runs(runs: &[RunResult]) -> String {
     table.to_string()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "shares for a table")]
+/// Service classes, run by run.
+fn classes(runs: &[RunResult]) -> String {
+    let header = [
+        "policy",
+        "speed",
+        "class",
+        "requests",
+        "in SLO",
+        "target",
+        "late TTFT",
+        "late TBT",
+        "refused",
+        "TTFT p50",
+        "p90",
+    ];
+    let mut table = with_header(&header, 3..);
+    for run in runs {
+        for class in &run.classes {
+            table.add_row(class_row(run, class));
+        }
+    }
+    table.to_string()
+}
+
+fn class_row(run: &RunResult, class: &ClassResult) -> Vec<String> {
+    vec![
+        run.policy.clone(),
+        format!("×{}", run.speed),
+        class.name.clone(),
+        class.requests.to_string(),
+        share(class.in_slo, class.requests),
+        format!("{:.1} %", 100.0 * class.target),
+        class.late_ttft.to_string(),
+        class.late_tbt.to_string(),
+        class.rejected.to_string(),
+        seconds(class.ttft_s.p50),
+        seconds(class.ttft_s.p90),
+    ]
+}
+
+fn seconds(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".into(), |v| format!("{v:.2} s"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for a table")]
+fn share(part: u64, whole: u64) -> String {
+    format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
 fn row(run: &RunResult) -> Vec<String> {
-    let seconds = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.2} s"));
     let millis = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.1} ms"));
-    let share = |a: u64, b: u64| format!("{:.1} %", 100.0 * a as f64 / b.max(1) as f64);
     vec![
         run.policy.clone(),
         run.admission.clone(),

@@ -82,6 +82,57 @@ fn every_request_ends_once_and_every_token_is_counted() {
 }
 
 #[test]
+fn each_service_class_has_its_figures_and_they_add_up() {
+    let place = Place::new();
+    let row = |i: u64| {
+        let class = if i.is_multiple_of(3) { "batch" } else { "chat" };
+        format!(
+            "{{\"timestamp\": {}, \"input_length\": 20480, \"output_length\": 50, \"hash_ids\": {:?}, \"class\": \"{class}\"}}\n",
+            20 * i,
+            (1_000 * i + 1..1_000 * i + 41).collect::<Vec<_>>(),
+        )
+    };
+    place.write("t.jsonl", &(0..300).map(row).collect::<String>());
+    place.write(
+        "two.toml",
+        "[[scheduler.classes]]\nname = 'chat'\nttft_us = 5000000\n\
+         [[scheduler.classes]]\nname = 'batch'\nttft_us = 30000000\ntarget_permille = 900\n",
+    );
+    let args = [
+        "replay",
+        "t.jsonl",
+        "--config",
+        "two.toml",
+        "--json",
+        "out.json",
+        "--html",
+        "out.html",
+        "--policy",
+        "baton,random",
+    ];
+    let shown = place.baton(&args).succeeded();
+    for word in ["chat", "batch", "99.5 %", "90.0 %", "late TTFT", "late TBT"] {
+        assert!(shown.stdout.contains(word), "'{word}' is missing: {shown:#?}");
+    }
+    let page = std::fs::read_to_string(place.path("out.html")).unwrap();
+    assert!(page.contains("<h3>Service classes</h3>"), "no table of classes on the page");
+    for run in place.json("out.json")["runs"].as_array().unwrap() {
+        let classes = run["classes"].as_array().unwrap_or_else(|| panic!("no classes: {run:#}"));
+        let sum = |name: &str| classes.iter().map(|class| count(class, name)).sum::<u64>();
+        for name in ["requests", "completed", "in_slo", "rejected", "failed", "cancelled"] {
+            assert_eq!(sum(name), count(run, name), "{name} of {run:#}");
+        }
+        assert_eq!((count(&classes[0], "requests"), count(&classes[1], "requests")), (200, 100), "{run:#}");
+        for (class, target) in classes.iter().zip([0.995, 0.9]) {
+            assert!((number(class, "/target") - target).abs() < 1e-9, "{run:#}");
+        }
+        assert_eq!(sum("completed") - sum("late_ttft"), count(run, "ttft_ok"), "{run:#}");
+        assert_eq!(sum("completed") - sum("late_tbt"), count(run, "tbt_ok"), "{run:#}");
+        assert!(sum("rejected") + sum("late_ttft") > 0, "an overload: {run:#}");
+    }
+}
+
+#[test]
 fn easy_requests_are_all_served_in_time() {
     let rows = rows::easy();
     for run in runs(&rows, &["--policy", "round_robin,mooncake,baton"]) {

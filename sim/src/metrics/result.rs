@@ -3,7 +3,7 @@
 use baton_types::{Role, SloClass};
 use serde::Serialize;
 
-use super::{Collector, HotBlocks, Series, seconds};
+use super::{ClassResult, Collector, HotBlocks, Series, seconds};
 
 /// Mean and percentiles; `None` where there was nothing to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -63,6 +63,8 @@ pub struct RunResult {
     pub seed: u64,
     /// The objectives of each class.
     pub objectives: Vec<Objective>,
+    /// The figures of each class, in the order of `objectives`.
+    pub classes: Vec<ClassResult>,
     /// Requests offered.
     pub requests: u64,
     /// Requests that got all their tokens.
@@ -168,6 +170,7 @@ impl Collector {
             speed,
             seed,
             objectives: self.objectives(),
+            classes: self.by_class.results(),
             requests: c.arrived,
             completed: c.completed,
             rejected: c.rejected,

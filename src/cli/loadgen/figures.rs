@@ -5,7 +5,7 @@
 
 use baton_scheduler::RejectReason;
 use baton_sim::RunResult;
-use baton_sim::metrics::{Objective, Outcome, Samples, Series, Status};
+use baton_sim::metrics::{ClassCounter, Objective, Outcome, Samples, Series, Status};
 use baton_types::SloClass;
 
 use super::live::SentRequest;
@@ -53,14 +53,16 @@ struct Sums {
 /// The figures of a run whose requests ended as `sent` says, judged by `classes` (at least one).
 pub fn result(sent: &[SentRequest], classes: &[SloClass], name: RunName<'_>) -> RunResult {
     let mut sums = Sums::default();
+    let mut by_class = ClassCounter::new(classes);
     let span_us = sent.iter().map(|s| s.outcome.end_us).max().unwrap_or(0);
     let mut series = Series::new(span_us, 0);
     for one in sent {
         let class = &classes[usize::from(one.outcome.class).min(classes.len() - 1)];
         sums.take(one, class);
+        by_class.ended(&one.outcome);
         mark(&mut series, one, class);
     }
-    sums.close(classes, name, series, sent.len() as u64)
+    RunResult { classes: by_class.results(), ..sums.close(classes, name, series, sent.len() as u64) }
 }
 
 /// Whether an answer met its class's objectives: TTFT, TBT.
@@ -118,6 +120,7 @@ impl Sums {
             speed: name.speed,
             seed: name.seed,
             objectives: classes.iter().map(objective).collect(),
+            classes: Vec::new(),
             requests,
             completed: status(Status::Completed),
             rejected: status(Status::Rejected),
@@ -277,6 +280,7 @@ mod tests {
         assert_eq!((ours.ttft_s, ours.tbt_ms), (theirs.ttft_s, theirs.tbt_ms));
         assert_eq!(ours.retry_after_s, theirs.retry_after_s);
         assert_eq!(ours.objectives, theirs.objectives);
+        assert_eq!(ours.classes, theirs.classes);
         assert_eq!(ours.ttft_quantiles_s, theirs.ttft_quantiles_s);
         let sums = |r: &RunResult| {
             let all = baton_sim::metrics::Bin::sum(&r.series.bins);

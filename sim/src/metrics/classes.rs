@@ -1,0 +1,162 @@
+//! Figures by service class.
+
+use baton_types::SloClass;
+use serde::Serialize;
+
+use super::{LatencySummary, Outcome, Samples, Status};
+
+/// The figures of one service class. Each request counts once, in its own class, when it ends.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClassResult {
+    /// Name of the class.
+    pub name: String,
+    /// Share of admitted requests that should have their first token in time: `target_permille` of the class, 0–1.
+    pub target: f64,
+    /// Requests offered: completed, rejected, failed and cancelled ones.
+    pub requests: u64,
+    /// Requests that got all their tokens.
+    pub completed: u64,
+    /// Requests in SLO.
+    pub in_slo: u64,
+    /// Completed requests beyond the TTFT objective.
+    pub late_ttft: u64,
+    /// Completed requests beyond the TBT objective; a request may be beyond both.
+    pub late_tbt: u64,
+    /// Requests refused for good.
+    pub rejected: u64,
+    /// Requests admitted that could not be served.
+    pub failed: u64,
+    /// Requests whose client left.
+    pub cancelled: u64,
+    /// Time to first token of completed requests.
+    pub ttft_s: LatencySummary,
+}
+
+/// Counts of one class.
+#[derive(Clone, Debug, Default)]
+struct ClassCounts {
+    completed: u64,
+    in_slo: u64,
+    late_ttft: u64,
+    late_tbt: u64,
+    rejected: u64,
+    failed: u64,
+    cancelled: u64,
+    ttft_us: Samples,
+}
+
+/// Counts requests by service class as they end.
+#[derive(Clone, Debug)]
+pub struct ClassCounter {
+    classes: Vec<(SloClass, ClassCounts)>,
+}
+
+impl ClassCounter {
+    /// A counter of no request, for `classes` (at least one).
+    #[must_use]
+    pub fn new(classes: &[SloClass]) -> Self {
+        Self { classes: classes.iter().map(|c| (c.clone(), ClassCounts::default())).collect() }
+    }
+
+    /// Counts a request that ended; one of an unknown class counts in the last.
+    pub fn ended(&mut self, outcome: &Outcome) {
+        let last = self.classes.len() - 1;
+        let (class, counts) = &mut self.classes[usize::from(outcome.class).min(last)];
+        match outcome.status {
+            Status::Completed => {
+                let late_ttft = outcome.ttft_us > class.ttft_us;
+                let late_tbt = outcome.gaps.worst_tenth_us > class.tbt_us;
+                counts.completed += 1;
+                counts.in_slo += u64::from(!late_ttft && !late_tbt);
+                counts.late_ttft += u64::from(late_ttft);
+                counts.late_tbt += u64::from(late_tbt);
+                counts.ttft_us.push(outcome.ttft_us);
+            }
+            Status::Rejected => counts.rejected += 1,
+            Status::Failed | Status::TimedOut => counts.failed += 1,
+            Status::Cancelled => counts.cancelled += 1,
+        }
+    }
+
+    /// The figures of each class, in the order of the classes.
+    #[must_use]
+    pub fn results(&self) -> Vec<ClassResult> {
+        let result = |(class, n): &(SloClass, ClassCounts)| ClassResult {
+            name: class.name.clone(),
+            target: f64::from(class.target_permille) / 1000.0,
+            requests: n.completed + n.rejected + n.failed + n.cancelled,
+            completed: n.completed,
+            in_slo: n.in_slo,
+            late_ttft: n.late_ttft,
+            late_tbt: n.late_tbt,
+            rejected: n.rejected,
+            failed: n.failed,
+            cancelled: n.cancelled,
+            ttft_s: n.ttft_us.figures(1e6).0,
+        };
+        self.classes.iter().map(result).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::GapSummary;
+
+    fn outcome(class: u16, status: Status, ttft_us: u64, tbt_us: u64) -> Outcome {
+        Outcome {
+            status,
+            class,
+            first_offer_us: 0,
+            offer_us: 0,
+            end_us: 0,
+            prompt_tokens: 1,
+            output_tokens: 1,
+            cached_tokens: 0,
+            hit_blocks: 0,
+            blocks: 1,
+            ttft_us,
+            gaps: GapSummary { worst_tenth_us: tbt_us, ..GapSummary::default() },
+            attempts: 1,
+            retry_after_us: 0,
+            prefill: 0,
+            decode: 0,
+            wasted_tokens: 0,
+        }
+    }
+
+    #[test]
+    fn each_request_counts_once_in_its_class_by_that_classes_objectives() {
+        let class = |name: &str, ttft_us, target_permille| SloClass {
+            name: name.into(),
+            ttft_us,
+            tbt_us: 100,
+            target_permille,
+            ..SloClass::default()
+        };
+        let mut counter = ClassCounter::new(&[class("chat", 1_000_000, 995), class("batch", 9_000_000, 900)]);
+        for (class, status, ttft_us, tbt_us) in [
+            (0, Status::Completed, 1_000_000, 100),
+            (0, Status::Completed, 2_000_000, 100),
+            (0, Status::Completed, 3_000_000, 101),
+            (0, Status::Rejected, 0, 0),
+            (1, Status::Completed, 2_000_000, 100),
+            (1, Status::Completed, 1_000_000, 101),
+            (1, Status::Failed, 9, 9),
+            (1, Status::TimedOut, 9, 9),
+            (7, Status::Cancelled, 9, 9),
+        ] {
+            counter.ended(&outcome(class, status, ttft_us, tbt_us));
+        }
+        let results = counter.results();
+        let counts = |r: &ClassResult| {
+            [r.requests, r.completed, r.in_slo, r.late_ttft, r.late_tbt, r.rejected, r.failed, r.cancelled]
+        };
+        assert_eq!(counts(&results[0]), [4, 3, 1, 2, 1, 1, 0, 0]);
+        assert_eq!(counts(&results[1]), [5, 2, 1, 0, 1, 0, 2, 1]);
+        assert_eq!((results[0].name.as_str(), results[1].name.as_str()), ("chat", "batch"));
+        assert_eq!((results[0].target, results[1].target), (0.995, 0.9));
+        assert_eq!((results[0].ttft_s.p50, results[0].ttft_s.p90), (Some(2.0), Some(3.0)));
+        assert_eq!(results[1].ttft_s.p90, Some(2.0), "of completed requests alone");
+    }
+}
