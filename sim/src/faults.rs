@@ -3,7 +3,7 @@
 use baton_types::Rng;
 
 /// How many faults of each kind strike during a run, and how news of caches go astray.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     /// Instances that die and come back empty, in a new epoch.
     pub deaths: u32,
@@ -15,8 +15,24 @@ pub struct FaultPlan {
     pub lost_news_permille: u32,
     /// How late cache news arrive, µs.
     pub news_delay_us: u64,
+    /// Speed of every engine over that of its profile, per mille, for the whole run. Conductors are not told.
+    pub engine_speed_permille: u32,
     /// Seed of when and where.
     pub seed: u64,
+}
+
+impl Default for FaultPlan {
+    fn default() -> Self {
+        Self {
+            deaths: 0,
+            slow_nodes: 0,
+            lost_links: 0,
+            lost_news_permille: 0,
+            news_delay_us: 0,
+            engine_speed_permille: 1000,
+            seed: 0,
+        }
+    }
 }
 
 /// One fault.
@@ -36,13 +52,17 @@ pub enum Fault {
 
 impl FaultPlan {
     /// The faults with their times, in order, over a run of `span_us`. Everything is healed by
-    /// nine tenths of it: what is admitted after that must finish.
+    /// nine tenths of it, so what is admitted after that must finish. Only a speed of all engines lasts.
     #[must_use]
     pub fn draw(&self, instances: u32, span_us: u64) -> Vec<(u64, Fault)> {
         let mut rng = Rng::fork(self.seed, 77);
         let mut faults = Vec::new();
         let last = (span_us / 10 * 8).max(1);
         let moment = |rng: &mut Rng| (rng.below(last), rng.below(span_us / 10 + 1) + 1);
+        let speed = u64::from(self.engine_speed_permille);
+        if speed != 1000 {
+            faults.extend((0..instances).map(|instance| (0, Fault::Slow(instance, speed))));
+        }
         let pick = |rng: &mut Rng| u32::try_from(rng.below(u64::from(instances))).expect("below a u32");
         for _ in 0..self.deaths {
             let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
@@ -51,8 +71,8 @@ impl FaultPlan {
         }
         for _ in 0..self.slow_nodes {
             let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
-            faults.push((at, Fault::Slow(instance, 200 + rng.below(600))));
-            faults.push((at + pause, Fault::Slow(instance, 1000)));
+            faults.push((at, Fault::Slow(instance, (200 + rng.below(600)) * speed / 1000)));
+            faults.push((at + pause, Fault::Slow(instance, speed)));
         }
         for _ in 0..self.lost_links {
             let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
@@ -79,5 +99,17 @@ mod tests {
         let count = |f: fn(&Fault) -> bool| faults.iter().filter(|(_, x)| f(x)).count();
         assert_eq!(count(|f| matches!(f, Fault::Death(_))), count(|f| matches!(f, Fault::Rebirth(_))));
         assert!(FaultPlan::default().draw(8, 1_000_000).is_empty(), "nothing is planned, nothing is drawn");
+    }
+
+    #[test]
+    fn a_speed_of_all_engines_holds_from_the_first_moment_and_a_slow_node_returns_to_it() {
+        let plan = FaultPlan { engine_speed_permille: 500, slow_nodes: 1, ..FaultPlan::default() };
+        let faults = plan.draw(3, 1_000_000);
+        let first: Vec<_> = (0..3).map(|instance| (0, Fault::Slow(instance, 500))).collect();
+        assert_eq!(faults[..3], first);
+        let [(_, Fault::Slow(_, slow)), (_, Fault::Slow(_, healed))] = faults[3..] else {
+            panic!("one slow node: {faults:?}");
+        };
+        assert!((100..400).contains(&slow) && healed == 500, "{faults:?}");
     }
 }

@@ -50,6 +50,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
             lost_links: faults.lost_links,
             lost_news_permille: faults.lost_news_permille,
             news_delay_us: faults.news_delay_us,
+            engine_speed_permille: faults.engine_speed_permille,
             seed,
         },
         routers: config.cluster.routers,
@@ -135,6 +136,16 @@ mod tests {
         let of = |text| setup(&crate::config::parse(text).expect("valid"), 1).expect("a cluster");
         assert_eq!(of("").scheduler.first_token, FirstToken::Decode);
         assert_eq!(of("[cluster]\nfirst_token = \"prefill\"").scheduler.first_token, FirstToken::Prefill);
+    }
+
+    #[test]
+    fn a_speed_of_all_engines_is_a_fault_within_bounds() {
+        let parsed = |text| crate::config::parse(text);
+        let of =
+            |text| setup(&parsed(text).expect("valid"), 1).expect("a cluster").faults.engine_speed_permille;
+        assert_eq!((of(""), of("[faults]\nengine_speed_permille = 667")), (1000, 667));
+        let error = parsed("[faults]\nengine_speed_permille = 99").expect_err("below the bounds").to_string();
+        assert!(error.contains("faults.engine_speed_permille"), "{error}");
     }
 
     #[test]

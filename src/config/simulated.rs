@@ -195,7 +195,7 @@ impl Default for ClientsConfig {
 }
 
 /// Faults that a simulation injects; the times and places follow from its seed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultsConfig {
     /// Instances that die and restart empty.
@@ -208,6 +208,22 @@ pub struct FaultsConfig {
     pub lost_news_permille: u32,
     /// How late cache news arrive, µs.
     pub news_delay_us: u64,
+    /// Speed of every engine over the speed in its cost profile, per mille, 100–4000, for the whole run. The scheduler is
+    /// not told: another value than 1000 is a profile that is wrong by this factor.
+    pub engine_speed_permille: u32,
+}
+
+impl Default for FaultsConfig {
+    fn default() -> Self {
+        Self {
+            deaths: 0,
+            slow_nodes: 0,
+            lost_links: 0,
+            lost_news_permille: 0,
+            news_delay_us: 0,
+            engine_speed_permille: 1000,
+        }
+    }
 }
 
 impl ClusterConfig {
@@ -235,6 +251,7 @@ impl ClientsConfig {
 
 impl FaultsConfig {
     pub(super) fn validate(&self) -> Result<(), String> {
-        within("faults.lost_news_permille", f64::from(self.lost_news_permille), 0.0, 1000.0)
+        within("faults.lost_news_permille", f64::from(self.lost_news_permille), 0.0, 1000.0)?;
+        within("faults.engine_speed_permille", f64::from(self.engine_speed_permille), 100.0, 4000.0)
     }
 }

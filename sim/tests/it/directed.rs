@@ -65,6 +65,28 @@ fn a_decode_that_dies_goes_on_elsewhere_where_it_stopped() {
 }
 
 #[test]
+fn engines_slower_than_their_profile_take_longer_than_predicted_from_the_first_request() {
+    let (mut setup, arrivals) = (setup(1, 1, PolicyName::Baton), [arrival(0, 40, 0, 20)]);
+    setup.scheduler.explain_every = 1;
+    let run = |permille| {
+        let mut setup = setup.clone();
+        setup.faults.engine_speed_permille = permille;
+        let workload = RecordedArrivals(arrivals.iter().cloned().collect());
+        let mut world = World::new(setup, Box::new(workload)).unwrap();
+        world.run().unwrap();
+        let metrics = world.into_metrics();
+        let predicted_us = metrics.decisions[0].candidates[0].compute_us.unwrap();
+        let result = metrics.result(("", ""), 1.0, 1);
+        (predicted_us, result.prefill_busy_s * 1e6 / predicted_us as f64, result.prefill_prediction_error)
+    };
+    let (as_told, slow) = (run(1000), run(667));
+    assert_eq!(slow.0, as_told.0, "the conductor predicts by the profile");
+    assert!((as_told.1 - 1.0).abs() < 0.01 && as_told.2 < 0.01, "{as_told:?}");
+    assert!((slow.1 - 1000.0 / 667.0).abs() < 0.01, "measured over predicted: {slow:?}");
+    assert!((slow.2 - 0.333).abs() < 0.01, "{slow:?}");
+}
+
+#[test]
 fn a_request_in_which_two_engines_died_is_tried_on_no_third() {
     let (setup, arrivals) = (setup(1, 2, PolicyName::Baton), [arrival(0, 4, 0, 400)]);
     let (quiet, _) = play(&setup, &arrivals, &[]);

@@ -36,6 +36,7 @@ impl Scenario {
             lost_news_permille: [0, 0, 20, 300][pick(&mut rng, 4)],
             news_delay_us: news_delays_us[pick(&mut rng, 5)],
             seed,
+            ..FaultPlan::default()
         };
         scenario.setup.clients.leave_permille = [0, 0, 100, 500][pick(&mut rng, 4)];
         if rng.chance_permille(80) {
