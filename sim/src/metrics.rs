@@ -17,7 +17,8 @@ mod series;
 
 use baton_scheduler::{Decision, RejectReason, Rejection, SchedulerStats};
 use baton_store::TierStats;
-use baton_types::{BlockHash, BlockKey, InstanceId, Role, SloClass};
+use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, SloClass};
+use hashbrown::HashMap;
 
 use crate::engine::{Engine, GapSummary};
 use crate::setup::Setup;
@@ -106,6 +107,8 @@ pub struct Collector {
     pub outcomes: Vec<Outcome>,
     /// Decisions recorded.
     pub decisions: Vec<Decision>,
+    /// Of completed requests, when they were last offered and their TTFT, µs; kept while decisions are recorded.
+    answered_us: HashMap<RequestId, (u64, u64)>,
     ttft_us: Samples,
     tbt_us: Samples,
     gap_sum_us: u128,
@@ -167,6 +170,7 @@ impl Collector {
             keep: setup.keep_outcomes,
             outcomes: Vec::new(),
             decisions: Vec::new(),
+            answered_us: HashMap::new(),
             ttft_us: Samples::default(),
             tbt_us: Samples::default(),
             gap_sum_us: 0,
@@ -231,6 +235,14 @@ impl Collector {
         self.decisions.push(decision);
     }
 
+    /// The TTFT of the request that a recorded decision placed, µs; none where the decision placed none, where the request
+    /// was offered again later, or where it did not complete.
+    #[must_use]
+    pub fn ttft_after_us(&self, decision: &Decision) -> Option<u64> {
+        let (offer_us, ttft_us) = *self.answered_us.get(&decision.request)?;
+        (decision.chosen.is_some() && decision.at_us >= offer_us).then_some(ttft_us)
+    }
+
     pub(crate) fn sampled(&mut self, now_us: u64, load: &LoadSample) {
         self.series.sample(now_us, load);
     }
@@ -242,7 +254,7 @@ impl Collector {
         self.counts.cached_tokens as f64 / (self.counts.prompt_tokens.max(1)) as f64
     }
 
-    pub(crate) fn ended(&mut self, outcome: &Outcome) {
+    pub(crate) fn ended(&mut self, request: RequestId, outcome: &Outcome) {
         let c = &mut self.counts;
         match outcome.status {
             Status::Completed => c.completed += 1,
@@ -253,6 +265,9 @@ impl Collector {
         self.by_class.ended(outcome);
         if outcome.status == Status::Completed {
             self.completed(outcome);
+            if !self.decisions.is_empty() {
+                self.answered_us.insert(request, (outcome.offer_us, outcome.ttft_us));
+            }
         }
         if self.keep {
             self.outcomes.push(*outcome);

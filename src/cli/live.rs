@@ -122,7 +122,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
     let mut runs = vec![figures::result(&paced.sent, &config.scheduler.classes, name)];
     let trace = if paced.interrupted { first(&trace, paced.sent.len()) } else { trace };
     for job in &predicted {
-        runs.push(replay::simulate(job, args, &trace, &ProgressBar::hidden())?.0);
+        runs.push(replay::simulate(job, args, &trace, &ProgressBar::hidden())?.figures);
     }
     let summary = LiveSummary::new(&paced, identity);
     tell(args, &config, &LiveReport { runs, paced: &paced, summary })
@@ -279,7 +279,7 @@ fn write_files(
     }
     if let Some(path) = &args.requests {
         let outcomes: Vec<Outcome> = told.paced.sent.iter().map(|s| s.outcome).collect();
-        out::save(path, &replay::request_lines(&[(told.runs[0].clone(), outcomes)])?)?;
+        out::save(path, &replay::request_lines(&[(&told.runs[0], &outcomes)])?)?;
     }
     if let Some(path) = &args.html {
         let mut facts = replay::facts(args, config);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use baton_scheduler::{AdmissionMode, PolicyName};
-use baton_sim::metrics::Outcome;
+use baton_scheduler::{AdmissionMode, Decision, PolicyName};
+use baton_sim::metrics::{Collector, Outcome};
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
 use baton_traces::scale::{self, Scale};
 use baton_traces::{Dialect, ReadOptions, TimeUnit, Trace};
@@ -31,7 +31,7 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
     /// Step a conductor again through a file of a live service's journal and compare what it orders
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "html", "require", "spread", "window", "rows"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "decisions", "html", "require", "spread", "window", "rows"])]
     journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
@@ -77,6 +77,10 @@ pub struct ReplayArgs {
     /// Write one line for every request of every run to this file
     #[arg(long, value_name = "OUT")]
     pub(super) requests: Option<PathBuf>,
+    /// Write one line for every placement decision of every run, with predicted and actual TTFT and each candidate's
+    /// terms, to this file; sets scheduler.explain_every to 1 unless the config sets it
+    #[arg(long, value_name = "OUT", conflicts_with = "live")]
+    pub(super) decisions: Option<PathBuf>,
     /// Write a self-contained report page to this file
     #[arg(long, value_name = "OUT")]
     pub(super) html: Option<PathBuf>,
@@ -140,9 +144,18 @@ pub(super) struct Job {
     pub(super) setup: Setup,
 }
 
+/// What is kept of a run for the terminal and the files.
+pub(super) struct FinishedRun {
+    pub(super) figures: RunResult,
+    /// Every request's, if `--requests` asks for them.
+    outcomes: Vec<Outcome>,
+    /// The lines of `--decisions`.
+    decisions: String,
+}
+
 /// Runs `baton replay`.
 pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
-    for path in [&args.json, &args.requests, &args.html].into_iter().flatten() {
+    for path in [&args.json, &args.requests, &args.decisions, &args.html].into_iter().flatten() {
         out::has_folder(path)?;
     }
     if args.live.live.is_some() {
@@ -162,11 +175,11 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     let pool =
         rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| format!("replay: {e}"))?;
     let bar = progress(jobs.len() as u64 * rows(&args, &trace));
-    let done: Result<Vec<(RunResult, Vec<Outcome>)>, String> =
+    let done: Result<Vec<FinishedRun>, String> =
         pool.install(|| jobs.par_iter().map(|job| simulate(job, &args, &trace, &bar)).collect());
     bar.finish_and_clear();
     let done = done?;
-    let runs: Vec<RunResult> = done.iter().map(|(run, _)| run.clone()).collect();
+    let runs: Vec<RunResult> = done.iter().map(|done| done.figures.clone()).collect();
     out::say(&format!("{}\n", table::report(&runs)))?;
     write_files(&args, &config, &done, &runs)?;
     judge(&args.require, &runs)
@@ -184,6 +197,9 @@ pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, Strin
             setup.scheduler.admission = args.admission.unwrap_or(setup.scheduler.admission);
             setup.audit_every = args.audit;
             setup.keep_outcomes = args.requests.is_some();
+            if args.decisions.is_some() {
+                setup.scheduler.explain_every = setup.scheduler.explain_every.max(1);
+            }
             setup.foresight_us = if policy.foresees() { FORESIGHT_US } else { 0 };
             jobs.push(Job { policy, speed, setup });
         }
@@ -285,7 +301,7 @@ pub(super) fn simulate(
     args: &ReplayArgs,
     trace: &Arc<Trace>,
     bar: &ProgressBar,
-) -> Result<(RunResult, Vec<Outcome>), String> {
+) -> Result<FinishedRun, String> {
     let names = job.setup.scheduler.classes.iter().map(|c| c.name.clone()).collect();
     let mut setup = job.setup.clone();
     setup.scheduler.block_tokens = trace.block_tokens;
@@ -312,13 +328,17 @@ pub(super) fn simulate(
     run.cpu_s = cpu::thread_cpu_s() - started;
     run.prompts_outside_profile =
         trace.records.iter().filter(|r| longest > 0 && r.input_length > longest).count() as u64;
-    Ok((run, std::mem::take(&mut metrics.outcomes)))
+    let decisions = match &args.decisions {
+        Some(_) => decision_lines(&run, &metrics),
+        None => String::new(),
+    };
+    Ok(FinishedRun { figures: run, outcomes: std::mem::take(&mut metrics.outcomes), decisions })
 }
 
 fn write_files(
     args: &ReplayArgs,
     config: &Config,
-    done: &[(RunResult, Vec<Outcome>)],
+    done: &[FinishedRun],
     runs: &[RunResult],
 ) -> Result<(), String> {
     if let Some(path) = &args.json {
@@ -327,13 +347,18 @@ fn write_files(
         out::save(path, &text)?;
     }
     if let Some(path) = &args.requests {
-        out::save(path, &request_lines(done)?)?;
+        let outcomes: Vec<_> = done.iter().map(|run| (&run.figures, run.outcomes.as_slice())).collect();
+        out::save(path, &request_lines(&outcomes)?)?;
+    }
+    if let Some(path) = &args.decisions {
+        let lines: String = done.iter().map(|run| run.decisions.as_str()).collect();
+        out::save(path, &lines)?;
     }
     if let Some(path) = &args.html {
         let facts = facts(args, config);
         out::save(path, &baton_sim::report::html("Replay", &facts, runs))?;
     }
-    let written = [&args.json, &args.requests, &args.html];
+    let written = [&args.json, &args.requests, &args.decisions, &args.html];
     for path in written.into_iter().flatten() {
         note!("written: {}", path.display());
     }
@@ -364,10 +389,10 @@ fn known(instance: u32) -> Option<u32> {
 }
 
 /// One JSON line a request.
-pub(super) fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String, String> {
+pub(super) fn request_lines(done: &[(&RunResult, &[Outcome])]) -> Result<String, String> {
     let mut text = Vec::new();
     for (run, outcomes) in done {
-        for o in outcomes {
+        for o in *outcomes {
             let line = serde_json::json!({
                 "policy": run.policy, "speed": run.speed, "status": o.status.name(), "class": o.class,
                 "first_offer_us": o.first_offer_us, "offer_us": o.offer_us, "end_us": o.end_us,
@@ -380,6 +405,20 @@ pub(super) fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String
         }
     }
     String::from_utf8(text).map_err(|e| e.to_string())
+}
+
+/// One JSON line a recorded decision.
+fn decision_lines(run: &RunResult, metrics: &Collector) -> String {
+    let line = |decision: &Decision| {
+        let chosen = decision.candidates.iter().find(|c| Some(c.instance) == decision.chosen);
+        let line = serde_json::json!({
+            "policy": run.policy, "speed": run.speed, "request": decision.request, "at_us": decision.at_us,
+            "chosen": decision.chosen, "predicted_ttft_us": chosen.and_then(|c| c.ttft_us),
+            "actual_ttft_us": metrics.ttft_after_us(decision), "candidates": decision.candidates,
+        });
+        format!("{line}\n")
+    };
+    metrics.decisions.iter().map(line).collect()
 }
 
 /// Exit code by the conditions asked for.

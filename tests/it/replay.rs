@@ -133,6 +133,31 @@ fn each_service_class_has_its_figures_and_they_add_up() {
 }
 
 #[test]
+fn decisions_are_written_with_prediction_and_measurement() {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&rows::easy()));
+    place.baton(&["replay", "t.jsonl", "--policy", "random,baton", "--decisions", "d.jsonl"]).succeeded();
+    let text = std::fs::read_to_string(place.path("d.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // The random policy compares no candidates, so it has nothing to record.
+    let lines: Vec<&Value> = lines.iter().filter(|line| line["policy"] == "baton").collect();
+    assert_eq!(lines.len(), rows::easy().len(), "a decision for each request: {text}");
+    for line in lines {
+        let candidates = line["candidates"].as_array().unwrap();
+        let chosen = candidates.iter().find(|c| c["instance"] == line["chosen"]).unwrap();
+        assert_eq!(chosen["ttft_us"], line["predicted_ttft_us"], "{line:#}");
+        let ratio = number(line, "/actual_ttft_us") / number(line, "/predicted_ttft_us");
+        assert!((ratio - 1.0).abs() < 0.1, "an idle cluster is predicted well: {line:#}");
+    }
+    place.write("c.toml", "[scheduler]\nexplain_every = 5\n");
+    place.baton(&["replay", "t.jsonl", "--config", "c.toml", "--decisions", "d.jsonl"]).succeeded();
+    let text = std::fs::read_to_string(place.path("d.jsonl")).unwrap();
+    assert_eq!(text.lines().count(), 1, "one in five, as the file says: {text}");
+    let live = ["replay", "t.jsonl", "--live", "http://127.0.0.1:1", "--decisions", "d.jsonl"];
+    place.baton(&live).refused(2, &["--decisions", "--live"]);
+}
+
+#[test]
 fn easy_requests_are_all_served_in_time() {
     let rows = rows::easy();
     for run in runs(&rows, &["--policy", "round_robin,mooncake,baton"]) {

@@ -231,6 +231,7 @@ impl World {
         let live = &mut self.live[slot as usize];
         self.oracle.witness(live.used, || format!("I5: {} ended twice", live.id));
         live.used = false;
+        let request = live.id;
         let outcome = Outcome {
             status,
             class: live.class,
@@ -254,7 +255,7 @@ impl World {
         self.free.push(slot);
         self.in_flight -= 1;
         self.oracle.ended(status);
-        self.metrics.ended(&outcome);
+        self.metrics.ended(request, &outcome);
     }
 }
 
