@@ -13,6 +13,7 @@ mod ending;
 mod facts;
 mod fleet;
 mod forget;
+mod gap_tally;
 mod inbox;
 mod instance_ids;
 pub mod journal;
@@ -20,6 +21,7 @@ mod lead;
 mod orders;
 mod policy;
 mod session;
+mod slo;
 mod status;
 mod tenants;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The names under which the live service's numbers are exported: stable, documented in
 //! `docs/metrics.md`, the same buckets as the simulator's reports.
 
+mod by_class;
 mod by_node;
 mod edge;
 pub(crate) mod objects;
@@ -10,6 +11,8 @@ use std::sync::{Arc, Weak};
 
 use baton_http::{Figure, Kind, Page};
 use baton_router::Router;
+use by_class::ByClass;
+pub(crate) use by_class::SloOutcome;
 use by_node::ByNode;
 pub(crate) use edge::ControlCloseReason;
 use edge::Edge;
@@ -41,8 +44,16 @@ pub const NAMES: &[Figure] = &[
     Figure::counter("baton_prompt_tokens_total", "Prompt tokens of completed answers"),
     Figure::counter("baton_cached_tokens_total", "Prompt tokens that were not computed again"),
     Figure::counter("baton_output_tokens_total", "Tokens of completed answers"),
-    Figure::histogram("baton_ttft_seconds", "From a request's arrival to its first token"),
+    Figure::counter(
+        "baton_slo_requests_total",
+        "Requests that ended, judged by the objectives of their class, by `class` and `outcome`",
+    ),
+    Figure::histogram("baton_ttft_seconds", "From a request's arrival to its first token, by `class`"),
     Figure::histogram("baton_tbt_seconds", "Between two tokens of an answer"),
+    Figure::histogram(
+        "baton_request_tbt_seconds",
+        "Mean of the longest tenth of the gaps of an answer that was served, by `class`",
+    ),
     Figure::histogram("baton_ttft_error_ratio", "Measured over predicted time to first token"),
     Figure::gauge("baton_nodes", "Nodes attached"),
     Figure::counter("baton_nodes_lost_total", "Lives of nodes that ended"),
@@ -145,6 +156,7 @@ struct Shared {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     by_node: ByNode,
+    by_class: ByClass,
     edge: Edge,
     arrived: Count,
     admitted: Count,
@@ -160,7 +172,6 @@ struct Shared {
     live: Gauge,
     nodes: Gauge,
     policy: Gauge,
-    ttft: Histogram,
     tbt: Histogram,
     error: Histogram,
 }
@@ -177,6 +188,7 @@ impl Metrics {
         let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(matcher("baton_ttft_seconds"), TIME_BUCKETS)
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_tbt_seconds"), TIME_BUCKETS))
+            .and_then(|b| b.set_buckets_for_metric(matcher("baton_request_tbt_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_ttft_error_ratio"), RATIO_BUCKETS))
             .map_err(|e| format!("metrics: {e}"))?
             .build_recorder();
@@ -210,11 +222,11 @@ impl Metrics {
             live: gauge("baton_requests_live"),
             nodes: gauge("baton_nodes"),
             policy: gauge("baton_policy_version"),
-            ttft: spread("baton_ttft_seconds"),
             tbt: spread("baton_tbt_seconds"),
             error: spread("baton_ttft_error_ratio"),
             handle: recorder.handle(),
             by_node: ByNode::default(),
+            by_class: ByClass::default(),
             edge: Edge::default(),
             recorder,
         };
@@ -322,8 +334,8 @@ impl Metrics {
         self.labelled("baton_copies_total", ("target", target));
     }
 
-    pub(crate) fn first_token(&self, ttft_us: u64, predicted_us: u64) {
-        self.shared.ttft.record(ttft_us as f64 / 1e6);
+    pub(crate) fn first_token(&self, class: &str, ttft_us: u64, predicted_us: u64) {
+        self.shared.by_class.first_token(&self.shared.recorder, class, ttft_us);
         if predicted_us > 0 {
             self.shared.error.record(ttft_us as f64 / predicted_us as f64);
         }
@@ -331,6 +343,16 @@ impl Metrics {
 
     pub(crate) fn next_token(&self, gap_us: u64) {
         self.shared.tbt.record(gap_us as f64 / 1e6);
+    }
+
+    /// Counts a request of a class that has ended.
+    pub(crate) fn slo_ended(&self, class: &str, outcome: SloOutcome) {
+        self.shared.by_class.ended(&self.shared.recorder, class, outcome);
+    }
+
+    /// The mean of the longest tenth of an answer's gaps.
+    pub(crate) fn request_tbt(&self, class: &str, tbt_us: u64) {
+        self.shared.by_class.request_tbt(&self.shared.recorder, class, tbt_us);
     }
 
     pub(crate) fn finished(&self, output_tokens: u64, prompt_tokens: u64, cached_tokens: u64) {
@@ -404,7 +426,9 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.arrived();
         metrics.refused("ttft");
-        metrics.first_token(150_000, 100_000);
+        metrics.first_token("gold", 150_000, 100_000);
+        metrics.request_tbt("gold", 150_000);
+        metrics.slo_ended("gold", SloOutcome::InSlo);
         metrics.next_token(4_000);
         metrics.leg_failed(baton_wire::v1::failure::Stage::Unknown);
         let page = metrics.page();
@@ -414,7 +438,10 @@ mod tests {
             assert!(known.contains(name), "{name} is exported and not in NAMES");
         }
         assert!(page.contains("baton_requests_refused_total{reason=\"ttft\"} 1"), "{page}");
-        assert!(page.contains("baton_ttft_seconds_bucket{le=\"0.2\"} 1"), "{page}");
+        for name in ["baton_ttft_seconds", "baton_request_tbt_seconds"] {
+            assert!(page.contains(&format!("{name}_bucket{{class=\"gold\",le=\"0.2\"}} 1")), "{page}");
+        }
+        assert!(page.contains("baton_slo_requests_total{class=\"gold\",outcome=\"in_slo\"} 1"), "{page}");
         assert!(page.contains("baton_leg_failures_total{stage=\"other\"} 1"), "{page}");
     }
 
@@ -453,6 +480,9 @@ mod tests {
         }
         for stage in baton_scheduler::FailStage::ALL {
             assert!(labels("baton_requests_failed_total").contains(&format!("`{stage}`")), "{stage}");
+        }
+        for outcome in SloOutcome::ALL.map(SloOutcome::name) {
+            assert!(labels("baton_slo_requests_total").contains(&format!("`{outcome}`")), "{outcome}");
         }
         let listed = |bounds: &[f64]| bounds.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let page = include_str!("../docs/metrics.md");

@@ -16,11 +16,13 @@ use super::away::PauseWatch;
 use super::backend::{Door, Shared};
 use super::block_keys::BlockKeys;
 use super::fleet::Fleet;
+use super::gap_tally::GapTally;
 use super::inbox::{Inbox, Loss, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
 use super::policy::limits;
 use super::session::Session;
+use super::slo::SloLedger;
 use super::status::{Decisions, chosen, in_words, under_way};
 use super::tenants::Tenants;
 use crate::audit::Audit;
@@ -61,6 +63,8 @@ pub struct Driver {
     pub(super) pairs: Pairs,
     pub(super) decisions: Decisions,
     pub(super) metrics: Metrics,
+    /// How requests ended against the objectives of their classes.
+    pub(super) slo: SloLedger,
     pub(super) spans: Spans,
     pub(super) quiesce: Vec<oneshot::Sender<()>>,
     pub(super) closing: bool,
@@ -130,6 +134,7 @@ impl Driver {
             previous: None,
             decisions: Decisions::default(),
             metrics,
+            slo: SloLedger::default(),
             spans,
             quiesce: Vec::new(),
             closing: false,
@@ -264,33 +269,18 @@ impl Driver {
     }
 
     fn submit(&mut self, request: RequestId, submission: Submission, events: mpsc::Sender<Event>) {
-        let refuse = |reason: &str, message: String, status| {
-            self.metrics.turned_away(reason);
-            let reason = reason.into();
-            let (retry_after_us, predicted_ttft_us) = ((status != 400).then_some(1_000_000), None);
-            let message = message.into();
-            let _ = events.try_send(Event::Refused(Refusal {
-                status,
-                reason,
-                message,
-                retry_after_us,
-                predicted_ttft_us,
-            }));
-        };
-        if self.closing {
-            return refuse("shutting_down", "this conductor is shutting down".into(), 503);
-        }
-        if self.sessions.len() >= MAX_SESSIONS {
-            return refuse("queue_full", format!("{MAX_SESSIONS} requests are under way"), 429);
-        }
-        if submission.tokens.is_empty() {
-            return refuse("empty_prompt", "the prompt has no token; send at least one".into(), 400);
-        }
         let wanted = submission.class.as_ref();
         let classes = &self.config.scheduler.classes;
-        let class = match super::policy::class_named(classes, wanted.map(AsRef::as_ref)) {
+        let named = super::policy::class_named(classes, wanted.map(AsRef::as_ref));
+        let class = named.as_ref().ok().copied();
+        let class = match self.may_submit(&submission).and_then(|()| named.map_err(unknown_class)) {
             Ok(class) => class,
-            Err(message) => return refuse("unknown_class", message, 400),
+            Err(refusal) => {
+                self.metrics.turned_away(&refusal.reason);
+                self.count_turned_away(request, class);
+                let _ = events.try_send(Event::Refused(refusal));
+                return;
+            }
         };
         // As many as there are classes at most: a standard tier that is none is not in use.
         if let Some(name) = wanted.filter(|name| classes.iter().any(|class| *class.name == ***name)) {
@@ -308,6 +298,20 @@ impl Driver {
         let arrival = Arrival { request, class, time_limit_us, asked_tokens };
         self.pair(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         self.tell_shadow();
+    }
+
+    /// Whether a submission may go before the core.
+    fn may_submit(&self, submission: &Submission) -> Result<(), Refusal> {
+        if self.closing {
+            return Err(refusal((503, "shutting_down"), "this conductor is shutting down".into()));
+        }
+        if self.sessions.len() >= MAX_SESSIONS {
+            return Err(refusal((429, "queue_full"), format!("{MAX_SESSIONS} requests are under way")));
+        }
+        if submission.tokens.is_empty() {
+            return Err(refusal((400, "empty_prompt"), "the prompt has no token; send at least one".into()));
+        }
+        Ok(())
     }
 
     fn tell_shadow(&self) {
@@ -348,6 +352,9 @@ impl Driver {
             prompt_told: false,
             cause: None,
             outcome: CaptureOutcome::Cancelled,
+            gaps: GapTally::new(submission.sampling.max_tokens),
+            satisfied: false,
+            excused: false,
             trace: Trace::default(),
             submission,
         }
@@ -417,4 +424,19 @@ impl Driver {
         let ready = self.can_serve() && self.canary.passed() && !self.closing;
         *self.shared.readiness.lock() = Some(Readiness { ready, detail });
     }
+}
+
+/// A refusal before the core is asked.
+fn refusal((status, reason): (u16, &str), message: String) -> Refusal {
+    Refusal {
+        status,
+        reason: reason.into(),
+        message: message.into(),
+        retry_after_us: (status != 400).then_some(1_000_000),
+        predicted_ttft_us: None,
+    }
+}
+
+fn unknown_class(message: String) -> Refusal {
+    refusal((400, "unknown_class"), message)
 }

@@ -18,11 +18,13 @@ impl Driver {
     }
 
     /// A front door that has all it wants of an answer may still listen for what it took.
-    pub(super) fn tell_usage(&self, request: RequestId) {
-        let Some((session, pair)) = self.sessions.get(&request).zip(self.pairs.get(request)) else { return };
+    pub(super) fn tell_usage(&mut self, request: RequestId) {
+        let Some((session, pair)) = self.sessions.get_mut(&request).zip(self.pairs.get(request)) else {
+            return;
+        };
         let computed = matches!(pair.phase(), Phase::HandingOff | Phase::Decoding);
         if computed && !session.answer.is_empty() {
-            session.finish(Finish::Stop);
+            session.satisfied = session.finish(Finish::Stop);
         }
     }
 
@@ -30,6 +32,7 @@ impl Driver {
     pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
         let mut session = self.sessions.remove(&request)?;
         self.metrics.ended();
+        self.count_end(request, &session);
         if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
             capture.record(session.captured(&self.config));
         }

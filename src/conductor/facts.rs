@@ -143,14 +143,16 @@ impl Driver {
             return;
         }
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        let reads = session.token(token.token, token.logprob.as_ref().map(TokenLogprob::from));
+        let reads = session.token(token.token, token.logprob.as_ref().map(TokenLogprob::from), now_us);
         if let Some(cached_tokens) = token.cached_tokens.filter(|_| session.moves == 0) {
             session.found(cached_tokens);
         }
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
             session.trace.first_token(now_us);
-            self.metrics.first_token(now_us - session.arrived_us, session.predicted_ttft_us);
+            let class = self.config.scheduler.classes.get(session.class.index());
+            let class = class.map_or("", |class| &class.name);
+            self.metrics.first_token(class, now_us - session.arrived_us, session.predicted_ttft_us);
         } else {
             self.metrics.next_token(now_us - session.last_token_us);
         }
@@ -301,6 +303,7 @@ impl Driver {
         if failure.of_request && !answered {
             if let Some(session) = self.sessions.get_mut(&request) {
                 session.outcome = crate::capture::CaptureOutcome::Failed;
+                session.excused = true;
                 session.fail(400, word, failure.message.clone());
                 session.trace.failed(word, self.now_us);
             }

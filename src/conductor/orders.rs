@@ -259,6 +259,7 @@ impl Driver {
         let stage = phase.timeout();
         self.set_outcome(request, CaptureOutcome::Failed, stage);
         let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.excused = impatient;
         let whose = if impatient { "the client's" } else { "its stage's" };
         session.fail(504, stage, format!("{whose} time ran out at stage '{}'", phase.name()));
         session.trace.failed(stage, now_us);

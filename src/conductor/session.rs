@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::spans::{Summary, Trace};
 
 use super::discreet::discreet;
+use super::gap_tally::GapTally;
 
 /// A request under way.
 pub(super) struct Session {
@@ -34,6 +35,12 @@ pub(super) struct Session {
     pub cause: Option<String>,
     /// How it ended, as far as it has.
     pub outcome: CaptureOutcome,
+    /// The times between the tokens of its answer.
+    pub gaps: GapTally,
+    /// Its front door ended it since it had all that it wanted, for example at a stop string.
+    pub satisfied: bool,
+    /// It failed because of its client: its input is invalid, or its own time limit ended.
+    pub excused: bool,
     /// Its place in a trace, and what is written down for it.
     pub trace: Trace,
 }
@@ -64,15 +71,22 @@ impl Session {
         self.cached_tokens = cached_tokens.min(self.submission.tokens.len() as u64);
     }
 
-    /// Takes the answer's next token. False: as for [`Self::tell`].
-    pub(super) fn token(&mut self, token: u32, logprob: Option<TokenLogprob>) -> bool {
+    /// Takes the answer's next token, at `now_us`. False: as for [`Self::tell`].
+    pub(super) fn token(&mut self, token: u32, logprob: Option<TokenLogprob>, now_us: u64) -> bool {
         self.answer.push(token);
+        self.gaps.token(now_us);
         self.tell(Event::Token { token, logprob })
     }
 
-    pub(super) fn finish(&self, finish: Finish) {
+    /// False: as for [`Self::tell`].
+    pub(super) fn finish(&self, finish: Finish) -> bool {
         let usage = Usage { cached_tokens: self.cached_tokens, moves: self.moves };
-        self.tell(Event::Finished { finish, usage });
+        self.tell(Event::Finished { finish, usage })
+    }
+
+    /// Whether its client has its whole answer, or all that it wanted of it.
+    pub(super) fn is_served(&self) -> bool {
+        self.satisfied || self.outcome == CaptureOutcome::Completed
     }
 
     pub(super) fn fail(&self, status: u16, stage: &str, message: String) {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::driver::Driver;
 use super::inbox::Question;
+use super::slo::SloStatus;
 use crate::config::Config;
 
 /// So many requests, in words.
@@ -35,6 +36,9 @@ pub struct Status {
     /// Servers that are driven from here and not attached, with the reasons.
     #[serde(default)]
     pub outside: BTreeMap<String, String>,
+    /// SLO attainment of each class, in the order of the configuration.
+    #[serde(default)]
+    pub slo: Vec<SloStatus>,
     /// Every attached node.
     pub nodes: Vec<NodeStatus>,
     /// Open requests, oldest first, at most a hundred.
@@ -309,6 +313,7 @@ impl Driver {
         self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
         self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
         self.pairs.configure(super::policy::limits(&config));
+        self.slo.keep_only(&config.scheduler.classes);
         self.previous = Some(std::mem::replace(&mut self.config, config));
         changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
         Ok(changes.iter().map(ToString::to_string).collect())
@@ -376,6 +381,7 @@ impl Driver {
             ready: readiness.as_ref().is_some_and(|r| r.ready),
             detail: readiness.map_or_else(String::new, |r| r.detail),
             outside: BTreeMap::new(),
+            slo: self.slo.status(&self.config.scheduler.classes, self.now_us),
             nodes: nodes.collect(),
             requests: requests.collect(),
             live_requests: self.sessions.len() as u64,

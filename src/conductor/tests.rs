@@ -18,4 +18,5 @@ mod parked;
 mod pauses;
 mod random;
 mod schedule;
+mod slo;
 mod suspects;

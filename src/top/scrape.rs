@@ -26,16 +26,12 @@ impl Scrape {
             let Ok(value) = value.parse::<f64>() else { continue };
             match bucket(name) {
                 Some((histogram, bound)) => {
-                    let buckets = scrape.histograms.entry(histogram.to_owned()).or_default();
-                    buckets.counts.push((bound, value));
+                    scrape.histograms.entry(histogram.to_owned()).or_default().add(bound, value);
                 }
                 None => {
                     scrape.values.insert(name.to_owned(), value);
                 }
             }
-        }
-        for buckets in scrape.histograms.values_mut() {
-            buckets.counts.sort_by(|a, b| a.0.total_cmp(&b.0));
         }
         scrape
     }
@@ -58,7 +54,7 @@ impl Scrape {
         })
     }
 
-    /// A histogram; empty if nothing was sampled yet.
+    /// A histogram, summed over its labels; empty if nothing was sampled yet.
     pub(super) fn histogram(&self, name: &str) -> Buckets {
         self.histograms.get(name).cloned().unwrap_or_default()
     }
@@ -66,11 +62,24 @@ impl Scrape {
 
 /// Name and upper bound of a bucket's line.
 fn bucket(name: &str) -> Option<(&str, f64)> {
-    let (histogram, label) = name.split_once("_bucket{le=\"")?;
-    Some((histogram, label.strip_suffix("\"}")?.parse().ok()?))
+    let (histogram, labels) = name.split_once("_bucket{")?;
+    // The exporter writes the bound last.
+    let (others, bound) = labels.strip_suffix("\"}")?.rsplit_once("le=\"")?;
+    if !(others.is_empty() || others.ends_with("\",")) {
+        return None;
+    }
+    Some((histogram, bound.parse().ok()?))
 }
 
 impl Buckets {
+    /// Adds a series' count at or below a bound.
+    fn add(&mut self, bound: f64, count: f64) {
+        match self.counts.binary_search_by(|(known, _)| known.total_cmp(&bound)) {
+            Ok(at) => self.counts[at].1 += count,
+            Err(at) => self.counts.insert(at, (bound, count)),
+        }
+    }
+
     /// Samples in all.
     pub(super) fn count(&self) -> f64 {
         self.counts.last().map_or(0.0, |(_, count)| *count)
@@ -144,7 +153,7 @@ mod tests {
     #[test]
     fn the_page_that_the_exporter_writes_is_read() {
         let metrics = crate::metrics::Metrics::new().unwrap();
-        (0..100).for_each(|_| metrics.first_token(150_000, 100_000));
+        (0..100).for_each(|_| metrics.first_token("a b", 150_000, 100_000));
         metrics.refused("ttft");
         metrics.arrived();
         let scrape = Scrape::read(&metrics.page());

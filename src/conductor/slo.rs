@@ -1,0 +1,219 @@
+//! SLO attainment by service class: how requests ended against the objectives of their classes.
+
+use std::collections::BTreeMap;
+
+use baton_types::{ClassId, RequestId, SloClass};
+use serde::{Deserialize, Serialize};
+
+use super::driver::Driver;
+use super::session::Session;
+use crate::capture::CaptureOutcome;
+use crate::metrics::SloOutcome;
+
+/// Minutes that are kept of each class.
+const MINUTES: u64 = 60;
+/// Minutes of the shorter window.
+const SHORT_MINUTES: u64 = 5;
+const MINUTE_US: u64 = 60_000_000;
+/// The class of a request that named none of the configured ones.
+const UNKNOWN_CLASS: &str = "unknown";
+
+/// SLO attainment of one class. Counts are since the start of the conductor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SloStatus {
+    /// Name of the class.
+    pub class: String,
+    /// Share that the class should attain, 0 to 1: its `target_permille` / 1000.
+    pub target: f64,
+    /// Requests that ended, the cancelled ones included.
+    pub requests: u64,
+    /// Requests that completed within both objectives.
+    pub in_slo: u64,
+    /// Requests with a late first token.
+    pub late_ttft: u64,
+    /// Requests with an early enough first token and a TBT above the objective.
+    pub late_tbt: u64,
+    /// Requests that the conductor refused.
+    pub refused: u64,
+    /// Requests that were admitted and could not be served.
+    pub failed: u64,
+    /// Requests that their clients ended before they were late.
+    pub cancelled: u64,
+    /// `in_slo` over `requests` without the cancelled ones, of the current minute and the 4 before it; none without a
+    /// request.
+    pub attained_5m: Option<f64>,
+    /// Likewise, of the current minute and the 59 before it.
+    pub attained_1h: Option<f64>,
+}
+
+/// How the requests of each configured class ended.
+#[derive(Debug, Default)]
+pub(super) struct SloLedger {
+    classes: BTreeMap<String, ClassTally>,
+}
+
+/// The ends of one class's requests.
+#[derive(Debug)]
+struct ClassTally {
+    totals: [u64; SloOutcome::ALL.len()],
+    minutes: [MinuteCounts; MINUTES as usize],
+}
+
+/// The ends within one minute of the driver's clock.
+#[derive(Clone, Copy, Debug, Default)]
+struct MinuteCounts {
+    minute: u64,
+    in_slo: u64,
+    /// All but the cancelled ones.
+    judged: u64,
+}
+
+impl Default for ClassTally {
+    fn default() -> Self {
+        Self { totals: [0; SloOutcome::ALL.len()], minutes: [MinuteCounts::default(); MINUTES as usize] }
+    }
+}
+
+impl ClassTally {
+    fn count(&mut self, now_us: u64, outcome: SloOutcome) {
+        self.totals[outcome as usize] += 1;
+        let minute = now_us / MINUTE_US;
+        let counts = &mut self.minutes[(minute % MINUTES) as usize];
+        if counts.minute != minute {
+            *counts = MinuteCounts { minute, ..MinuteCounts::default() };
+        }
+        counts.in_slo += u64::from(outcome == SloOutcome::InSlo);
+        counts.judged += u64::from(outcome != SloOutcome::Cancelled);
+    }
+
+    /// The share attained in the current minute and those before it, `minutes` in all.
+    fn attained(&self, now_us: u64, minutes: u64) -> Option<f64> {
+        let now = now_us / MINUTE_US;
+        let within = self.minutes.iter().filter(|counts| counts.minute + minutes > now);
+        let (in_slo, judged) =
+            within.fold((0, 0), |sum, counts| (sum.0 + counts.in_slo, sum.1 + counts.judged));
+        (judged > 0).then(|| in_slo as f64 / judged as f64)
+    }
+}
+
+impl SloLedger {
+    fn count(&mut self, now_us: u64, class: &str, outcome: SloOutcome) {
+        match self.classes.get_mut(class) {
+            Some(tally) => tally.count(now_us, outcome),
+            None => self.classes.entry(class.to_owned()).or_default().count(now_us, outcome),
+        }
+    }
+
+    /// Drops the counts of classes that are no longer configured.
+    pub(super) fn keep_only(&mut self, classes: &[SloClass]) {
+        self.classes.retain(|name, _| classes.iter().any(|class| class.name == *name));
+    }
+
+    /// The attainment of each configured class.
+    pub(super) fn status(&self, classes: &[SloClass], now_us: u64) -> Vec<SloStatus> {
+        let status = |class: &SloClass| {
+            let tally = self.classes.get(&class.name);
+            let total = |outcome: SloOutcome| tally.map_or(0, |tally| tally.totals[outcome as usize]);
+            SloStatus {
+                class: class.name.clone(),
+                target: f64::from(class.target_permille) / 1000.0,
+                requests: SloOutcome::ALL.into_iter().map(total).sum(),
+                in_slo: total(SloOutcome::InSlo),
+                late_ttft: total(SloOutcome::LateTtft),
+                late_tbt: total(SloOutcome::LateTbt),
+                refused: total(SloOutcome::Refused),
+                failed: total(SloOutcome::Failed),
+                cancelled: total(SloOutcome::Cancelled),
+                attained_5m: tally.and_then(|tally| tally.attained(now_us, SHORT_MINUTES)),
+                attained_1h: tally.and_then(|tally| tally.attained(now_us, MINUTES)),
+            }
+        };
+        classes.iter().map(status).collect()
+    }
+}
+
+/// How a request ended that ends now.
+fn judge(session: &Session, class: &SloClass, now_us: u64) -> SloOutcome {
+    let ttft_us = session.first_token_us.unwrap_or(now_us).saturating_sub(session.arrived_us);
+    let late = ttft_us > class.ttft_us;
+    let served = session.is_served();
+    match session.outcome {
+        _ if served && late => SloOutcome::LateTtft,
+        _ if served && session.gaps.tbt_us().is_some_and(|tbt_us| tbt_us > class.tbt_us) => {
+            SloOutcome::LateTbt
+        }
+        _ if served => SloOutcome::InSlo,
+        CaptureOutcome::Rejected => SloOutcome::Refused,
+        CaptureOutcome::Failed if !session.excused => SloOutcome::Failed,
+        // A client that gives up after its objective passed does not make the service look better.
+        _ if late => SloOutcome::LateTtft,
+        _ => SloOutcome::Cancelled,
+    }
+}
+
+impl Driver {
+    /// Counts a request that has ended. The conductor's own requests are not counted.
+    pub(super) fn count_end(&mut self, request: RequestId, session: &Session) {
+        if self.canary.request == Some(request) {
+            return;
+        }
+        let Some(class) = self.config.scheduler.classes.get(session.class.index()) else { return };
+        let outcome = judge(session, class, self.now_us);
+        self.metrics.slo_ended(&class.name, outcome);
+        self.slo.count(self.now_us, &class.name, outcome);
+        if let Some(tbt_us) = session.gaps.tbt_us().filter(|_| session.is_served()) {
+            self.metrics.request_tbt(&class.name, tbt_us);
+        }
+    }
+
+    /// Counts a request that is refused before the core is asked; it may have no class.
+    pub(super) fn count_turned_away(&mut self, request: RequestId, class: Option<ClassId>) {
+        if self.canary.request == Some(request) {
+            return;
+        }
+        match class.and_then(|class| self.config.scheduler.classes.get(class.index())) {
+            Some(class) => {
+                self.metrics.slo_ended(&class.name, SloOutcome::Refused);
+                self.slo.count(self.now_us, &class.name, SloOutcome::Refused);
+            }
+            None => self.metrics.slo_ended(UNKNOWN_CLASS, SloOutcome::Refused),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_last_minutes_and_cancelled_requests_are_not_in_them() {
+        let classes = ["a", "b"].map(|name| SloClass { name: name.into(), ..SloClass::default() });
+        let mut ledger = SloLedger::default();
+        let at = |minute: u64| minute * MINUTE_US + 59_999_999;
+        ledger.count(at(100), "a", SloOutcome::Refused);
+        (0..3).for_each(|_| ledger.count(at(100), "a", SloOutcome::InSlo));
+        (0..9).for_each(|_| ledger.count(at(100), "a", SloOutcome::Cancelled));
+        let shares = |ledger: &SloLedger, minute| {
+            let status = ledger.status(&classes, at(minute));
+            assert_eq!((status[1].attained_5m, status[1].attained_1h, status[1].requests), (None, None, 0));
+            (status[0].attained_5m, status[0].attained_1h)
+        };
+        assert_eq!(shares(&ledger, 100), (Some(0.75), Some(0.75)));
+        ledger.count(at(104), "a", SloOutcome::LateTbt);
+        assert_eq!(shares(&ledger, 104), (Some(0.6), Some(0.6)));
+        assert_eq!(shares(&ledger, 105), (Some(0.0), Some(0.6)));
+        assert_eq!(shares(&ledger, 159), (None, Some(0.6)));
+        assert_eq!(shares(&ledger, 160), (None, Some(0.0)));
+        assert_eq!(shares(&ledger, 164), (None, None));
+        // The same place in the ring, an hour later.
+        ledger.count(at(160), "a", SloOutcome::InSlo);
+        assert_eq!(shares(&ledger, 160), (Some(1.0), Some(0.5)));
+        let status = ledger.status(&classes, at(160)).remove(0);
+        assert_eq!((status.requests, status.in_slo, status.refused, status.cancelled), (15, 4, 1, 9));
+        assert_eq!((status.late_ttft, status.late_tbt, status.failed), (0, 1, 0));
+        assert!((status.target - 0.995).abs() < 1e-12, "{}", status.target);
+        ledger.keep_only(&classes[1..]);
+        assert!(ledger.classes.is_empty());
+    }
+}

@@ -1,0 +1,149 @@
+//! Ends of requests of two classes, as the counters and the status tell them.
+
+use std::collections::BTreeMap;
+
+use baton_router::{Backend as _, Event, Submission};
+use baton_types::{Sampling, SloClass};
+
+use super::bench::{Bench, failure};
+use crate::conductor::slo::SloStatus;
+
+/// Two nodes, and beside the default class (2 s, 100 ms) one of 500 ms and 50 ms.
+async fn bench() -> Bench {
+    Bench::tuned(&["p0", "d0"], |config| {
+        let gold = SloClass { name: "gold".into(), ttft_us: 500_000, tbt_us: 50_000, ..SloClass::default() };
+        config.scheduler.classes.push(gold);
+    })
+    .await
+}
+
+fn submission(name: &str, class: &str, max_tokens: u32) -> Submission {
+    let sampling = Sampling { max_tokens, ..Sampling::default() };
+    Submission { class: Some(class.into()), ..Bench::submission(name, sampling) }
+}
+
+/// Counts other than zero, by class and outcome.
+fn counts(bench: &Bench) -> BTreeMap<(String, String), u64> {
+    let page = bench.driver.metrics.page();
+    let series = page.lines().filter_map(|line| line.strip_prefix("baton_slo_requests_total{class=\""));
+    let series = series.map(|line| {
+        let (class, rest) = line.split_once("\",outcome=\"").unwrap();
+        let (outcome, count) = rest.split_once("\"} ").unwrap();
+        ((class.to_owned(), outcome.to_owned()), count.parse().unwrap())
+    });
+    series.filter(|(_, count)| *count > 0).collect()
+}
+
+fn value(bench: &Bench, series: &str) -> Option<f64> {
+    let page = bench.driver.metrics.page();
+    page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+}
+
+/// Serves a request. Its first token comes after `ttft_us`, and each later one `gap_us` after the one before.
+async fn serve(bench: &mut Bench, name: &str, (ttft_us, gap_us): (u64, u64)) {
+    bench.wait_alive_us(ttft_us, &[]).await;
+    bench.do_prefill(name).await;
+    bench.do_handoff(name).await;
+    for upto in 2..=bench.client(name).max_tokens {
+        bench.wait_alive_us(gap_us, &[]).await;
+        bench.do_decode(name, upto).await;
+    }
+    bench.ended_well(name);
+}
+
+#[tokio::test]
+async fn each_request_ends_in_one_outcome_of_its_class() {
+    let mut bench = bench().await;
+    let served = [
+        ("a", "gold", (400_000, 40_000)),
+        // A late first token counts before late gaps.
+        ("b", "gold", (600_000, 90_000)),
+        ("c", "gold", (400_000, 90_000)),
+        ("d", "default", (600_000, 90_000)),
+        ("e", "default", (600_000, 40_000)),
+    ];
+    for (name, class, times) in served {
+        bench.send(submission(name, class, 4)).await;
+        serve(&mut bench, name, times).await;
+    }
+    for class in ["gold", "default"] {
+        bench.send(Submission { tokens: vec![5; 70_000].into(), ..submission(class, class, 4) }).await;
+        assert_eq!(bench.client(class).trouble().1, "too_long");
+    }
+    bench.send(Submission { tokens: Default::default(), ..submission("empty", "gold", 4) }).await;
+    bench.send(submission("unknown", "silver", 4)).await;
+    bench.send(submission("left", "gold", 4)).await;
+    bench.leave("left").await;
+
+    let of = |class: &str, outcome: &str, count: u64| ((class.to_owned(), outcome.to_owned()), count);
+    let expected = BTreeMap::from([
+        of("gold", "in_slo", 1),
+        of("gold", "late_ttft", 1),
+        of("gold", "late_tbt", 1),
+        of("gold", "refused", 2),
+        of("gold", "cancelled", 1),
+        of("default", "in_slo", 2),
+        of("default", "refused", 1),
+        of("unknown", "refused", 1),
+    ]);
+    assert_eq!(counts(&bench), expected, "the canary is not counted");
+    // Its gaps are 40, 40 and 40 ms, or 90 ms.
+    assert_eq!(value(&bench, "baton_request_tbt_seconds_bucket{class=\"gold\",le=\"0.05\"}"), Some(1.0));
+    assert_eq!(value(&bench, "baton_request_tbt_seconds_count{class=\"gold\"}"), Some(3.0));
+    assert_eq!(value(&bench, "baton_ttft_seconds_count{class=\"gold\"}"), Some(3.0));
+
+    let gold = SloStatus {
+        class: "gold".into(),
+        target: 0.995,
+        requests: 6,
+        in_slo: 1,
+        late_ttft: 1,
+        late_tbt: 1,
+        refused: 2,
+        failed: 0,
+        cancelled: 1,
+        attained_5m: Some(0.2),
+        attained_1h: Some(0.2),
+    };
+    let status = bench.status();
+    assert_eq!(status.slo[1], gold);
+    assert_eq!((status.slo[0].class.as_str(), status.slo[0].requests), ("default", 3));
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn who_ended_a_request_decides_whether_it_was_served_failed_or_cancelled() {
+    let mut bench = bench().await;
+    // The front door has seen a stop string: it drops the guard and reads on.
+    bench.send(submission("stopped", "gold", 9)).await;
+    bench.do_prefill("stopped").await;
+    bench.do_handoff("stopped").await;
+    let mut ticket = bench.clients.get_mut("stopped").unwrap().ticket.take().unwrap();
+    ticket.guard = Box::new(());
+    bench.pump().await;
+    assert!(matches!(ticket.events.recv().await, Some(Event::Finished { .. })));
+    assert_eq!(counts(&bench).into_values().sum::<u64>(), 1, "{:?}", counts(&bench));
+
+    // The engine calls its input invalid.
+    bench.send(submission("invalid", "gold", 9)).await;
+    let leg = bench.prefill("invalid");
+    bench.tell(&leg, vec![failure(true)]).await;
+    // Its client waits for less than the objective.
+    bench.send(Submission { timeout_us: Some(300_000), ..submission("hurried", "gold", 9) }).await;
+    bench.wait_alive_us(400_000, &[]).await;
+    assert_eq!(bench.client("hurried").trouble().0, 504);
+    // Its client gives up after the objective.
+    bench.send(submission("patient", "gold", 9)).await;
+    bench.wait_alive_us(600_000, &[]).await;
+    bench.leave("patient").await;
+    // Each attempt fails.
+    bench.send(submission("broken", "gold", 9)).await;
+    while bench.client("broken").last.is_none() {
+        let leg = bench.prefill("broken");
+        bench.tell(&leg, vec![failure(false)]).await;
+    }
+    let of = |outcome: &str, count: u64| (("gold".to_owned(), outcome.to_owned()), count);
+    let expected = BTreeMap::from([of("in_slo", 1), of("cancelled", 2), of("late_ttft", 1), of("failed", 1)]);
+    assert_eq!(counts(&bench), expected);
+    assert!(bench.door.readiness().ready);
+}

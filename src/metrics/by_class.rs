@@ -1,0 +1,141 @@
+//! Counters and histograms by service class: a set of series for each class that a request named.
+
+use std::collections::BTreeMap;
+
+use metrics::{Counter, Histogram, Key, Label, Recorder as _};
+use metrics_exporter_prometheus::PrometheusRecorder;
+use parking_lot::Mutex;
+
+use super::METADATA;
+
+/// Classes with series of their own at most: twice the maximum of a configuration, as the exporter keeps the series of
+/// classes that a change of policy removed.
+const MAX_CLASSES: usize = 2048;
+/// The class of the requests of all further classes.
+const OTHER_CLASS: &str = "other";
+
+/// How a request ended, judged by the objectives of its class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum SloOutcome {
+    /// It completed within both objectives.
+    InSlo,
+    /// Its first token came after the class's `ttft_us`.
+    LateTtft,
+    /// It completed, its first token was in time, and its TBT is above the class's `tbt_us`.
+    LateTbt,
+    /// The conductor refused it.
+    Refused,
+    /// It was admitted and could not be served.
+    Failed,
+    /// Its client ended it before it was late.
+    Cancelled,
+}
+
+impl SloOutcome {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::InSlo, Self::LateTtft, Self::LateTbt, Self::Refused, Self::Failed, Self::Cancelled];
+
+    /// The value of the label `outcome`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::InSlo => "in_slo",
+            Self::LateTtft => "late_ttft",
+            Self::LateTbt => "late_tbt",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The series of every class that was counted.
+#[derive(Default)]
+pub(super) struct ByClass {
+    classes: Mutex<BTreeMap<String, ClassSeries>>,
+}
+
+struct ClassSeries {
+    outcomes: [Counter; SloOutcome::ALL.len()],
+    ttft: Histogram,
+    tbt: Histogram,
+}
+
+impl ClassSeries {
+    /// Every outcome begins at zero: a rate of an outcome that never happened is 0 rather than absent.
+    fn new(recorder: &PrometheusRecorder, class: &str) -> Self {
+        let label = || Label::new("class", class.to_owned());
+        let histogram = |name: &'static str| {
+            recorder.register_histogram(&Key::from_parts(name, vec![label()]), &METADATA)
+        };
+        let outcomes = SloOutcome::ALL.map(|outcome| {
+            let labels = vec![label(), Label::new("outcome", outcome.name())];
+            let counter =
+                recorder.register_counter(&Key::from_parts("baton_slo_requests_total", labels), &METADATA);
+            counter.increment(0);
+            counter
+        });
+        Self { outcomes, ttft: histogram("baton_ttft_seconds"), tbt: histogram("baton_request_tbt_seconds") }
+    }
+}
+
+impl ByClass {
+    fn series<T>(
+        &self,
+        recorder: &PrometheusRecorder,
+        class: &str,
+        act: impl FnOnce(&ClassSeries) -> T,
+    ) -> T {
+        let mut classes = self.classes.lock();
+        if let Some(series) = classes.get(class) {
+            return act(series);
+        }
+        let class = if classes.len() < MAX_CLASSES { class } else { OTHER_CLASS };
+        act(classes.entry(class.to_owned()).or_insert_with(|| ClassSeries::new(recorder, class)))
+    }
+
+    pub(super) fn ended(&self, recorder: &PrometheusRecorder, class: &str, outcome: SloOutcome) {
+        self.series(recorder, class, |series| series.outcomes[outcome as usize].increment(1));
+    }
+
+    pub(super) fn first_token(&self, recorder: &PrometheusRecorder, class: &str, ttft_us: u64) {
+        self.series(recorder, class, |series| series.ttft.record(ttft_us as f64 / 1e6));
+    }
+
+    pub(super) fn request_tbt(&self, recorder: &PrometheusRecorder, class: &str, tbt_us: u64) {
+        self.series(recorder, class, |series| series.tbt.record(tbt_us as f64 / 1e6));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    #[test]
+    fn each_outcome_has_a_series_from_the_first_count_and_classes_are_bounded() {
+        let (by_class, recorder) = (ByClass::default(), PrometheusBuilder::new().build_recorder());
+        assert_eq!(SloOutcome::ALL.map(|outcome| outcome as usize), [0, 1, 2, 3, 4, 5]);
+        for at in 0..MAX_CLASSES + 10 {
+            by_class.ended(&recorder, &format!("c{at}"), SloOutcome::LateTbt);
+        }
+        by_class.ended(&recorder, "c0", SloOutcome::InSlo);
+        let page = recorder.handle().render();
+        let count = |class: &str, outcome: &str| {
+            let series = format!("baton_slo_requests_total{{class=\"{class}\",outcome=\"{outcome}\"}} ");
+            page.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok())
+        };
+        for (outcome, expected) in [
+            ("in_slo", 1),
+            ("late_ttft", 0),
+            ("late_tbt", 1),
+            ("refused", 0),
+            ("failed", 0),
+            ("cancelled", 0),
+        ] {
+            assert_eq!(count("c0", outcome), Some(expected), "{outcome}");
+        }
+        assert_eq!(count("other", "late_tbt"), Some(10));
+        assert_eq!(by_class.classes.lock().len(), MAX_CLASSES + 1);
+    }
+}
