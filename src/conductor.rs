@@ -37,6 +37,7 @@ pub(crate) use inbox::inbox;
 pub(crate) use inbox::{AttachRefusal, Loss, Message};
 pub use inbox::{Inbox, Question};
 pub use lead::Lead;
+pub use slo::SloStatus;
 pub use status::{NodeStatus, RequestStatus, Status, under_way};
 
 pub(crate) use fleet::{parse_role, tokenizer_name};

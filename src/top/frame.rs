@@ -12,7 +12,7 @@ use super::{lists, words};
 
 /// Lists on the page.
 pub(super) const LISTS: usize = 3;
-/// Rows of figures above the lists.
+/// Rows of figures above the lists, without those of the classes.
 const FIGURES: u16 = 5;
 
 /// How the page is shown.
@@ -32,6 +32,8 @@ pub(super) struct Page<'a> {
     base: &'a str,
     history: &'a History,
     show: Option<&'a Show>,
+    /// The lines of the classes.
+    classes: Vec<String>,
     lists: [List; LISTS],
 }
 
@@ -59,7 +61,8 @@ impl<'a> Page<'a> {
             },
             List { title: "Latest decisions, newest first".into(), columns: &[], rows: decisions },
         ];
-        Self { base, history, show: None, lists }
+        let classes = status.map(lists::classes).unwrap_or_default();
+        Self { base, history, show: None, classes, lists }
     }
 
     /// The frame as shown to a person at a terminal.
@@ -71,7 +74,11 @@ impl<'a> Page<'a> {
     /// Rows that show all of it.
     pub(super) fn rows(&self) -> u16 {
         let lists: usize = self.lists.iter().map(List::height).sum();
-        FIGURES.saturating_add(u16::try_from(lists).unwrap_or(u16::MAX))
+        self.figure_rows().saturating_add(u16::try_from(lists).unwrap_or(u16::MAX))
+    }
+
+    fn figure_rows(&self) -> u16 {
+        FIGURES.saturating_add(u16::try_from(self.classes.len()).unwrap_or(u16::MAX))
     }
 
     /// Rows of a list.
@@ -81,7 +88,7 @@ impl<'a> Page<'a> {
 
     /// Draws it; what does not fit is scrolled to.
     pub(super) fn draw(&self, area: Rect, buffer: &mut Buffer) {
-        let figures = Rect { height: FIGURES.min(area.height), ..area };
+        let figures = Rect { height: self.figure_rows().min(area.height), ..area };
         Paragraph::new(self.figures()).render(figures, buffer);
         let below = Rect { y: area.y + figures.height, height: area.height - figures.height, ..area };
         let mut constraints = self.heights(below.height).map(Constraint::Length).to_vec();
@@ -130,7 +137,11 @@ impl<'a> Page<'a> {
             }
             None => Line::from(ends(&sample.scrape)),
         };
-        vec![head, Line::from(self.flow()), Line::from(self.times()), Line::from(self.promises()), last]
+        let mut lines =
+            vec![head, Line::from(self.flow()), Line::from(self.times()), Line::from(self.promises())];
+        lines.extend(self.classes.iter().cloned().map(Line::from));
+        lines.push(last);
+        lines
     }
 
     fn flow(&self) -> String {
@@ -164,7 +175,7 @@ impl<'a> Page<'a> {
     fn promises(&self) -> String {
         let spreads = self.history.spreads();
         let Some(objectives) = self.history.latest().and_then(|sample| sample.objectives) else {
-            return "objectives: classes differ, and the histograms do not tell them apart".into();
+            return "objectives: classes differ; see the lines of the classes".into();
         };
         format!(
             "first tokens within {}: {}  gaps within {}: {}",

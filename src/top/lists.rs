@@ -1,7 +1,7 @@
-//! The rows of the three lists: nodes, requests under way, decisions.
+//! The rows of the three lists: nodes, requests under way, decisions. And the lines of the classes.
 
 use super::words;
-use crate::conductor::{NodeStatus, RequestStatus, Status};
+use crate::conductor::{NodeStatus, RequestStatus, SloStatus, Status};
 
 /// Headings and widths of the nodes' columns; the last one takes what is left.
 pub(super) const NODES: &[(&str, u16)] = &[
@@ -81,4 +81,42 @@ fn row(request: &RequestStatus, status: &Status) -> Vec<String> {
 /// One row a decision, as the conductor words it.
 pub(super) fn decisions(status: &Status) -> Vec<Vec<String>> {
     status.decisions.iter().map(|words| vec![words.clone()]).collect()
+}
+
+/// Lines of classes that are shown at most.
+const CLASS_LINES: usize = 8;
+
+/// One line a class, the class furthest below its target first. None for a single class that keeps its promise.
+pub(super) fn classes(status: &Status) -> Vec<String> {
+    let trouble = |class: &SloStatus| class.late_ttft + class.late_tbt + class.refused + class.failed > 0;
+    if status.slo.len() < 2 && !status.slo.iter().any(trouble) {
+        return Vec::new();
+    }
+    let mut classes: Vec<&SloStatus> = status.slo.iter().collect();
+    let spare = |class: &SloStatus| class.attained_1h.map_or(1.0, |share| share - class.target);
+    classes.sort_by(|a, b| spare(a).total_cmp(&spare(b)));
+    let hidden = classes.len().saturating_sub(CLASS_LINES);
+    let mut lines: Vec<String> = classes.into_iter().take(CLASS_LINES).map(class_line).collect();
+    if hidden > 0 {
+        lines.push(format!("SLO of {hidden} further classes: see slo in /admin/status"));
+    }
+    lines
+}
+
+fn class_line(class: &SloStatus) -> String {
+    format!(
+        "SLO {}: 5 min {}, 1 h {}, target {}; of {} requests {} in SLO, late TTFT {} TBT {}, refused {}, failed {}, \
+         cancelled {}",
+        class.class,
+        words::share(class.attained_5m),
+        words::share(class.attained_1h),
+        words::share(Some(class.target)),
+        class.requests,
+        class.in_slo,
+        class.late_ttft,
+        class.late_tbt,
+        class.refused,
+        class.failed,
+        class.cancelled
+    )
 }

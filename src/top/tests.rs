@@ -11,7 +11,7 @@ use super::history::History;
 use super::scrape::Scrape;
 use super::screen::{Screen, Wish};
 use super::{Objectives, Sample};
-use crate::conductor::{NodeStatus, RequestStatus, Status};
+use crate::conductor::{NodeStatus, RequestStatus, SloStatus, Status};
 
 const BASE: &str = "http://127.0.0.1:8080";
 
@@ -121,6 +121,34 @@ fn the_page_tells_every_figure_with_its_unit() {
     let expected = ["p0", "prefill", "serving", "2", "120.0", "ms", "2.5", "s", "3/1", "4", "4", "900"];
     assert_eq!(cells[..12], expected, "{node}");
     assert!(!node.contains("ssd"), "a tier without room is not shown: {node}");
+}
+
+#[test]
+fn classes_have_lines_if_there_are_several_or_one_breaks_its_promise() {
+    let page = |slo: Vec<SloStatus>| {
+        let (mut history, mut looked) = (History::default(), sample(Instant::now(), 100, 3));
+        looked.status.slo = slo;
+        history.push(looked);
+        super::text(&Page::new(BASE, &history))
+    };
+    let class = |name: &str, attained: f64| {
+        let (requests, in_slo, target) = (400, 398, 0.99);
+        let (attained_5m, attained_1h) = (None, Some(attained));
+        let class = name.into();
+        SloStatus { class, requests, in_slo, target, attained_5m, attained_1h, ..SloStatus::default() }
+    };
+    assert!(!page(vec![class("only", 1.0)]).contains("SLO"));
+    let late = SloStatus { late_ttft: 1, late_tbt: 1, ..class("only", 0.995) };
+    let words = "SLO only: 5 min -, 1 h 99.5 %, target 99.0 %; of 400 requests 398 in SLO, late TTFT 1 TBT 1, refused 0, \
+                 failed 0, cancelled 0\nsince the start: finished";
+    let text = page(vec![late]);
+    assert!(text.contains(words), "{text}");
+    let many = (0..20).map(|at| class(&format!("c{at}"), 1.0 - f64::from(at) / 100.0)).collect();
+    let text = page(many);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("SLO ")).collect();
+    assert!(lines[0].starts_with("SLO c19: ") && lines[7].starts_with("SLO c12: "), "{text}");
+    assert_eq!(lines[8..], ["SLO of 12 further classes: see slo in /admin/status"], "{text}");
+    assert!(text.contains("Nodes (2)") && text.contains("req-4 prefill=p0"), "{text}");
 }
 
 #[test]
