@@ -208,9 +208,13 @@ mod tests {
 
     #[test]
     fn a_change_names_the_setting_and_both_values() {
-        let found = changes(&config(""), &config("[scheduler]\nmax_retries = 5\npolicy = \"foresight\""));
+        let found =
+            changes(&config(""), &config("[scheduler]\nprior_output_tokens = 500\npolicy = \"foresight\""));
         let shown: Vec<String> = found.iter().map(Change::to_string).collect();
-        assert_eq!(shown, ["scheduler.max_retries: 2 -> 5", "scheduler.policy: \"baton\" -> \"foresight\""]);
+        assert_eq!(
+            shown,
+            ["scheduler.prior_output_tokens: 256 -> 500", "scheduler.policy: \"baton\" -> \"foresight\""]
+        );
     }
 
     #[test]
@@ -229,12 +233,12 @@ mod tests {
 
     #[test]
     fn a_cluster_shares_the_scheduler_and_nothing_else() {
-        let file = "[service]\nheartbeat_us = 250000\n[scheduler]\nmax_retries = 5\n";
+        let file = "[service]\nheartbeat_us = 250000\n[scheduler]\nprior_output_tokens = 500\n";
         let shared = to_share(file).expect("a valid file");
-        assert_eq!(shared.trim(), "[scheduler]\nmax_retries = 5");
+        assert_eq!(shared.trim(), "[scheduler]\nprior_output_tokens = 500");
         let own = config("[service]\nheartbeat_us = 300000\n[scheduler]\nmax_retries = 7");
         let both = under(&own, &shared).expect("a valid policy");
-        assert_eq!((both.service.heartbeat_us, both.scheduler.max_retries), (300_000, 5));
+        assert_eq!((both.service.heartbeat_us, both.scheduler.prior_output_tokens), (300_000, 500));
         assert_eq!(both.scheduler.max_retries, Config::default().scheduler.max_retries, "it is whole");
         let wrong = |text: &str| under(&own, text).expect_err("wrong");
         assert!(wrong(file).contains("[service] is each conductor's own"));
@@ -266,8 +270,8 @@ mod tests {
     #[test]
     fn sections_that_a_text_leaves_out_stay_as_they_are() {
         let own = config("[service]\nadmin_key = \"sesame\"\n[scheduler]\nmax_retries = 7");
-        let new = over(&own, "[scheduler]\nmax_retries = 5").expect("a valid policy");
-        assert_eq!((new.scheduler.max_retries, &new.service), (5, &own.service));
+        let new = over(&own, "[scheduler]\nprior_output_tokens = 500").expect("a valid policy");
+        assert_eq!((new.scheduler.prior_output_tokens, &new.service), (500, &own.service));
         assert_eq!(
             new.scheduler.max_retries,
             Config::default().scheduler.max_retries,
@@ -275,8 +279,10 @@ mod tests {
         );
         assert_eq!(over(&own, "").expect("nothing is named"), own);
         let wide = config("[scheduler]\nblock_tokens = 64");
-        for new in [over(&wide, "[scheduler]\nmax_retries = 5"), under(&wide, "[scheduler]\nmax_retries = 5")]
-        {
+        for new in [
+            over(&wide, "[scheduler]\nprior_output_tokens = 500"),
+            under(&wide, "[scheduler]\nprior_output_tokens = 500"),
+        ] {
             assert_eq!(new.expect("a valid policy").scheduler.block_tokens, 64, "blocks are the nodes' too");
         }
         assert!(over(&own, "[service]").is_ok_and(|new| !new.service.admin_key.is_set()));
@@ -289,7 +295,8 @@ mod tests {
 
     #[test]
     fn scheduling_reloads_and_the_rest_takes_a_restart() {
-        let live = "[scheduler]\nmax_retries = 5\n[[scheduler.classes]]\nname = \"x\"\nttft_us = 5000000";
+        let live =
+            "[scheduler]\nprior_output_tokens = 500\n[[scheduler.classes]]\nname = \"x\"\nttft_us = 5000000";
         assert_eq!(can_reload(&config(""), &config(live)), Ok(()));
         for (text, named) in [
             ("[cluster]\nrouters = 2", "cluster.routers: 1 -> 2"),

@@ -77,7 +77,7 @@ const OTHERS: [(PolicyName, AdmissionMode); 8] = [
 ];
 
 /// What a run came to.
-struct Score {
+struct RunSummary {
     in_slo: usize,
     /// Completed with a first token beyond the objective.
     late: usize,
@@ -118,7 +118,7 @@ fn setup(load: &Load, (policy, admission): (PolicyName, AdmissionMode)) -> Resul
     Ok(setup)
 }
 
-fn run(load: &Load, trace: &Arc<Trace>, way: (PolicyName, AdmissionMode)) -> Result<Score, String> {
+fn run(load: &Load, trace: &Arc<Trace>, way: (PolicyName, AdmissionMode)) -> Result<RunSummary, String> {
     let classes = classes(load);
     let names = classes.iter().map(|class| class.name.clone()).collect();
     let workload = TraceWorkload::new(Arc::clone(trace), load.speed).with_classes(names);
@@ -131,7 +131,7 @@ fn run(load: &Load, trace: &Arc<Trace>, way: (PolicyName, AdmissionMode)) -> Res
     let good = |o: &&Outcome| first(o) && (o.gaps.count == 0 || o.gaps.worst_tenth_us <= class(o).tbt_us);
     let all = world.outcomes();
     let of = |at: usize| all.iter().filter(move |o| usize::from(o.class) == at);
-    Ok(Score {
+    Ok(RunSummary {
         in_slo: all.iter().filter(good).count(),
         late: all.iter().filter(|o| o.status == Status::Completed && !first(o)).count(),
         tokens_in_slo: all.iter().filter(good).map(|o| o.prompt_tokens).sum(),

@@ -16,7 +16,6 @@ struct Source {
 }
 
 #[expect(
-    clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "lengths and times of a workload"

@@ -356,7 +356,7 @@ async fn hand_offs_that_fail_are_tried_again_alike() {
 #[tokio::test]
 async fn requests_of_nodes_that_die_go_on_elsewhere_alike() {
     let mut kinds = BTreeMap::new();
-    for seed in 20..23 {
+    for seed in 20..24 {
         let tune = |setup: &mut Setup| {
             setup.faults = FaultPlan { deaths: 4, seed, ..FaultPlan::default() };
         };

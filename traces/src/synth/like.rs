@@ -214,8 +214,8 @@ struct PlannedRow {
 /// A trace like the published one: see [`published`] and [`bounds`].
 ///
 /// ```
-/// use baton_traces::synth::{Like, like};
-/// assert_eq!(like(Like::Conversation, 7).records.len(), 12_031);
+/// use baton_traces::synth::{PublishedTrace, like};
+/// assert_eq!(like(PublishedTrace::Conversation, 7).records.len(), 12_031);
 /// ```
 #[must_use]
 pub fn like(kind: PublishedTrace, seed: u64) -> Trace {
