@@ -213,7 +213,7 @@ mod tests {
         let shown: Vec<String> = found.iter().map(Change::to_string).collect();
         assert_eq!(
             shown,
-            ["scheduler.prior_output_tokens: 256 -> 500", "scheduler.policy: \"baton\" -> \"foresight\""]
+            ["scheduler.policy: \"baton\" -> \"foresight\"", "scheduler.prior_output_tokens: 256 -> 500"]
         );
     }
 
