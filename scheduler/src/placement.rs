@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use baton_types::InstanceId;
 
 use crate::estimate::NEVER_US;
+use crate::queue::NewWork;
 use crate::{FetchPlan, RejectReason};
 
 pub(crate) use decode::DecodeChoice;
@@ -122,6 +123,8 @@ pub(crate) struct Candidate {
     pub room_wait_us: u64,
     /// Latest moment for the first token that keeps the objective with what is learnt of such predictions, µs.
     pub deadline_us: u64,
+    /// Its prefill, as the instance's queue would have it.
+    pub new: NewWork,
     /// What the policy minimises.
     pub score: f64,
     pub feasible: bool,

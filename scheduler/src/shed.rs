@@ -75,8 +75,8 @@ impl Conductor {
         if candidate.plan.harms {
             return None;
         }
-        let new = self.new_work(instance, request, &candidate);
-        let mut leave = instance.prefill.in_the_way(self.now_us, new, |w| self.claim(w, request))?;
+        let mut leave =
+            instance.prefill.in_the_way(self.now_us, candidate.new, |w| self.claim(w, request))?;
         if leave.is_empty() {
             // It is room to decode that is missing.
             leave = self.least_claims(id, request);

@@ -147,12 +147,12 @@ impl Conductor {
         let slack_us = deadline_us.saturating_sub(now).saturating_sub(own_us);
         let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
         let deadline_us = deadline_us - margin_us.min(deadline_us);
+        let new = NewWork {
+            work_us: plan.work_us,
+            deadline_us: deadline_us.saturating_sub(tail_us),
+            priority: self.class(request).priority,
+        };
         let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
-            let new = NewWork {
-                work_us: plan.work_us,
-                deadline_us: deadline_us.saturating_sub(tail_us),
-                priority: self.class(request).priority,
-            };
             let o = instance.prefill.outlook(now, new);
             let behind_us = u64::from(o.behind) * plan.work_us;
             (o.expected_wait_us, o.deadline_wait_us, behind_us, o.keeps_promises)
@@ -171,18 +171,9 @@ impl Conductor {
             behind_us,
             room_wait_us: 0,
             deadline_us,
+            new,
             score: 0.0,
             feasible: keeps && !plan.harms && now + latest_us <= deadline_us,
-        }
-    }
-
-    /// A candidate's prefill as the instance's queue would have it.
-    pub(crate) fn new_work(&self, instance: &Instance, request: &Request, candidate: &Candidate) -> NewWork {
-        let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
-        NewWork {
-            work_us: candidate.plan.work_us,
-            deadline_us: candidate.deadline_us.saturating_sub(tail_us),
-            priority: self.class(request).priority,
         }
     }
 
