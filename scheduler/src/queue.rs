@@ -313,8 +313,18 @@ impl PrefillLedger {
         for (work_us, due_us, claimed) in jobs {
             clock_us += work_us;
             may_leave.extend(claimed);
-            while clock_us > due_us {
-                let least = (0..may_leave.len()).min_by_key(|at| may_leave[*at])?;
+            let own = claimed.map(|(.., request)| request);
+            // One that has left itself asks for nothing more.
+            while clock_us > due_us && own.is_none_or(|request| !leave.contains(&request)) {
+                let mut least = (0..may_leave.len()).min_by_key(|at| may_leave[*at])?;
+                let (claim, Reverse(freed_us), _) = may_leave[least];
+                let last = may_leave.len() - 1;
+                if clock_us - freed_us > due_us
+                    && own == Some(may_leave[last].2)
+                    && may_leave[last].0 == claim
+                {
+                    least = last;
+                }
                 let (_, Reverse(freed_us), request) = may_leave.swap_remove(least);
                 clock_us -= freed_us;
                 leave.push(request);
