@@ -77,7 +77,7 @@ impl Conductor {
     /// Refusals that no placement can change: bounds, and prompts that fit nowhere.
     fn hopeless(&self, request: &Request) -> Option<Refusal> {
         let refusal = |reason, retry_after_us| {
-            Some(Refusal { reason, retry_after_us, predicted_ttft_us: None, turn_us: 0 })
+            Some(Refusal { reason, retry_after_us, predicted_ttft_us: None, closest: None })
         };
         if self.requests.len() >= self.config.max_waiting_requests as usize {
             return refusal(RejectReason::QueueFull, 1_000_000);
@@ -114,6 +114,8 @@ impl Conductor {
         let mode = self.config.effective_admission();
         let only_feasible = mode == AdmissionMode::Slo;
         let request = &entry.request;
+        let ticket = self.tickets.take(request);
+        self.returns_in_time = self.is_time_of(ticket.as_ref());
         let mut verdict = self.place_for(request, entry.deadline_us, only_feasible);
         let mut displaced = Vec::new();
         if verdict.is_err()
@@ -122,14 +124,19 @@ impl Conductor {
         {
             (verdict, displaced) = (Ok(placement), from);
         }
+        self.returns_in_time = false;
         self.explain(effects);
         self.judge_shadows(request, &verdict);
         match verdict {
-            Err(refusal) => self.reject(&entry, refusal, effects),
+            Err(refusal) => {
+                let refusal = self.refuse_returned(&entry.request, ticket, refusal);
+                self.reject(&entry, refusal, effects);
+            }
             Ok(placement) => match self.refusal_under(mode, request, &placement) {
                 Some(refusal) => self.reject(&entry, refusal, effects),
                 None => {
                     self.stats.admitted += 1;
+                    self.stats.tickets_used += u64::from(ticket.is_some());
                     self.replicator.note(&self.hits, &entry.request);
                     self.commit(entry, &placement, effects);
                     self.replicate_hot(effects);
@@ -159,7 +166,7 @@ impl Conductor {
                 reason: RejectReason::Costly,
                 retry_after_us: self.class(request).ttft_us,
                 predicted_ttft_us: within_reach(placed.candidate.ttft_us),
-                turn_us: placed.candidate.plan.work_us,
+                closest: None,
             });
         }
         Ok(placed)
@@ -186,10 +193,7 @@ impl Conductor {
             reason,
             retry_after_us: wait_us.max(MIN_RETRY_AFTER_US),
             predicted_ttft_us: within_reach(ttft_us),
-            turn_us: match reason {
-                RejectReason::Ttft => within_reach(placement.candidate.plan.work_us).unwrap_or(0),
-                _ => self.decode_turn_us(request),
-            },
+            closest: None,
         })
     }
 
@@ -274,7 +278,6 @@ impl Conductor {
             reason: refusal.reason,
             retry_after_us: refusal.retry_after_us,
             predicted_ttft_us: refusal.predicted_ttft_us,
-            turn_us: refusal.turn_us,
             wasted_tokens: 0,
         }));
     }

@@ -9,6 +9,7 @@ use baton_types::{ClassId, InstanceId, RequestId, Role};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::policies::Policy;
+use crate::tickets::Tickets;
 use crate::{ConfigError, Effect, FailStage, InstanceState, SchedulerConfig};
 
 impl Conductor {
@@ -101,6 +102,9 @@ impl Conductor {
         let (before, after) = (names(&self.config), names(&new));
         self.lengths.reclass(&before, &after, new.prior_output_tokens);
         self.margins.reclass(&before, &after);
+        if before != after {
+            self.tickets = Tickets::default();
+        }
         self.config = new;
         self.wake_waiting();
     }

@@ -14,6 +14,7 @@ use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::Requests;
 use crate::stats::SchedulerStats;
+use crate::tickets::{KeptPlaces, Tickets};
 use crate::timers::Timers;
 use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
 
@@ -65,6 +66,11 @@ pub struct Conductor {
     pub(crate) unplaced: Vec<RequestId>,
     /// Requests placed on an instance's queue at this step.
     pub(crate) fair: FairShares,
+    pub(crate) tickets: Tickets,
+    /// What tickets keep from the request that is being placed.
+    pub(crate) kept: KeptPlaces,
+    /// That request has a ticket of its own, and comes at its time.
+    pub(crate) returns_in_time: bool,
     pub(crate) lengths: LengthEstimator,
     pub(crate) margins: MarginEstimator,
     pub(crate) replicator: Replicator,
@@ -100,6 +106,9 @@ impl Conductor {
             coming: PendingPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
+            tickets: Tickets::default(),
+            kept: KeptPlaces::default(),
+            returns_in_time: false,
             margins: MarginEstimator::new(config.classes.len()),
             lengths,
             replicator: Replicator::default(),

@@ -135,8 +135,6 @@ pub struct Rejection {
     pub retry_after_us: u64,
     /// Best TTFT that any placement was predicted to give, µs; none where there is no placement.
     pub predicted_ttft_us: Option<u64>,
-    /// By how much it puts off others that are refused for the same thing, once it is let in, µs.
-    pub turn_us: u64,
     /// Prefill work already spent on it, tokens: nonzero only for refusals after the prefill.
     pub wasted_tokens: u64,
 }

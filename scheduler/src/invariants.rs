@@ -36,6 +36,7 @@ impl Conductor {
                 "what was learnt of lengths and margins is of other classes than are configured",
             ));
         }
+        self.tickets.check(classes)?;
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {
             return Err(format!("I9: {} live requests exceed the bound", self.requests.len()));
         }

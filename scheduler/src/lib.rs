@@ -30,6 +30,7 @@ mod room;
 mod saved;
 mod shed;
 mod stats;
+mod tickets;
 mod timers;
 
 #[cfg(test)]

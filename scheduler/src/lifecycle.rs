@@ -101,7 +101,6 @@ impl Conductor {
             reason,
             retry_after_us: (self.lengths.mean_duration_us(5_000_000) / 2).max(MIN_RETRY_AFTER_US),
             predicted_ttft_us: Some(self.now_us - entry.arrived_us),
-            turn_us: self.decode_turn_us(&entry.request),
             wasted_tokens: entry.new_tokens,
         }));
         true

@@ -138,13 +138,36 @@ pub(crate) struct Placement {
     pub room_tokens: u32,
 }
 
+/// A prefill that was not to be: what a ticket keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedPrefill {
+    pub instance: InstanceId,
+    /// Its part of the instance's time, µs; nothing where it would wait for decodes to end.
+    pub work_us: u64,
+    /// From its start to its end, µs.
+    pub takes_us: u64,
+    /// Latest moment for its end, had it been let in, µs.
+    pub due_us: u64,
+}
+
+impl From<&Candidate> for PlannedPrefill {
+    fn from(candidate: &Candidate) -> Self {
+        let Candidate { instance, plan, new, .. } = candidate;
+        // Beside decodes that leave no time for it, it is they that it waits for.
+        let work_us = if plan.harms { 0 } else { plan.work_us };
+        let takes_us = if plan.harms { 0 } else { plan.load_us.saturating_add(plan.work_us) };
+        Self { instance: *instance, work_us, takes_us, due_us: new.deadline_us }
+    }
+}
+
 /// Why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub reason: RejectReason,
     pub retry_after_us: u64,
     pub predicted_ttft_us: Option<u64>,
-    pub turn_us: u64,
+    /// Where it was closest to being placed; none where a wait is no use.
+    pub closest: Option<PlannedPrefill>,
 }
 
 /// A prediction, unless it is that it never comes to it.

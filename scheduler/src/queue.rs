@@ -9,9 +9,11 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{RequestId, TenantId};
+use baton_types::{InstanceId, RequestId, TenantId};
 use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
+
+use crate::tickets::KeptPrefill;
 
 /// Placed on an instance, held back by the conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -237,33 +239,47 @@ impl PrefillLedger {
         None
     }
 
-    /// What new work would meet here.
-    pub(crate) fn outlook(&self, now_us: u64, new: NewWork) -> Outlook {
+    /// What new work would meet here, with what tickets keep.
+    pub(crate) fn outlook(&self, now_us: u64, new: NewWork, kept: &[(InstanceId, KeptPrefill)]) -> Outlook {
         let NewWork { work_us, deadline_us, priority } = new;
         let left = self.dispatched_left_us(now_us);
         let (mut shorter, mut behind, mut by_deadline) = (left, 0, left);
         let mut clock = now_us + left;
         let mut keeps_promises = true;
+        let mut promised = |due_us: u64, before_us: u64| {
+            clock += before_us;
+            if due_us <= deadline_us {
+                by_deadline += before_us;
+            } else if clock <= due_us && clock + work_us > due_us {
+                keeps_promises = false;
+            }
+        };
+        let mut kept = kept.iter().map(|(_, kept)| kept).filter(|kept| kept.work_us > 0).peekable();
         for w in &self.waiting {
             if w.priority > priority || (w.priority == priority && w.work_us <= work_us) {
                 shorter += w.work_us;
             } else {
                 behind += 1;
             }
-            clock += w.work_us;
-            if w.deadline_us <= deadline_us {
-                by_deadline += w.work_us;
-            } else if clock <= w.deadline_us && clock + work_us > w.deadline_us {
-                keeps_promises = false;
+            while let Some(kept) = kept.next_if(|kept| kept.due_us <= w.deadline_us) {
+                promised(kept.due_us, kept.work_us);
             }
+            promised(w.deadline_us, w.work_us);
         }
+        kept.for_each(|kept| promised(kept.due_us, kept.work_us));
         Outlook { expected_wait_us: shorter, deadline_wait_us: by_deadline, behind, keeps_promises }
     }
 
     /// How much later work of `work_us` with a first token `tail_us` behind it, which arriving now
     /// would be due at `deadline_us`, must arrive to be on time without making late what would not be, µs. Later means a later
     /// deadline: others then count as before it, or are already sent (`ahead_us` before they run).
-    pub(crate) fn earliest_admission_us(&self, now_us: u64, work: (u64, u64, u64), ahead_us: u64) -> u64 {
+    pub(crate) fn earliest_admission_us(
+        &self,
+        now_us: u64,
+        work: (u64, u64, u64),
+        ahead_us: u64,
+        kept: &[(InstanceId, KeptPrefill)],
+    ) -> u64 {
         let (work_us, tail_us, deadline_us) = work;
         let start_us = now_us + self.dispatched_left_us(now_us);
         let mut later_us = 0;
@@ -271,15 +287,23 @@ impl PrefillLedger {
         for _ in 0..WELCOME_ROUNDS {
             let due_us = deadline_us + later_us;
             let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
-            for w in &self.waiting {
+            let mut promised = |other_due_us: u64, before_us: u64| {
                 let sent_us = clock_us.saturating_sub(ahead_us);
-                clock_us += w.work_us;
-                if w.deadline_us <= due_us || sent_us <= now_us + later_us {
-                    end_us += w.work_us;
-                } else if clock_us <= w.deadline_us && clock_us + work_us > w.deadline_us {
-                    needed_us = needed_us.max((w.deadline_us - deadline_us).min(sent_us - now_us));
+                clock_us += before_us;
+                if other_due_us <= due_us || sent_us <= now_us + later_us {
+                    end_us += before_us;
+                } else if clock_us <= other_due_us && clock_us + work_us > other_due_us {
+                    needed_us = needed_us.max((other_due_us - deadline_us).min(sent_us - now_us));
                 }
+            };
+            let mut kept = kept.iter().map(|(_, kept)| kept).peekable();
+            for w in &self.waiting {
+                while let Some(kept) = kept.next_if(|kept| kept.due_us <= w.deadline_us) {
+                    promised(kept.due_us, kept.whole_us);
+                }
+                promised(w.deadline_us, w.work_us);
             }
+            kept.for_each(|kept| promised(kept.due_us, kept.whole_us));
             needed_us = needed_us.max((end_us + tail_us).saturating_sub(deadline_us));
             if needed_us <= later_us {
                 break;
@@ -583,10 +607,10 @@ mod tests {
         let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
         l.dispatch(0, sent(7, 50, u64::MAX));
         let new = |work_us| NewWork { work_us, deadline_us: 1500, priority: 0 };
-        let o = l.outlook(10, new(200));
+        let o = l.outlook(10, new(200), &[]);
         assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
         assert!(o.keeps_promises);
-        assert!(!l.outlook(10, new(1700)).keeps_promises);
+        assert!(!l.outlook(10, new(1700), &[]).keeps_promises);
         assert_eq!((l.active_tokens(), l.runs_low_at_us(20)), (5, 30));
     }
 

@@ -14,6 +14,7 @@ use crate::last_copies::LastCopies;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::{Entry, Requests};
+use crate::tickets::Tickets;
 use crate::timers::Timers;
 use crate::{SchedulerConfig, SchedulerStats};
 
@@ -30,6 +31,7 @@ pub struct SavedConductor {
     coming: PendingPrefixes,
     unplaced: Vec<RequestId>,
     fair: FairShares,
+    tickets: Tickets,
     lengths: LengthEstimator,
     margins: MarginEstimator,
     replicator: Replicator,
@@ -96,6 +98,7 @@ impl Conductor {
             coming: self.coming.clone(),
             unplaced: self.unplaced.clone(),
             fair: self.fair.clone(),
+            tickets: self.tickets.clone(),
             lengths: self.lengths.clone(),
             margins: self.margins.clone(),
             replicator: self.replicator.clone(),
@@ -133,6 +136,7 @@ impl Conductor {
         conductor.coming = saved.coming;
         conductor.unplaced = saved.unplaced;
         conductor.fair = saved.fair;
+        conductor.tickets = saved.tickets;
         conductor.lengths = saved.lengths;
         conductor.margins = saved.margins;
         conductor.replicator = saved.replicator;

@@ -165,6 +165,7 @@ impl Conductor {
                 Ok(placement) => self.commit(entry, &placement, effects),
                 Err(refusal) => {
                     let refusal = Refusal { reason: RejectReason::Costly, ..refusal };
+                    let refusal = self.with_ticket(&entry.request, 0, refusal);
                     self.reject(&entry, refusal, effects);
                 }
             }

@@ -27,6 +27,18 @@ pub struct SchedulerStats {
     pub retried: u64,
     /// Refusals by reason, in the order of [`RejectReason`].
     pub rejected: [u64; 8],
+    /// Refused requests for which a place was kept for when they come back.
+    #[serde(default)]
+    pub tickets_given: u64,
+    /// Of those, let in when they came.
+    #[serde(default)]
+    pub tickets_used: u64,
+    /// Of those, refused although they came in time.
+    #[serde(default)]
+    pub tickets_broken: u64,
+    /// Of those, never seen again in time.
+    #[serde(default)]
+    pub tickets_expired: u64,
     /// What each shadow mode would have refused, with how many it judged.
     pub shadow: Vec<(AdmissionMode, u64, u64)>,
     /// Prompt tokens computed for requests that were refused afterwards.

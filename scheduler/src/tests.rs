@@ -25,3 +25,4 @@ mod scripts;
 mod serial;
 mod sharing;
 mod shedding;
+mod tickets;

@@ -146,6 +146,8 @@ struct Counts {
     tbt_ok: u64,
     refusals: u64,
     retried_in_slo: u64,
+    second_tries: u64,
+    second_tries_admitted: u64,
     retried: u64,
     readmitted: u64,
     hit_blocks: u64,
@@ -262,6 +264,8 @@ impl Collector {
             Status::Failed | Status::TimedOut => c.failed += 1,
             Status::Cancelled => c.cancelled += 1,
         }
+        c.second_tries += u64::from(outcome.attempts > 1);
+        c.second_tries_admitted += u64::from(outcome.attempts == 2 && outcome.status != Status::Rejected);
         self.by_class.ended(outcome);
         if outcome.status == Status::Completed {
             self.completed(outcome);

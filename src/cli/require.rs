@@ -28,7 +28,7 @@ const COMPARISONS: [(&str, Comparison); 4] = [
 ];
 
 /// Figures that can be required: every plain number of a run in the JSON report.
-const FIGURES: [&str; 33] = [
+const FIGURES: [&str; 35] = [
     "block_hit_ratio",
     "cancelled",
     "completed",
@@ -55,6 +55,8 @@ const FIGURES: [&str; 33] = [
     "replications",
     "requests",
     "retries",
+    "second_tries",
+    "second_tries_admitted",
     "saves",
     "strides_outside_profile",
     "tbt_ok",

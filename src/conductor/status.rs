@@ -407,6 +407,10 @@ impl Driver {
             ("lent_fetches".to_owned(), stats.lent_fetches),
             ("replications".to_owned(), stats.replications),
             ("saves".to_owned(), stats.saves),
+            ("tickets_given".to_owned(), stats.tickets_given),
+            ("tickets_used".to_owned(), stats.tickets_used),
+            ("tickets_broken".to_owned(), stats.tickets_broken),
+            ("tickets_expired".to_owned(), stats.tickets_expired),
             ("stale_inputs".to_owned(), stats.stale_inputs),
         ]);
         for (mode, refused, judged) in &stats.shadow {

@@ -12,14 +12,12 @@
 //!   is late behind others is given more as long as its instances get on;
 //! - a request that was admitted and fits nowhere is parked, and tried again until its time is over;
 //! - a request's first failed hand-off is retried at once, each further one after a back-off, which doubles;
-//! - a request that was in an engine when it died is tried once more, and not with others like it;
-//! - each refused client gets a time of its own at which to retry.
+//! - a request that was in an engine when it died is tried once more, and not with others like it.
 
 mod attempts;
 mod effect;
 mod facts;
 mod limits;
-mod pacing;
 mod progress;
 mod suspects;
 #[cfg(test)]
@@ -38,7 +36,6 @@ pub use effect::{Cause, Effect};
 pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
 
 use attempts::PlacementOrder;
-use pacing::Pacing;
 use progress::Pace;
 
 /// The interface to the conductor's core and to the driver's knowledge. The driver answers each call at once.
@@ -160,7 +157,6 @@ pub struct Pairs {
     on_trial: BTreeSet<RequestId>,
     /// Progress of the instances.
     paces: BTreeMap<InstanceId, Pace>,
-    pacing: Pacing,
     /// When the driver's latest pause ended, µs.
     back_us: u64,
     pending: VecDeque<Input>,
@@ -182,7 +178,6 @@ impl Pairs {
             unserved_since_us: None,
             on_trial: BTreeSet::new(),
             paces: BTreeMap::new(),
-            pacing: Pacing::default(),
             back_us: 0,
             pending: VecDeque::new(),
             orders: Vec::new(),

@@ -298,12 +298,13 @@ impl DecodeLedger {
     ///
     /// Looked at when the request would start and three times more until it would end: others
     /// that are promised room later must still find it. Of its prompt only what nobody else holds by then counts.
+    /// `kept` is what is kept for others besides, at a moment or in all, tokens.
     pub(crate) fn fits_fairly(
         &self,
         when: (u64, u64),
         need: (u64, u64),
-        capacity_tokens: u64,
-        kin: Kin,
+        (capacity_tokens, kin): (u64, Kin),
+        kept: impl Fn(Option<u64>) -> u64,
     ) -> bool {
         let (tokens, stay_us) = need;
         let fair = |promised: u64, shared: u64| {
@@ -311,17 +312,18 @@ impl DecodeLedger {
             tokens <= free && (promised * 2 <= capacity_tokens || tokens * 4 <= free)
         };
         // Everything promised counted together: no need to look at when each starts and ends.
-        fair(self.reserved_tokens, self.shared_with(kin))
+        fair(self.reserved_tokens + kept(None), self.shared_with(kin))
             || (0..4).all(|third| {
-                let there = Self::there_at(when.0, when.1 + stay_us * third / 3);
-                fair(self.load(there).2, self.shared(kin, there))
+                let at_us = when.1 + stay_us * third / 3;
+                let there = Self::there_at(when.0, at_us);
+                fair(self.load(there).2 + kept(Some(at_us)), self.shared(kin, there))
             })
     }
 
-    /// Predicted step time with one more request of `context_tokens`, at `at_us`, µs.
-    pub(crate) fn step_us(&self, profile: &CostProfile, when: (u64, u64), context_tokens: u64) -> f64 {
+    /// Predicted step time with so many more requests and so much more context, at `at_us`, µs.
+    pub(crate) fn step_us(&self, profile: &CostProfile, when: (u64, u64), more: (u32, u64)) -> f64 {
         let (batch, context, _) = self.at(when.0, when.1);
-        profile.decode_us(batch + 1, context + context_tokens)
+        profile.decode_us(batch + more.0, context + more.1)
     }
 
     /// Checks that the sums are those of the slots, and that the first shares nothing.
@@ -418,7 +420,7 @@ mod tests {
     #[test]
     fn room_frees_in_order_of_predicted_ends() {
         let fits = |ledger: &DecodeLedger, at_us, tokens| {
-            ledger.fits_fairly((0, at_us), (tokens, 0), 50, Kin::default())
+            ledger.fits_fairly((0, at_us), (tokens, 0), (50, Kin::default()), |_| 0)
         };
         let mut ledger = DecodeLedger::default();
         alone(&mut ledger, slot(1, 0, 100, 10));

@@ -38,6 +38,8 @@ pub(crate) struct DecodeNeed<'a> {
     pub context_tokens: u64,
     /// TBT objective, µs.
     pub tbt_us: u64,
+    /// Whether every ticket counts as if its client came back, and not by the chance that it does.
+    pub counts_all_tickets: bool,
 }
 
 impl Conductor {
@@ -85,6 +87,7 @@ impl Conductor {
             tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.class(request).tbt_us,
+            counts_all_tickets: false,
         }
     }
 
@@ -92,7 +95,9 @@ impl Conductor {
     /// counts at its target, or at what the longest chunk takes where that is less.
     pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let spec = &instance.spec;
-        let alone = instance.decode.step_us(&spec.profile, (self.now_us, need.at_us), need.context_tokens);
+        let kept = self.kept.decodes_at(need.at_us, need.counts_all_tickets, self.fleet.decodes.len());
+        let more = (1 + kept.batch(), need.context_tokens + kept.context_tokens);
+        let alone = instance.decode.step_us(&spec.profile, (self.now_us, need.at_us), more);
         let left = instance.backlog_us(self.now_us);
         let mixed = self.config.local_prefill && left > need.at_us.saturating_sub(self.now_us);
         if !mixed {
@@ -141,7 +146,12 @@ impl Conductor {
     ) -> Result<f64, RejectReason> {
         let (when, stay_us) = ((self.now_us, need.at_us), self.lengths.mean_duration_us(1));
         let (claim, capacity_tokens) = ((need.tokens, stay_us), instance.spec.capacity_tokens);
-        let fits = |kin| instance.decode.fits_fairly(when, claim, capacity_tokens, kin);
+        let decodes = self.fleet.decodes.len();
+        let kept = |at_us: Option<u64>| match at_us {
+            Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
+            None => self.kept.room_tokens(need.counts_all_tickets, decodes),
+        };
+        let fits = |kin| instance.decode.fits_fairly(when, claim, (capacity_tokens, kin), kept);
         // Mostly there is room for all of it: then nobody asks what others hold of it.
         if !fits(Kin::default()) && !fits(*kin.get_or_init(|| self.kin(&instance.decode, need.chain))) {
             return Err(RejectReason::Room);

@@ -3,7 +3,6 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
 
-use super::retry_after::NoDecode;
 use super::{Candidate, DecodeChoice, Placement, Refusal, within_reach};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
@@ -18,7 +17,7 @@ const NOWHERE: Refusal = Refusal {
     reason: RejectReason::NoInstance,
     retry_after_us: 1_000_000,
     predicted_ttft_us: None,
-    turn_us: 0,
+    closest: None,
 };
 
 /// Why candidates failed, to name the soonest way out.
@@ -30,10 +29,8 @@ struct CandidateFailures {
     rude: Option<Candidate>,
     /// The best of those beside whose decodes there is no room for it.
     harmful: Option<Candidate>,
-    /// The earliest of those that failed for their decode alone.
-    no_decode: Option<NoDecode>,
-    /// The earliest of those that would only have to wait for room.
-    roomless: Option<Candidate>,
+    /// The earliest of those that failed for their decode alone, and why it did.
+    no_decode: Option<(Candidate, RejectReason)>,
 }
 
 impl Conductor {
@@ -51,6 +48,22 @@ impl Conductor {
         if ids.is_empty() {
             return Err(NOWHERE);
         }
+        if only_feasible {
+            self.see_tickets(request);
+        }
+        let placed = self.place_among(&ids, request, deadline_us, only_feasible);
+        // They bind nobody who was let in before.
+        self.kept.clear();
+        placed
+    }
+
+    fn place_among(
+        &mut self,
+        ids: &[InstanceId],
+        request: &Request,
+        deadline_us: u64,
+        only_feasible: bool,
+    ) -> Result<Placement, Refusal> {
         match self.policy().choice {
             Choice::Unseen(take) => {
                 let at = take(self, ids.len() as u64);
@@ -188,7 +201,8 @@ impl Conductor {
                 return Some((*candidate, Some(decode)));
             }
         }
-        let (candidate, decode) = self.wait_for_room(request, kept.roomless?)?;
+        let (roomless, _) = kept.no_decode.filter(|(_, reason)| *reason == RejectReason::Room)?;
+        let (candidate, decode) = self.wait_for_room(request, roomless)?;
         let known = candidates.iter_mut().find(|c| c.instance == candidate.instance);
         known.into_iter().for_each(|known| *known = candidate);
         Some((candidate, Some(decode)))
@@ -225,10 +239,8 @@ impl Conductor {
         };
         if let Err(reason) = found {
             candidate.feasible = false;
-            if kept.no_decode.is_none_or(|s| at_us < s.at_us) {
-                let only = local.then_some(candidate.instance);
-                kept.no_decode = Some(NoDecode { reason, at_us, deadline_us: candidate.deadline_us, only });
-                kept.roomless = (reason == RejectReason::Room).then_some(*candidate);
+            if kept.no_decode.is_none_or(|(earliest, _)| candidate.latest_us < earliest.latest_us) {
+                kept.no_decode = Some((*candidate, reason));
             }
         }
         found.ok()
@@ -236,41 +248,32 @@ impl Conductor {
 
     /// The refusal that is over soonest.
     fn soonest(&self, request: &Request, kept: &CandidateFailures) -> Refusal {
-        let no_decode = kept.no_decode.map(|no_decode| self.no_decode(request, no_decode));
-        let prefills = kept.late.or(kept.harmful).into_iter().chain(kept.rude).map(|candidate| {
+        let no_decode = kept.no_decode.map(|(candidate, reason)| self.no_decode(request, candidate, reason));
+        let harmful = kept.harmful.filter(|_| kept.late.or(kept.rude).is_none());
+        let prefills = kept.late.into_iter().chain(kept.rude).chain(harmful).map(|candidate| {
             if candidate.plan.harms {
-                return self.no_step_for(request, &candidate);
+                // It is not the first token that is late: decode steps leave no time for a prefill.
+                return self.no_decode(request, candidate, RejectReason::Tbt);
             }
             Refusal {
                 reason: RejectReason::Ttft,
                 retry_after_us: self.prefill_retry_after_us(&candidate),
                 predicted_ttft_us: within_reach(candidate.latest_us),
-                turn_us: (candidate.plan.load_us + candidate.plan.work_us)
-                    / (self.fleet.prefills.len() as u64).max(1),
+                closest: Some((&candidate).into()),
             }
         });
         let soonest = no_decode.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us);
         self.unreachable(request).or(soonest).unwrap_or(NOWHERE)
     }
 
-    /// The refusal of one that kept its TTFT but found no decode instance: those who come again for the same follow
-    /// each other as decodes end.
-    fn no_decode(&self, request: &Request, no_decode: NoDecode) -> Refusal {
+    /// The refusal of one that kept its TTFT but found no decode instance.
+    fn no_decode(&self, request: &Request, candidate: Candidate, reason: RejectReason) -> Refusal {
         Refusal {
-            reason: no_decode.reason,
-            retry_after_us: self.predicted_retry_after_us(request, no_decode),
-            predicted_ttft_us: within_reach(no_decode.at_us - self.now_us),
-            turn_us: self.decode_turn_us(request),
+            reason,
+            retry_after_us: self.predicted_retry_after_us(request, &candidate, reason),
+            predicted_ttft_us: within_reach(candidate.latest_us),
+            closest: Some((&candidate).into()),
         }
-    }
-
-    /// The refusal of an instance whose decode steps leave no time for a prefill: it is not the first token that is late.
-    fn no_step_for(&self, request: &Request, candidate: &Candidate) -> Refusal {
-        let (reason, at_us) = (RejectReason::Tbt, self.now_us);
-        let deadline_us = candidate.deadline_us;
-        let no_decode = NoDecode { reason, at_us, deadline_us, only: Some(candidate.instance) };
-        let predicted_ttft_us = within_reach(candidate.latest_us);
-        Refusal { predicted_ttft_us, ..self.no_decode(request, no_decode) }
     }
 
     /// A placement on a given instance, whatever it promises.

@@ -153,7 +153,7 @@ impl Conductor {
             priority: self.class(request).priority,
         };
         let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
-            let o = instance.prefill.outlook(now, new);
+            let o = instance.prefill.outlook(now, new, self.kept.prefills(instance.spec.id));
             let behind_us = u64::from(o.behind) * plan.work_us;
             (o.expected_wait_us, o.deadline_wait_us, behind_us, o.keeps_promises)
         } else {

@@ -3,7 +3,7 @@
 use core::cell::OnceCell;
 
 use alloc::vec::Vec;
-use baton_types::InstanceId;
+use baton_types::{InstanceId, Role};
 
 use super::decode::DecodeNeed;
 use super::{Candidate, Refusal, within_reach};
@@ -21,18 +21,6 @@ const LATEST_US: u64 = 60_000_000;
 /// are guesses, and one that is off by its own length is not rare.
 const WAIT_SHARE: u64 = 3;
 
-/// A candidate that kept its TTFT but found no decode instance.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NoDecode {
-    pub reason: RejectReason,
-    /// When its decode would have started, µs.
-    pub at_us: u64,
-    /// By when it should, for its objective, µs.
-    pub deadline_us: u64,
-    /// The only instance that could have decoded it, where the prefill is local.
-    pub only: Option<InstanceId>,
-}
-
 impl Conductor {
     /// How much later a request must arrive for this candidate to be in time and to keep the
     /// promises made to others, µs.
@@ -43,44 +31,33 @@ impl Conductor {
         let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
         let work = (candidate.plan.work_us, tail_us, deadline_us);
         let ahead_us = self.dispatch_ahead_us(instance);
+        let kept = self.kept.prefills(candidate.instance);
         late_us
-            .max(instance.prefill.earliest_admission_us(self.now_us, work, ahead_us))
+            .max(instance.prefill.earliest_admission_us(self.now_us, work, ahead_us, kept))
             .max(MIN_RETRY_AFTER_US)
     }
 
-    /// How much later a no_decode request must arrive for its decode to be let in, µs. Who would only wait for room
-    /// does so here as long as its objective allows, and need not come later for that.
-    pub(crate) fn predicted_retry_after_us(&self, request: &Request, no_decode: NoDecode) -> u64 {
-        let slack_us = if no_decode.reason == RejectReason::Room && self.config.policy.orders_queues() {
-            no_decode.deadline_us.saturating_sub(no_decode.at_us) / WAIT_SHARE
+    /// How much later a request must arrive for its decode to be let in, µs. Who would only wait for room does so here as
+    /// long as its objective allows, and need not come later for that.
+    pub(crate) fn predicted_retry_after_us(
+        &self,
+        request: &Request,
+        candidate: &Candidate,
+        reason: RejectReason,
+    ) -> u64 {
+        let at_us = self.now_us + if candidate.plan.harms { 0 } else { candidate.latest_us };
+        let slack_us = if reason == RejectReason::Room && self.config.policy.orders_queues() {
+            candidate.deadline_us.saturating_sub(at_us) / WAIT_SHARE
         } else {
             0
         };
-        self.decode_retry_after_us(request, no_decode).saturating_sub(slack_us).max(MIN_RETRY_AFTER_US)
-    }
-
-    fn decode_retry_after_us(&self, request: &Request, no_decode: NoDecode) -> u64 {
-        let need = self.decode_need(request, no_decode.at_us);
-        let pool = no_decode.only.as_slice();
-        let pool = if pool.is_empty() { self.fleet.decodes.as_slice() } else { pool };
+        let need = DecodeNeed { counts_all_tickets: true, ..self.decode_need(request, at_us) };
+        let local = self.fleet.get(candidate.instance).is_some_and(|i| i.spec.role != Role::Prefill);
+        let only = [candidate.instance];
+        let pool = if local { &only[..] } else { self.fleet.decodes.as_slice() };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
-        able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US)
-    }
-
-    /// What each of those who wait for decodes to end puts the next one off by, µs: its decode takes so long, and a
-    /// share of the room.
-    pub(crate) fn decode_turn_us(&self, request: &Request) -> u64 {
-        let need = self.decode_need(request, self.now_us);
-        let pool = || self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
-        let room: u64 = pool().map(|i| i.spec.capacity_tokens).sum();
-        let step_us = pool().map(|i| self.predicted_step_us(i, &need)).fold(f64::INFINITY, f64::min);
-        if room == 0 {
-            return 0;
-        }
-        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let tbt_us = need.tbt_us as f64;
-        let takes_us = self.decode_duration_us(request, step_us.min(tbt_us));
-        u64::try_from(u128::from(takes_us) * u128::from(need.tokens) / u128::from(room)).unwrap_or(u64::MAX)
+        let wait_us = able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US);
+        wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US)
     }
 
     /// The same candidate once there is room to decode it, and where, if that is in time: what was promised there
@@ -134,7 +111,7 @@ impl Conductor {
             reason: RejectReason::Unreachable,
             retry_after_us: 0,
             predicted_ttft_us: within_reach(best_us),
-            turn_us: 0,
+            closest: None,
         })
     }
 
@@ -153,7 +130,8 @@ impl Conductor {
     /// has promised ends one by one, the earliest end that makes enough room is the answer.
     pub(crate) fn decode_wait_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> u64 {
         let ends = instance.decode.slots().iter().map(|s| s.finish_us).filter(|end| *end > need.at_us);
-        let mut ends: Vec<u64> = ends.collect();
+        let kept = self.kept.ends().filter(|end| need.counts_all_tickets && *end > need.at_us);
+        let mut ends: Vec<u64> = ends.chain(kept).collect();
         ends.sort_unstable();
         let kin = OnceCell::new();
         let fits = |end: &u64| {

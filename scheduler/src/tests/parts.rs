@@ -77,7 +77,7 @@ proptest! {
     #[test]
     fn an_outlook_is_what_serving_would_show(works in works(), ahead_us in 0u64..400, new in (1u64..500, 1u64..4_000)) {
         let ledger = ledger(&works, ahead_us);
-        let outlook = ledger.outlook(0, NewWork { work_us: new.0, deadline_us: new.1, priority: 0 });
+        let outlook = ledger.outlook(0, NewWork { work_us: new.0, deadline_us: new.1, priority: 0 }, &[]);
         let all = ledger.waiting();
         let first = |w: &&WaitingPrefill| w.priority > 0 || w.work_us <= new.0;
         let shorter: u64 = all.iter().filter(first).map(|w| w.work_us).sum();

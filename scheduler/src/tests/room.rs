@@ -290,8 +290,6 @@ fn who_would_find_room_too_late_is_refused_at_once_and_told_when() {
     assert!((7..=8).contains(&refusals.len()), "{refusals:?}");
     for refused in &refusals {
         assert_eq!(refused.reason, RejectReason::Room, "{refused:?}");
-        // Each takes the whole room for as long as it decodes.
-        assert!((500_000..2_000_000).contains(&refused.turn_us), "{refused:?}");
         assert!((MIN_RETRY_AFTER_US..4_000_000).contains(&refused.retry_after_us), "{refused:?}");
     }
 }

@@ -120,6 +120,10 @@ pub struct RunResult {
     pub retry_after_s: LatencySummary,
     /// Refusals whose client retries.
     pub retries: u64,
+    /// Requests that were offered again after a refusal, when they were asked to or up to the clients' jitter later.
+    pub second_tries: u64,
+    /// Of those, let in at once.
+    pub second_tries_admitted: u64,
     /// Requests that completed after a retry.
     pub readmitted: u64,
     /// Of those, in SLO.
@@ -204,6 +208,8 @@ impl Collector {
             retries: c.retried,
             readmitted: c.readmitted,
             readmitted_in_slo: c.retried_in_slo,
+            second_tries: c.second_tries,
+            second_tries_admitted: c.second_tries_admitted,
             shadow: self
                 .scheduler
                 .shadow

@@ -155,6 +155,8 @@ impl Sums {
             handoff_bytes: 0,
             lent_bytes: 0,
             replications: 0,
+            second_tries: 0,
+            second_tries_admitted: 0,
             saves: 0,
             overcommitted_blocks: 0,
             prefill_prediction_error: 0.0,

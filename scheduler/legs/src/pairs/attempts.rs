@@ -407,13 +407,12 @@ impl Pairs {
             reason: RejectReason::NoInstance,
             retry_after_us: 1_000_000,
             predicted_ttft_us: None,
-            turn_us: 0,
             wasted_tokens: 0,
         };
         self.refuse(rejection, effects);
     }
 
-    fn refuse(&mut self, mut rejection: Rejection, effects: &mut Vec<Effect>) {
+    fn refuse(&mut self, rejection: Rejection, effects: &mut Vec<Effect>) {
         let answered = self.pairs.get(&rejection.request).is_some_and(Pair::is_answered);
         if !self.end(rejection.request) {
             return;
@@ -421,11 +420,6 @@ impl Pairs {
         if answered {
             effects.push(Effect::Ended { request: rejection.request });
             return;
-        }
-        if rejection.retry_after_us > 0 && rejection.reason != RejectReason::NoInstance {
-            let (wait_us, turn_us) = (rejection.retry_after_us, rejection.turn_us);
-            rejection.retry_after_us = self.pacing.give(self.now_us, wait_us, turn_us);
-            debug_assert!(rejection.retry_after_us >= wait_us, "nobody comes before there is room");
         }
         effects.push(Effect::Refuse(rejection));
     }

@@ -74,7 +74,6 @@ impl Core for SimpleCore {
                     reason,
                     retry_after_us: 500_000,
                     predicted_ttft_us: None,
-                    turn_us: 100_000,
                     wasted_tokens: 0,
                 })),
             },
@@ -485,19 +484,6 @@ fn an_engine_that_never_had_it_is_not_held_against_a_request() {
     bench.hear(A, P, cut);
     bench.wait(0);
     assert!(bench.hear(A, P, cut).contains(&Effect::Condemn { request: A }));
-}
-
-#[test]
-fn refused_clients_come_again_one_after_the_other() {
-    let mut bench = Bench::new();
-    bench.core.refuses = Some(RejectReason::Ttft);
-    let waits: Vec<u64> = (0..3)
-        .map(|id| match &bench.arrive(RequestId(id), 10)[..] {
-            [Effect::Refuse(rejection)] => rejection.retry_after_us,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(waits, [500_000, 600_000, 700_000]);
 }
 
 #[test]

@@ -131,8 +131,6 @@ pub(super) struct Naive {
     limits: Limits,
     rows: Vec<Row>,
     again: Vec<(u64, RequestId, u32)>,
-    /// Turns of refused clients: when, and what each costs.
-    turns: Vec<(u64, u64)>,
     /// Instances that completed a prefill (false), or a hand-off or an answer (true).
     done: Vec<(InstanceId, bool)>,
     try_at_us: u64,
@@ -151,7 +149,6 @@ impl Naive {
             limits,
             rows: Vec::new(),
             again: Vec::new(),
-            turns: Vec::new(),
             done: Vec::new(),
             try_at_us: 0,
             unserved_us: None,
@@ -391,19 +388,12 @@ impl Naive {
         self.refuse(rejection);
     }
 
-    fn refuse(&mut self, mut rejection: Rejection) {
+    fn refuse(&mut self, rejection: Rejection) {
         let Some(row) = self.copy(rejection.request) else { return };
         if row.at == NaivePairState::Answered {
             return self.drop_ended(rejection.request);
         }
         self.drop_row(rejection.request);
-        if rejection.reason != RejectReason::NoInstance && rejection.retry_after_us != 0 {
-            let now_us = self.now_us;
-            self.turns.retain(|turn| turn.0 > now_us);
-            let before_us: u64 = self.turns.iter().map(|turn| turn.1).sum();
-            rejection.retry_after_us += before_us.min(60_000_000);
-            self.turns.push((now_us + rejection.retry_after_us, rejection.turn_us));
-        }
         self.effects.push(Effect::Refuse(rejection));
     }
 
@@ -413,7 +403,6 @@ impl Naive {
             reason: RejectReason::NoInstance,
             retry_after_us: 1_000_000,
             predicted_ttft_us: None,
-            turn_us: 0,
             wasted_tokens: 0,
         });
     }

@@ -39,34 +39,10 @@ impl Bench {
         assert_eq!(self.phase(request), Some(Phase::HandingOff));
     }
 
-    fn refused(&mut self, request: u64) -> u64 {
-        match &self.arrive(RequestId(request), 10)[..] {
-            [Effect::Refuse(rejection)] => rejection.retry_after_us,
-            other => panic!("{other:?}"),
-        }
-    }
-
     /// Waits without a wake of the driver.
     fn sleep(&mut self, us: u64) {
         self.now_us += us;
     }
-}
-
-#[test]
-fn turns_of_refused_clients_pass_with_time_and_only_where_coming_again_helps() {
-    let mut bench = Bench::new();
-    bench.core.refuses = Some(RejectReason::Room);
-    assert_eq!([bench.refused(1), bench.refused(2), bench.refused(3)], [500_000, 600_000, 700_000]);
-    // No request waits for a turn at an absent instance, and none waits behind it.
-    bench.core.refuses = Some(RejectReason::NoInstance);
-    assert_eq!(bench.refused(4), 500_000);
-    bench.core.refuses = Some(RejectReason::Costly);
-    assert_eq!(bench.refused(5), 800_000);
-    // One turn is over at 500 ms, the next at 600 ms.
-    bench.sleep(500_000);
-    assert_eq!(bench.refused(6), 800_000);
-    bench.sleep(1_300_000);
-    assert_eq!(bench.refused(7), 500_000);
 }
 
 #[test]

@@ -144,7 +144,6 @@ impl ScriptedCore {
             reason,
             retry_after_us: rng.below(3) * 400_000,
             predicted_ttft_us: rng.chance_permille(500).then_some(7),
-            turn_us: rng.below(900_000),
             wasted_tokens,
         }));
     }
