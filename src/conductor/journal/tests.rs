@@ -390,3 +390,47 @@ pub(super) fn recorded() -> Vec<Vec<u8>> {
     };
     [(1, 12), (2, 60)].map(one).to_vec()
 }
+
+/// Measures what the journal adds to a step on the deciding thread, with long prompts and many candidates.
+#[test]
+#[ignore = "a benchmark: cargo test --release -p baton --bin baton what_the_journal_adds -- --ignored --nocapture"]
+fn what_the_journal_adds_to_a_step() {
+    const ROUNDS: u32 = 500;
+    const BLOCKS: u64 = 8_192;
+    const BLOCK_TOKENS: u32 = 16;
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let [alone, journalled] = [false, true].map(|journalled| {
+        let config = SchedulerConfig { explain_every: 1, block_tokens: BLOCK_TOKENS, ..config() };
+        let (mut conductor, mut effects) = (Conductor::new(config).expect("a valid config"), Vec::new());
+        let mut journal =
+            JournalWriter::open(JournalSettings::new(place.path()), &conductor).expect("a folder");
+        let mut spent = std::time::Duration::ZERO;
+        let mut step = |now_us: u32, input| {
+            let began = std::time::Instant::now();
+            match journalled {
+                true => journal.step(&mut conductor, now_us.into(), input, &mut effects),
+                false => conductor.step(now_us.into(), input, &mut effects),
+            }
+            spent += began.elapsed();
+            effects.clear();
+            // The disk keeps up, as in service.
+            journal.fall_behind();
+            journal.catch_up();
+        };
+        for id in 0..32 {
+            let role = if id % 2 == 0 { Role::Prefill } else { Role::Decode };
+            step(0, Input::InstanceJoined(InstanceSpec { role, ..instance(id, 1) }));
+        }
+        for round in 1..=ROUNDS {
+            let id = RequestId(round.into());
+            let chain = (1..=BLOCKS).map(|block| BlockHash(u64::from(round) << 32 | block)).collect();
+            let prompt_tokens = BLOCKS * u64::from(BLOCK_TOKENS);
+            step(round, Input::RequestArrived(Request { id, prompt_tokens, chain, ..Request::default() }));
+            step(round, Input::RequestCancelled { request: id });
+        }
+        assert_eq!(conductor.stats().arrived, u64::from(ROUNDS));
+        assert_eq!(journal.close().lost_steps, 0);
+        spent / ROUNDS
+    });
+    println!("a prompt of {BLOCKS} blocks comes and goes: {alone:?} alone, {journalled:?} with the journal");
+}
