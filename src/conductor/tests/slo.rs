@@ -95,6 +95,7 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
     let gold = SloStatus {
         class: "gold".into(),
         target: 0.995,
+        ttft_attained: Some(2.0 / 3.0),
         requests: 6,
         in_slo: 1,
         late_ttft: 1,
