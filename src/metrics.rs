@@ -6,7 +6,6 @@ mod by_node;
 mod edge;
 pub(crate) mod objects;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use baton_http::{Figure, Kind, Page};
@@ -133,18 +132,13 @@ fn figure(name: &'static str) -> Figure {
     known.unwrap_or(Figure::counter(name, ""))
 }
 
-/// A counter that can also be read.
-struct Count {
-    exported: Counter,
-    total: AtomicU64,
-}
-
-impl Count {
-    fn add(&self, more: u64) {
-        self.exported.increment(more);
-        self.total.fetch_add(more, Ordering::Relaxed);
-    }
-}
+/// The counters that `/admin/status` has as well: their names there and here.
+const TOTALS: [(&str, &str); 4] = [
+    ("output_tokens", "baton_output_tokens_total"),
+    ("nodes_lost", "baton_nodes_lost_total"),
+    ("stale_messages", "baton_stale_messages_total"),
+    ("repeated_tokens", "baton_repeated_tokens_total"),
+];
 
 /// Handles of everything that is exported; cheap to clone.
 #[derive(Clone)]
@@ -158,17 +152,17 @@ struct Shared {
     by_node: ByNode,
     by_class: ByClass,
     edge: Edge,
-    arrived: Count,
-    admitted: Count,
-    finished: Count,
-    prompt_tokens: Count,
-    cached_tokens: Count,
-    output_tokens: Count,
-    nodes_lost: Count,
-    stale: Count,
-    repeated: Count,
-    nodes_refused: Count,
-    audit_failures: Count,
+    arrived: Counter,
+    admitted: Counter,
+    finished: Counter,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    output_tokens: Counter,
+    nodes_lost: Counter,
+    stale: Counter,
+    repeated: Counter,
+    nodes_refused: Counter,
+    audit_failures: Counter,
     live: Gauge,
     nodes: Gauge,
     policy: Gauge,
@@ -200,10 +194,7 @@ impl Metrics {
                 Kind::Histogram => recorder.describe_histogram(key, None, help),
             }
         }
-        let count = |name: &'static str| Count {
-            exported: recorder.register_counter(&Key::from_static_name(name), &METADATA),
-            total: AtomicU64::new(0),
-        };
+        let count = |name: &'static str| recorder.register_counter(&Key::from_static_name(name), &METADATA);
         let gauge = |name: &'static str| recorder.register_gauge(&Key::from_static_name(name), &METADATA);
         let spread =
             |name: &'static str| recorder.register_histogram(&Key::from_static_name(name), &METADATA);
@@ -260,17 +251,16 @@ impl Metrics {
         self.shared.handle.run_upkeep();
     }
 
-    /// Totals since the start, for pages that are not Prometheus's.
+    /// Counts since the start, for `/admin/status`. They are read from the exporter's text: a counter of the `metrics`
+    /// crate can be written only.
     #[must_use]
     pub fn totals(&self) -> Vec<(String, u64)> {
-        let s = &self.shared;
-        let read = |name: &str, count: &Count| (name.to_owned(), count.total.load(Ordering::Relaxed));
-        vec![
-            read("output_tokens", &s.output_tokens),
-            read("nodes_lost", &s.nodes_lost),
-            read("stale_messages", &s.stale),
-            read("repeated_tokens", &s.repeated),
-        ]
+        let page = self.shared.handle.render();
+        let total = |exported: &str| {
+            let value = page.lines().find_map(|line| line.strip_prefix(exported)?.strip_prefix(' '));
+            value.and_then(|value| value.parse().ok()).unwrap_or_default()
+        };
+        TOTALS.iter().map(|(name, exported)| ((*name).to_owned(), total(exported))).collect()
     }
 
     fn labelled(&self, name: &'static str, label: (&'static str, &str)) {
@@ -279,7 +269,7 @@ impl Metrics {
     }
 
     pub(crate) fn arrived(&self) {
-        self.shared.arrived.add(1);
+        self.shared.arrived.increment(1);
         self.shared.live.increment(1.0);
     }
 
@@ -288,7 +278,7 @@ impl Metrics {
     }
 
     pub(crate) fn admitted(&self) {
-        self.shared.admitted.add(1);
+        self.shared.admitted.increment(1);
     }
 
     pub(crate) fn refused(&self, reason: &str) {
@@ -306,7 +296,7 @@ impl Metrics {
 
     /// A request that reached the conductor and is refused before it is looked at.
     pub(crate) fn turned_away(&self, reason: &str) {
-        self.shared.arrived.add(1);
+        self.shared.arrived.increment(1);
         self.refused(reason);
     }
 
@@ -356,10 +346,10 @@ impl Metrics {
     }
 
     pub(crate) fn finished(&self, output_tokens: u64, prompt_tokens: u64, cached_tokens: u64) {
-        self.shared.finished.add(1);
-        self.shared.output_tokens.add(output_tokens);
-        self.shared.prompt_tokens.add(prompt_tokens);
-        self.shared.cached_tokens.add(cached_tokens);
+        self.shared.finished.increment(1);
+        self.shared.output_tokens.increment(output_tokens);
+        self.shared.prompt_tokens.increment(prompt_tokens);
+        self.shared.cached_tokens.increment(cached_tokens);
     }
 
     pub(crate) fn nodes(&self, count: usize) {
@@ -367,7 +357,7 @@ impl Metrics {
     }
 
     pub(crate) fn node_lost(&self) {
-        self.shared.nodes_lost.add(1);
+        self.shared.nodes_lost.increment(1);
     }
 
     /// Counts the tokens that were expected in a node's cache for a request, and those that were found.
@@ -381,7 +371,7 @@ impl Metrics {
     }
 
     pub(crate) fn node_refused(&self) {
-        self.shared.nodes_refused.add(1);
+        self.shared.nodes_refused.increment(1);
     }
 
     /// Takes over the counters that a node reports.
@@ -405,15 +395,15 @@ impl Metrics {
     }
 
     pub(crate) fn audit_failed(&self) {
-        self.shared.audit_failures.add(1);
+        self.shared.audit_failures.increment(1);
     }
 
     pub(crate) fn stale_message(&self) {
-        self.shared.stale.add(1);
+        self.shared.stale.increment(1);
     }
 
     pub(crate) fn repeated_token(&self) {
-        self.shared.repeated.add(1);
+        self.shared.repeated.increment(1);
     }
 }
 
@@ -443,6 +433,19 @@ mod tests {
         }
         assert!(page.contains("baton_slo_requests_total{class=\"gold\",outcome=\"in_slo\"} 1"), "{page}");
         assert!(page.contains("baton_leg_failures_total{stage=\"other\"} 1"), "{page}");
+    }
+
+    #[test]
+    fn the_status_has_the_counts_of_the_page() {
+        let metrics = Metrics::new().unwrap();
+        metrics.finished(7, 5, 2);
+        metrics.finished(4, 5, 2);
+        (0..3).for_each(|_| metrics.node_lost());
+        metrics.stale_message();
+        let totals =
+            [("output_tokens", 11), ("nodes_lost", 3), ("stale_messages", 1), ("repeated_tokens", 0)];
+        assert_eq!(metrics.totals(), totals.map(|(name, total)| (name.to_owned(), total)));
+        assert!(metrics.page().contains("\nbaton_output_tokens_total 11\n"), "{}", metrics.page());
     }
 
     /// The rows of the table in `docs/metrics.md`, cell by cell.

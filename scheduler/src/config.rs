@@ -97,8 +97,8 @@ pub struct SchedulerConfig {
     /// promised, per mille: mixed steps make every decode hold its KV for longer.
     pub local_room_permille: u32,
     /// Share of the TBT objective that a step with prompt tokens in it may be predicted to take, per mille, 100–1000:
-    /// beyond it a decode instance is given no prefill. Engines are not told: they fill their passes (the simulator's
-    /// `mix = "target"` fills steps up to it).
+    /// beyond it a decode instance is given no prefill. Engines do not know this bound and fill their passes (the
+    /// simulator's `mix = "target"` fills steps up to it).
     pub mixed_step_permille: u32,
     /// Requests that may wait in the conductor; more are refused (I9).
     pub max_waiting_requests: u32,

@@ -15,7 +15,8 @@ pub struct FaultPlan {
     pub lost_news_permille: u32,
     /// How late cache news arrive, µs.
     pub news_delay_us: u64,
-    /// Speed of every engine over that of its profile, per mille, for the whole run. Conductors are not told.
+    /// Speed of every engine over that of its profile, per mille, for the whole run. The conductors
+    /// keep predicting with the profile.
     pub engine_speed_permille: u32,
     /// Seed of when and where.
     pub seed: u64,

@@ -24,8 +24,12 @@ const UNKNOWN_CLASS: &str = "unknown";
 pub struct SloStatus {
     /// Name of the class.
     pub class: String,
-    /// Share that the class should attain, 0 to 1: its `target_permille` / 1000.
+    /// The class's `target_permille` / 1000: the share that `ttft_attained` should reach.
     pub target: f64,
+    /// Of the admitted requests that came to a first token or waited too long for it: the share with a first token in
+    /// time, since the start of the conductor. Refused, failed and cancelled requests and TBT do not count. None without
+    /// a request.
+    pub ttft_attained: Option<f64>,
     /// Requests that ended, the cancelled ones included.
     pub requests: u64,
     /// Requests that completed within both objectives.
@@ -41,7 +45,7 @@ pub struct SloStatus {
     /// Requests that their clients ended before they were late.
     pub cancelled: u64,
     /// `in_slo` over `requests` without the cancelled ones, of the current minute and the 4 before it; none without a
-    /// request.
+    /// request. Refused and failed requests and a late TBT count as missed, so this may stay below `target`.
     pub attained_5m: Option<f64>,
     /// Likewise, of the current minute and the 59 before it.
     pub attained_1h: Option<f64>,
@@ -93,8 +97,12 @@ impl ClassTally {
         let within = self.minutes.iter().filter(|counts| counts.minute + minutes > now);
         let (in_slo, judged) =
             within.fold((0, 0), |sum, counts| (sum.0 + counts.in_slo, sum.1 + counts.judged));
-        (judged > 0).then(|| in_slo as f64 / judged as f64)
+        share(in_slo, judged)
     }
+}
+
+fn share(part: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| part as f64 / all as f64)
 }
 
 impl SloLedger {
@@ -115,9 +123,11 @@ impl SloLedger {
         let status = |class: &SloClass| {
             let tally = self.classes.get(&class.name);
             let total = |outcome: SloOutcome| tally.map_or(0, |tally| tally.totals[outcome as usize]);
+            let in_time = total(SloOutcome::InSlo) + total(SloOutcome::LateTbt);
             SloStatus {
                 class: class.name.clone(),
                 target: f64::from(class.target_permille) / 1000.0,
+                ttft_attained: share(in_time, in_time + total(SloOutcome::LateTtft)),
                 requests: SloOutcome::ALL.into_iter().map(total).sum(),
                 in_slo: total(SloOutcome::InSlo),
                 late_ttft: total(SloOutcome::LateTtft),
@@ -212,6 +222,8 @@ mod tests {
         let status = ledger.status(&classes, at(160)).remove(0);
         assert_eq!((status.requests, status.in_slo, status.refused, status.cancelled), (15, 4, 1, 9));
         assert_eq!((status.late_ttft, status.late_tbt, status.failed), (0, 1, 0));
+        // The refused request and the late TBT are missing from the attained share only.
+        assert_eq!(status.ttft_attained, Some(1.0));
         assert!((status.target - 0.995).abs() < 1e-12, "{}", status.target);
         ledger.keep_only(&classes[1..]);
         assert!(ledger.classes.is_empty());

@@ -45,7 +45,7 @@ pub struct Status {
     pub requests: Vec<RequestStatus>,
     /// Number of requests in progress.
     pub live_requests: u64,
-    /// Counters of the scheduler, by name.
+    /// Counters of the conductor, by name. `/admin/status` adds those of the exported metrics.
     pub counters: BTreeMap<String, u64>,
     /// The latest decisions, newest first, in words.
     pub decisions: Vec<String>,
@@ -417,7 +417,6 @@ impl Driver {
             counters.insert(format!("shadow_{}_judged", mode.name()), *judged);
             counters.insert(format!("shadow_{}_refused", mode.name()), *refused);
         }
-        counters.extend(self.metrics.totals());
         counters.insert("parked".into(), self.pairs.parked() as u64);
         if let Some(capture) = &self.capture {
             let stats = capture.stats();

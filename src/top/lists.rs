@@ -86,15 +86,15 @@ pub(super) fn decisions(status: &Status) -> Vec<Vec<String>> {
 /// Lines of classes that are shown at most.
 const CLASS_LINES: usize = 8;
 
-/// One line a class, the class furthest below its target first. None for a single class that keeps its promise.
+/// One line a class, the class with the lowest attained share first. None for a single class that keeps its promise.
 pub(super) fn classes(status: &Status) -> Vec<String> {
     let trouble = |class: &SloStatus| class.late_ttft + class.late_tbt + class.refused + class.failed > 0;
     if status.slo.len() < 2 && !status.slo.iter().any(trouble) {
         return Vec::new();
     }
     let mut classes: Vec<&SloStatus> = status.slo.iter().collect();
-    let spare = |class: &SloStatus| class.attained_1h.map_or(1.0, |share| share - class.target);
-    classes.sort_by(|a, b| spare(a).total_cmp(&spare(b)));
+    let attained = |class: &SloStatus| class.attained_1h.unwrap_or(1.0);
+    classes.sort_by(|a, b| attained(a).total_cmp(&attained(b)));
     let hidden = classes.len().saturating_sub(CLASS_LINES);
     let mut lines: Vec<String> = classes.into_iter().take(CLASS_LINES).map(class_line).collect();
     if hidden > 0 {
@@ -105,18 +105,19 @@ pub(super) fn classes(status: &Status) -> Vec<String> {
 
 fn class_line(class: &SloStatus) -> String {
     format!(
-        "SLO {}: 5 min {}, 1 h {}, target {}; of {} requests {} in SLO, late TTFT {} TBT {}, refused {}, failed {}, \
-         cancelled {}",
+        "SLO {}: 5 min {}, 1 h {}; of {} requests {} in SLO, late TTFT {} TBT {}, refused {}, failed {}, cancelled {}; \
+         TTFT of admitted {}, target {}",
         class.class,
         words::share(class.attained_5m),
         words::share(class.attained_1h),
-        words::share(Some(class.target)),
         class.requests,
         class.in_slo,
         class.late_ttft,
         class.late_tbt,
         class.refused,
         class.failed,
-        class.cancelled
+        class.cancelled,
+        words::share(class.ttft_attained),
+        words::share(Some(class.target))
     )
 }

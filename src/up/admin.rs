@@ -72,6 +72,7 @@ impl Admin {
             (&Method::GET, ["status"]) => match self.inbox.ask(Question::Status).await {
                 Some(mut status) => {
                     status.outside = self.inbox.outside();
+                    status.counters.extend(self.metrics.totals());
                     (StatusCode::OK, serde_json::to_value(*status).unwrap_or_default())
                 }
                 None => gone(),

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use baton_router::{AcceptFailures, Place, Places};
+use baton_http::{Acceptor, Place, Places};
 use baton_wire::v1::control_server::ControlServer;
 use futures_util::stream::{Stream, unfold};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -64,21 +64,19 @@ fn incoming(
     places: usize,
     metrics: Metrics,
 ) -> impl Stream<Item = io::Result<NodeLine>> {
-    let start = (listener, Places::new(places), AcceptFailures::default(), metrics);
-    unfold(start, |(listener, places, mut failures, metrics)| async move {
+    let start = (Acceptor::new("control port", listener), Places::new(places), metrics);
+    unfold(start, |(mut acceptor, places, metrics)| async move {
         loop {
-            match listener.accept().await {
-                Ok((stream, peer)) => match places.take(peer.ip()) {
-                    Some(place) => {
-                        let line = NodeLine::new(stream, (peer, place), metrics.clone(), ATTACH_WITHIN);
-                        return Some((Ok(line), (listener, places, failures, metrics)));
+            match acceptor.accept(|peer| places.take(peer)).await {
+                Ok((stream, peer, place)) => {
+                    let line = NodeLine::new(stream, (peer, place), metrics.clone(), ATTACH_WITHIN);
+                    return Some((Ok(line), (acceptor, places, metrics)));
+                }
+                Err(failure) => {
+                    if failure.of_system {
+                        metrics.control_not_accepted();
                     }
-                    None => metrics.control_closed(ControlCloseReason::NoPlace),
-                },
-                Err(error) => {
-                    metrics.control_not_accepted();
-                    let closed = failures.pause("control port", &listener, &error).await;
-                    (0..closed).for_each(|_| metrics.control_closed(ControlCloseReason::NoPlace));
+                    (0..failure.closed).for_each(|_| metrics.control_closed(ControlCloseReason::NoPlace));
                 }
             }
         }
@@ -102,10 +100,6 @@ impl NodeLine {
         metrics: Metrics,
         attach_within: Duration,
     ) -> Self {
-        // Orders are small and many: none may wait for the acknowledgement of the one before.
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "control port: nodelay");
-        }
         let overdue = Box::pin(tokio::time::sleep(attach_within));
         Self { stream, _place: place, comer: Comer::from(peer), overdue, heard_bytes: 0, metrics }
     }

@@ -99,7 +99,12 @@ pub const TABLE: &[Row] = &[
         ours: &["baton-types", "baton-http"],
         outside: OutsideRule::Any,
     },
-    Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: OutsideRule::Any },
+    Row {
+        name: "baton-events",
+        dir: "src/events",
+        ours: &["baton-types", "baton-http"],
+        outside: OutsideRule::Any,
+    },
     Row {
         name: "baton-indexer",
         dir: "src/indexer",

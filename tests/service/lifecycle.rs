@@ -91,7 +91,7 @@ fn a_client_that_leaves_holds_nothing() {
     drop(waiting);
     service.quiet(Duration::from_secs(5));
     let counters = service.status()["counters"].clone();
-    assert_eq!(counters["cancelled"], 4, "{counters}");
+    assert_eq!((&counters["cancelled"], &counters["nodes_lost"]), (&4.into(), &0.into()), "{counters}");
 }
 
 /// Ctrl-C: the service refuses new clients, connected clients get the whole answer, and nothing stays behind.

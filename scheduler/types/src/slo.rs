@@ -14,9 +14,11 @@ pub struct SloClass {
     pub ttft_us: u64,
     /// Time between tokens promised, µs: bounds the mean of a request's longest tenth of gaps.
     pub tbt_us: u64,
-    /// Share of admitted requests that should have their first token in time, per mille, 500–999. The margin that
-    /// admission keeps free is learnt from it: the conductor measures by how much first tokens come later than it promised,
-    /// for each class and path, and keeps that quantile of it free.
+    /// Share of the admitted requests that should have their first token within `ttft_us`, per mille, 500–999. The margin
+    /// that admission keeps free is learnt from it: the conductor measures by how much first tokens come later than it
+    /// promised, for each class and path, and keeps that quantile of it free. Refused requests and `tbt_us` do not count
+    /// here. They do in the attained share of `/admin/status` (`attained_5m`, `attained_1h`), which can therefore be lower.
+    /// The figure to compare is `ttft_attained`.
     pub target_permille: u32,
     /// By how much a tenant's work in this class is divided when it is compared with that of other tenants, ≥ 1: in the
     /// order of service inside a band, and when a request displaces another tenant's (see `sheddable`).

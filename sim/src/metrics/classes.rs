@@ -10,7 +10,8 @@ use super::{LatencySummary, Outcome, Samples, Status};
 pub struct ClassResult {
     /// Name of the class.
     pub name: String,
-    /// Share of admitted requests that should have their first token in time: `target_permille` of the class, 0–1.
+    /// `target_permille` of the class, 0–1: the share of the admitted requests that should have their first token in time.
+    /// Rejected requests and late gaps do not count in it, but they do in `in_slo`.
     pub target: f64,
     /// Requests offered: completed, rejected, failed and cancelled ones.
     pub requests: u64,

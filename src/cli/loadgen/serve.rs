@@ -11,9 +11,9 @@ use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Room for the largest load; a connection may rest for longer than its client keeps it.
+/// Room for the largest load, all of it from one peer; a connection may rest for longer than its client keeps it.
 const BOUNDS: Bounds = Bounds {
-    connections: 20_000,
+    connections: 40_000,
     head_bytes: 64 << 10,
     head_timeout: Duration::from_secs(600),
     stall_timeout: Duration::from_secs(60),

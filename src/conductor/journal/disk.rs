@@ -1,16 +1,37 @@
-//! The disk's side of the journal: a thread that writes lines, turns files over and deletes old ones.
+//! The disk's side of the journal: a thread that turns what happened into lines and writes them, turns files over and
+//! deletes old ones.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use baton_scheduler::{Effect, Input};
+
+use super::{Chain, End, Header, Line, digest};
 
 /// An order to the writing thread.
 pub(super) enum Order {
-    Begin(String),
-    Line(String),
+    /// Begin the next file. The bytes of the lines after its header are counted here.
+    Begin(Box<Header>, Arc<AtomicU64>),
+    Step(Box<Step>),
+    Lost(u64),
+    End(End),
+}
+
+/// One step of the conductor, as values.
+pub(super) struct Step {
+    pub(super) now_us: u64,
+    pub(super) input: Input,
+    pub(super) effects: Vec<Effect>,
+}
+
+/// An order in the queue, with the memory that it takes there.
+pub(super) struct QueueEntry {
+    pub(super) order: Order,
+    pub(super) bytes: u64,
 }
 
 /// State that both threads share.
@@ -65,46 +86,81 @@ impl Files {
     }
 }
 
+/// The file that is being written.
+struct JournalFile {
+    out: BufWriter<File>,
+    chain: Chain,
+    written: Arc<AtomicU64>,
+}
+
+impl JournalFile {
+    fn begin(files: &mut Files, header: Box<Header>, written: Arc<AtomicU64>) -> std::io::Result<Self> {
+        let mut begun = Self { out: files.begin()?, chain: Chain::default(), written };
+        begun.put(&Line::Header(header))?;
+        Ok(begun)
+    }
+
+    fn put(&mut self, line: &Line<Input>) -> std::io::Result<u64> {
+        let line = self.chain.seal(serde_json::to_string(line)?);
+        self.out.write_all(line.as_bytes())?;
+        Ok(line.len() as u64)
+    }
+
+    fn line(&mut self, line: &Line<Input>) -> std::io::Result<()> {
+        let bytes = self.put(line)?;
+        self.written.fetch_add(bytes, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn step(&mut self, step: Step) -> std::io::Result<()> {
+        let Step { now_us, input, effects } = step;
+        let effects = digest(&effects).map_err(std::io::Error::other)?;
+        self.line(&Line::Step { now_us, input, effects })
+    }
+}
+
 /// The writing thread: ends when the channel is closed and empty.
-pub(super) fn write_all(orders: &Receiver<Order>, mut files: Files, shared: &Shared) {
-    let mut file: Option<BufWriter<File>> = None;
+pub(super) fn write_all(orders: &Receiver<QueueEntry>, mut files: Files, shared: &Shared) {
+    let mut file: Option<JournalFile> = None;
     loop {
-        let order = match orders.try_recv() {
-            Ok(order) => Ok(order),
+        let entry = match orders.try_recv() {
+            Ok(entry) => Ok(entry),
             Err(TryRecvError::Empty) => {
                 // The queue is empty: flush, so that a process that follows the file sees all of it.
-                give_up_on(file.as_mut().map_or(Ok(()), BufWriter::flush), &mut file, shared);
+                give_up_on(flush(&mut file), &mut file, shared);
                 orders.recv().map_err(|_| ())
             }
             Err(TryRecvError::Disconnected) => Err(()),
         };
-        let Ok(order) = order else { break };
-        let bytes = match &order {
-            Order::Begin(line) | Order::Line(line) => line.len() as u64,
-        };
-        let done = write_one(order, &mut file, &mut files);
+        let Ok(QueueEntry { order, bytes }) = entry else { break };
+        let done = carry_out(order, &mut file, &mut files);
         give_up_on(done, &mut file, shared);
         shared.pending_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
-    give_up_on(file.as_mut().map_or(Ok(()), BufWriter::flush), &mut file, shared);
+    give_up_on(flush(&mut file), &mut file, shared);
 }
 
-fn write_one(order: Order, file: &mut Option<BufWriter<File>>, files: &mut Files) -> std::io::Result<()> {
-    let line = match order {
-        Order::Line(line) => line,
-        Order::Begin(line) => {
-            if let Some(mut done) = file.take() {
-                done.flush()?;
-            }
-            *file = Some(files.begin()?);
-            line
+fn flush(file: &mut Option<JournalFile>) -> std::io::Result<()> {
+    file.as_mut().map_or(Ok(()), |file| file.out.flush())
+}
+
+fn carry_out(order: Order, file: &mut Option<JournalFile>, files: &mut Files) -> std::io::Result<()> {
+    match (order, file) {
+        (Order::Begin(header, written), file) => {
+            flush(file)?;
+            *file = Some(JournalFile::begin(files, header, written)?);
+            Ok(())
         }
-    };
-    file.as_mut().map_or(Ok(()), |file| file.write_all(line.as_bytes()))
+        // After an error there is no file, and what still waited for it is dropped.
+        (_, None) => Ok(()),
+        (Order::Step(step), Some(file)) => file.step(*step),
+        (Order::Lost(steps), Some(file)) => file.line(&Line::Lost(steps)),
+        (Order::End(end), Some(file)) => file.line(&Line::End(end)),
+    }
 }
 
 /// After an error nothing more is written to that file; the status says why.
-fn give_up_on(done: std::io::Result<()>, file: &mut Option<BufWriter<File>>, shared: &Shared) {
+fn give_up_on(done: std::io::Result<()>, file: &mut Option<JournalFile>, shared: &Shared) {
     if let Err(error) = done {
         *file = None;
         shared.fail(format!("journal: {error}; make room or choose another folder, and restart"));

@@ -3,12 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use baton_scheduler::{Conductor, Effect, Input, InstanceSpec, Request, SchedulerConfig};
+use baton_scheduler::{
+    CandidateTerms, Conductor, Decision, Effect, Input, InstanceSpec, Request, SchedulerConfig,
+};
 use baton_types::{
     BlockHash, CacheChange, CacheEvent, ClassId, CostProfile, DecodeCost, Epoch, FitReport, InstanceId,
     PrefillCost, RequestId, Rng, Role, SloClass, TenantId, Tier, ValidRange,
 };
 
+use super::disk::Step;
+use super::writer::step_bytes;
 use super::{End, JournalSettings, JournalStatus, JournalWriter, ReplayReport, replay};
 
 /// A driver with a mind of its own: obeys at random, reports failures, and changes things.
@@ -178,7 +182,11 @@ fn record(settings: JournalSettings, seed: u64, steps: u32) -> JournalStatus {
     for id in 0..4 {
         journal.step(&mut conductor, 0, Input::InstanceJoined(instance(id, 1)), &mut Vec::new());
     }
-    driver.drive(&mut conductor, &mut journal, steps);
+    // The disk is at most a few steps behind, so that files end where their bytes say.
+    for _ in 0..steps {
+        driver.drive(&mut conductor, &mut journal, 1);
+        journal.settle();
+    }
     // A quiet moment now and then would come by itself in service.
     journal.close()
 }
@@ -252,7 +260,10 @@ fn a_conductor_too_large_for_a_header_ends_the_journal_honestly() {
     let mut tell = |journal: &mut JournalWriter, input| journal.step(&mut conductor, 1, input, &mut effects);
     tell(&mut journal, Input::InstanceJoined(instance(0, 1)));
     tell(&mut journal, stored(4, false));
-    (0..1000).for_each(|_| tell(&mut journal, Input::TimerFired));
+    (0..1000).for_each(|_| {
+        tell(&mut journal, Input::TimerFired);
+        journal.settle();
+    });
     let lost = journal.status().lost_steps;
     assert!(lost > 500, "{lost}");
     // Once it is small enough again, a new file begins.
@@ -292,6 +303,32 @@ fn a_disk_that_does_not_keep_up_costs_lines_that_are_counted() {
         .map(|file| (file.steps, file.lost_steps))
         .collect();
     assert_eq!(found, [(204, 100), (200, 100), (200, 0)]);
+}
+
+/// The bound is one of memory: a step counts with all that it points to.
+#[test]
+fn long_prompts_and_decisions_count_with_all_their_blocks_and_candidates() {
+    let bytes = |blocks: u64, candidates: usize| {
+        let chain = (0..blocks).map(BlockHash).collect();
+        let input = Input::RequestArrived(Request { chain, ..Request::default() });
+        let terms = CandidateTerms {
+            instance: InstanceId(0),
+            queue_us: 0,
+            load_us: None,
+            compute_us: None,
+            cached_tokens: 0,
+            fetch_from: None,
+            ttft_us: None,
+            score: None,
+            feasible: false,
+        };
+        let (request, candidates) = (RequestId(1), vec![terms; candidates]);
+        let effects = vec![Effect::Explain(Decision { request, at_us: 1, chosen: None, candidates })];
+        step_bytes(&Step { now_us: 1, input, effects })
+    };
+    assert!(bytes(0, 0) >= (size_of::<Step>() + size_of::<Effect>()) as u64, "{}", bytes(0, 0));
+    assert_eq!(bytes(1_000, 0) - bytes(0, 0), 8_000);
+    assert_eq!(bytes(0, 32) - bytes(0, 0), 32 * size_of::<CandidateTerms>() as u64);
 }
 
 #[test]
@@ -389,4 +426,53 @@ pub(super) fn recorded() -> Vec<Vec<u8>> {
         std::fs::read(&files(place.path())[0]).expect("a file")
     };
     [(1, 12), (2, 60)].map(one).to_vec()
+}
+
+/// Measures what the journal adds to a step on the deciding thread, next to the JSON that this thread once wrote itself.
+#[test]
+#[ignore = "a benchmark: cargo test --release -p baton --bin baton what_the_journal_adds -- --ignored --nocapture"]
+fn what_the_journal_adds_to_a_step() {
+    const ROUNDS: u32 = 500;
+    const BLOCKS: u64 = 8_192;
+    const BLOCK_TOKENS: u32 = 16;
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let [alone, journalled, as_json] = ["alone", "journalled", "as_json"].map(|mode| {
+        let config = SchedulerConfig { explain_every: 1, block_tokens: BLOCK_TOKENS, ..config() };
+        let (mut conductor, mut effects) = (Conductor::new(config).expect("a valid config"), Vec::new());
+        let mut journal =
+            JournalWriter::open(JournalSettings::new(place.path()), &conductor).expect("a folder");
+        let (mut spent, mut chain) = (std::time::Duration::ZERO, super::Chain::default());
+        let mut step = |now_us: u32, input: Input| {
+            let began = std::time::Instant::now();
+            let json = (mode == "as_json").then(|| serde_json::to_string(&input).expect("JSON"));
+            match mode {
+                "journalled" => journal.step(&mut conductor, now_us.into(), input, &mut effects),
+                _ => conductor.step(now_us.into(), input, &mut effects),
+            }
+            let line = json.map(|json| format!("{json}{}}}", super::digest(&effects).expect("JSON")));
+            std::hint::black_box(line.map(|line| chain.seal(line)));
+            spent += began.elapsed();
+            effects.clear();
+            // The disk keeps up, as in service.
+            journal.settle();
+        };
+        for id in 0..32 {
+            let role = if id % 2 == 0 { Role::Prefill } else { Role::Decode };
+            step(0, Input::InstanceJoined(InstanceSpec { role, ..instance(id, 1) }));
+        }
+        for round in 1..=ROUNDS {
+            let id = RequestId(round.into());
+            let chain = (1..=BLOCKS).map(|block| BlockHash(u64::from(round) << 32 | block)).collect();
+            let prompt_tokens = BLOCKS * u64::from(BLOCK_TOKENS);
+            step(round, Input::RequestArrived(Request { id, prompt_tokens, chain, ..Request::default() }));
+            step(round, Input::RequestCancelled { request: id });
+        }
+        assert_eq!(conductor.stats().arrived, u64::from(ROUNDS));
+        assert_eq!(journal.close().lost_steps, 0);
+        spent / ROUNDS
+    });
+    println!(
+        "a prompt of {BLOCKS} blocks comes and goes: {alone:?} alone, {journalled:?} with the journal, {as_json:?} with \
+         its JSON"
+    );
 }

@@ -1,16 +1,18 @@
-//! Writing: the conductor's thread serialises and never waits; a thread of its own does the disk.
+//! Writing: the conductor's thread hands over values and never waits; a thread of its own turns them into JSON and writes
+//! them.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_scheduler::{Conductor, Effect, Input};
+use baton_types::CacheChange;
 
-use super::disk::{Files, Order, Shared, write_all};
-use super::{Chain, End, Header, Line, VERSION, digest};
+use super::disk::{Files, Order, QueueEntry, Shared, Step, write_all};
+use super::{End, Header, VERSION};
 
 /// Where a journal goes and how large it may grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,11 +20,11 @@ pub struct JournalSettings {
     /// Folder of the files; made if it is not there.
     pub directory: PathBuf,
     /// A new file is begun at the first quiet moment (no live request) after this many bytes of
-    /// steps, and at any moment after twice as many.
+    /// steps are written, and at any moment after twice as many. What waits for the disk then still goes to the old one.
     pub rotate_bytes: u64,
     /// Files kept, the one being written included; older ones are deleted.
     pub keep_files: usize,
-    /// Bytes that may wait for the disk; what comes on top is dropped and counted.
+    /// Bytes of memory, about, that may wait for the disk; what comes on top is dropped and counted.
     pub pending_bytes: u64,
     /// Blocks in the prefix index up to which a new file may be begun: its header lists them all.
     pub base_blocks: usize,
@@ -54,8 +56,14 @@ pub struct JournalStatus {
     pub error: Option<String>,
 }
 
-/// Lines that may wait for the disk.
-const PENDING_LINES: usize = 65_536;
+/// Orders that may wait for the disk.
+const PENDING_ORDERS: usize = 65_536;
+/// Memory of an order beside what it points to.
+const ORDER_BYTES: u64 = size_of::<QueueEntry>() as u64;
+/// Memory of a block in a header, about: its key under each of a few holders.
+const HEADER_BLOCK_BYTES: usize = 64;
+/// Memory of a request in a header, about.
+const HEADER_REQUEST_BYTES: usize = 1_024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -70,13 +78,12 @@ enum State {
 #[derive(Debug)]
 pub struct JournalWriter {
     settings: JournalSettings,
-    orders: Option<SyncSender<Order>>,
+    orders: Option<SyncSender<QueueEntry>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
-    chain: Chain,
     state: State,
-    /// Bytes of this file's steps.
-    file_bytes: u64,
+    /// Bytes of this file's steps that are written.
+    written: Arc<AtomicU64>,
     status: JournalStatus,
 }
 
@@ -92,7 +99,7 @@ impl JournalWriter {
         std::fs::create_dir_all(&settings.directory).map_err(failed)?;
         let files = Files::find(&settings.directory, settings.keep_files).map_err(failed)?;
         let shared = Arc::new(Shared::default());
-        let (orders, received) = sync_channel(PENDING_LINES);
+        let (orders, received) = sync_channel(PENDING_ORDERS);
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("baton-journal".into())
@@ -103,28 +110,25 @@ impl JournalWriter {
             orders: Some(orders),
             thread: Some(thread),
             shared,
-            chain: Chain::default(),
             state: State::Off,
-            file_bytes: 0,
+            written: Arc::default(),
             status: JournalStatus::default(),
         };
         writer.begin(conductor);
         Ok(writer)
     }
 
-    /// Steps the conductor and records the step: the input, and a digest of the effects added.
+    /// Steps the conductor and records the step: the input, and the effects added, of which the file has a digest.
     pub fn step(&mut self, conductor: &mut Conductor, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
         self.turn_over(conductor);
-        let line = (self.state == State::Recording && !self.shared.failed.load(Ordering::Acquire))
-            .then(|| serde_json::to_string(&input));
+        let records = self.state == State::Recording && !self.shared.failed.load(Ordering::Acquire);
+        // The step consumes it.
+        let kept = records.then(|| input.clone());
         let before = effects.len();
         conductor.step(now_us, input, effects);
-        let line = line.and_then(Result::ok).zip(digest(&effects[before..]).ok());
-        let recorded = line.is_some_and(|(input, effects)| {
-            // Put together by hand: the input is serialised before the step consumes it.
-            self.send(format!(
-                "{{\"step\":{{\"now_us\":{now_us},\"input\":{input},\"effects\":\"{effects}\"}}}}"
-            ))
+        let recorded = kept.is_some_and(|input| {
+            let step = Step { now_us, input, effects: effects[before..].to_vec() };
+            self.hand_over(step_bytes(&step), Order::Step(Box::new(step)))
         });
         if recorded {
             self.status.steps += 1;
@@ -154,6 +158,12 @@ impl JournalWriter {
     #[cfg(test)]
     pub fn catch_up(&self) {
         self.shared.pending_bytes.fetch_sub(self.settings.pending_bytes, Ordering::AcqRel);
+        self.settle();
+    }
+
+    /// Likewise, where it never fell behind.
+    #[cfg(test)]
+    pub fn settle(&self) {
         while self.shared.pending_bytes.load(Ordering::Acquire) > 0 {
             std::thread::yield_now();
         }
@@ -170,14 +180,14 @@ impl JournalWriter {
         let Some(orders) = self.orders.take() else { return };
         let mut last = Vec::new();
         if let State::Lossy(lost) = self.state {
-            last.push(Line::Lost(lost));
+            last.push(Order::Lost(lost));
         }
         if self.state != State::Off {
-            last.push(Line::End(End::Closed));
+            last.push(Order::End(End::Closed));
         }
-        for line in last.iter().filter_map(json) {
+        for order in last {
             // The thread drains until the channel is closed, so this waits for the disk at most.
-            let _ = orders.send(Order::Line(self.chain.seal(line)));
+            let _ = orders.send(QueueEntry { order, bytes: 0 });
         }
         drop(orders);
         if let Some(thread) = self.thread.take()
@@ -196,21 +206,19 @@ impl JournalWriter {
         let small = conductor.index().len() <= self.settings.base_blocks;
         // A header is dear: it is made only when the disk has caught up.
         let relaxed = self.shared.pending_bytes.load(Ordering::Acquire) == 0;
-        let full = self.file_bytes > self.settings.rotate_bytes;
+        let written = self.written.load(Ordering::Acquire);
+        let full = written > self.settings.rotate_bytes;
         match self.state {
-            State::Recording
-                if full && small && (quiet || self.file_bytes / 2 > self.settings.rotate_bytes) =>
-            {
+            State::Recording if full && small && (quiet || written / 2 > self.settings.rotate_bytes) => {
                 self.end(End::Rotated);
                 self.begin(conductor);
             }
-            State::Recording if self.file_bytes / 4 > self.settings.rotate_bytes => {
+            State::Recording if written / 4 > self.settings.rotate_bytes => {
                 self.end(End::Truncated);
                 self.state = State::Off;
             }
             State::Lossy(lost) if small && relaxed => {
-                let told = json(&Line::Lost(lost)).is_some_and(|line| self.send(line));
-                if told {
+                if self.hand_over(ORDER_BYTES, Order::Lost(lost)) {
                     self.end(End::Rotated);
                     self.begin(conductor);
                 }
@@ -221,9 +229,7 @@ impl JournalWriter {
     }
 
     fn end(&mut self, end: End) {
-        if let Some(line) = json(&Line::End(end)) {
-            self.send(line);
-        }
+        self.hand_over(ORDER_BYTES, Order::End(end));
     }
 
     /// Begins a file; where the disk is behind, nothing is recorded until it is not.
@@ -235,35 +241,24 @@ impl JournalWriter {
             start_unix_us: u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX),
             base: conductor.save(),
         };
-        self.chain = Chain::default();
-        let line = json(&Line::Header(Box::new(header))).map(|line| self.chain.seal(line));
-        let begun = line.is_some_and(|line| self.hand_over(line, Order::Begin));
-        // Only the steps count: a header may be larger than they are.
-        self.file_bytes = 0;
+        let bytes = conductor.index().len() * HEADER_BLOCK_BYTES
+            + conductor.live_requests() * HEADER_REQUEST_BYTES
+            + size_of::<Header>();
+        self.written = Arc::default();
+        let begin = Order::Begin(Box::new(header), Arc::clone(&self.written));
+        let begun = self.hand_over(bytes as u64, begin);
         self.state = if begun { State::Recording } else { State::Off };
         self.status.files += u64::from(begun);
     }
 
-    /// Hands a line to the disk's thread; false when too much waits there already.
-    fn send(&mut self, line: String) -> bool {
-        let before = self.chain.0;
-        let sealed = self.chain.seal(line);
-        let sent = self.hand_over(sealed, Order::Line);
-        if !sent {
-            self.chain.0 = before;
-        }
-        sent
-    }
-
-    fn hand_over(&mut self, line: String, order: fn(String) -> Order) -> bool {
-        let bytes = line.len() as u64;
+    /// Hands an order that takes so much memory to the disk's thread; false when too much waits there already.
+    fn hand_over(&self, bytes: u64, order: Order) -> bool {
         let pending = self.shared.pending_bytes.fetch_add(bytes, Ordering::AcqRel);
         // A header larger than the bound goes through when nothing else waits.
         let room = pending == 0 || pending + bytes <= self.settings.pending_bytes;
-        let sent = room && self.orders.as_ref().is_some_and(|orders| orders.try_send(order(line)).is_ok());
-        if sent {
-            self.file_bytes += bytes;
-        } else {
+        let entry = QueueEntry { order, bytes };
+        let sent = room && self.orders.as_ref().is_some_and(|orders| orders.try_send(entry).is_ok());
+        if !sent {
             self.shared.pending_bytes.fetch_sub(bytes, Ordering::AcqRel);
         }
         sent
@@ -276,6 +271,24 @@ impl Drop for JournalWriter {
     }
 }
 
-fn json(line: &Line<Input>) -> Option<String> {
-    serde_json::to_string(line).ok()
+/// Memory of a step in the queue, about: what can be large is counted.
+pub(super) fn step_bytes(step: &Step) -> u64 {
+    let of_input = match &step.input {
+        Input::RequestArrived(request) | Input::PeerPlaced { request, .. } => size_of_val(&*request.chain),
+        Input::Cache(event) => match &event.change {
+            CacheChange::Stored { hashes, .. } | CacheChange::Removed { hashes, .. } => {
+                size_of_val(&**hashes)
+            }
+            CacheChange::Cleared => 0,
+        },
+        Input::PolicyChanged(config) => size_of_val(&**config) + size_of_val(&*config.classes),
+        _ => 0,
+    };
+    let of_effect = |effect: &Effect| match effect {
+        Effect::Explain(decision) => size_of_val(&*decision.candidates),
+        Effect::Replicate { chain, .. } => size_of_val(&**chain),
+        _ => 0,
+    };
+    let of_effects: usize = step.effects.iter().map(of_effect).sum();
+    ORDER_BYTES + (size_of_val(step) + size_of_val(&*step.effects) + of_input + of_effects) as u64
 }

@@ -424,6 +424,11 @@ impl Bench {
         *answer.try_recv().unwrap()
     }
 
+    /// One of the counters that the admin adds to the status.
+    pub(super) fn total(&self, name: &str) -> u64 {
+        self.driver.metrics.totals().iter().find(|(known, _)| known == name).unwrap().1
+    }
+
     /// Nothing is under way, and every leg that was ever opened has ended.
     pub(super) fn quiet(&mut self) {
         let status = self.status();

@@ -89,15 +89,13 @@ async fn twenty_thousand_names_pass_through_one_conductor_and_its_journal_replay
     // A late message from the very first node must not affect the node that has its number now.
     let first = first.unwrap();
     assert!(lives[&first.instance] > first.epoch, "its number was used again");
-    let stale =
-        |bench: &Bench| bench.driver.metrics.totals().iter().find(|t| t.0 == "stale_messages").unwrap().1;
-    let before = stale(&bench);
+    let before = bench.total("stale_messages");
     bench.tell_in(&first, (0, 0), vec![stored(7)]).await;
     bench.beat(&first).await;
     let (instance, epoch) = of(&first);
     bench.inbox.send(Message::Gone { instance, epoch, loss: Loss::Left("late".into()) }).await;
     bench.pump().await;
-    assert_eq!(stale(&bench), before + 2);
+    assert_eq!(bench.total("stale_messages"), before + 2);
     assert_eq!(bench.driver.core.index().held_blocks(instance), 0);
     bench.quiet();
     // When they have been gone for long, nothing is left of them.

@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use baton_http::Places;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::codec::{Form, Speaker, encode};
@@ -51,7 +52,7 @@ pub struct PublisherConfig {
     pub snapshot_tokens: usize,
     /// Batches that a slow subscriber may be behind before it loses the oldest.
     pub queue_batches: usize,
-    /// Connections to each of the two listeners.
+    /// Connections to each of the two listeners, of which one address has at most half.
     pub max_peers: usize,
     /// Time for a peer to shake hands, or to take a message.
     pub peer_timeout_us: u64,
@@ -72,7 +73,7 @@ impl PublisherConfig {
             history_bytes: 256 << 20,
             snapshot_tokens: 8 << 20,
             queue_batches: 10_000,
-            max_peers: 64,
+            max_peers: 128,
             peer_timeout_us: 10_000_000,
         }
     }
@@ -99,7 +100,7 @@ pub struct PublisherStats {
     pub replays: u64,
     /// Of these, those that got a snapshot.
     pub snapshots: u64,
-    /// Connections turned away because `max_peers` were there.
+    /// Connections turned away because `max_peers`, or half of them from that address, were there.
     pub refused: u64,
 }
 
@@ -156,7 +157,7 @@ impl Publisher {
         let history = Mutex::new(History::new(&config));
         let shared = Arc::new(Shared { history, live, counts: Counts::default(), config });
         let (listener, endpoint) = listen(&shared.config.endpoint).await?;
-        let room = || Arc::new(Semaphore::new(shared.config.max_peers.max(1)));
+        let room = || Places::new(shared.config.max_peers);
         let mut tasks =
             vec![tokio::spawn(serve::accept(listener, shared.clone(), room(), serve::Service::Live))];
         let mut replay_endpoint = None;

@@ -2,13 +2,14 @@
 //!
 //! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
 //! within [`Bounds`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
-//! Prometheus reads.
+//! Prometheus reads. [`Acceptor`] and [`Places`] are for ports of any protocol, the front door's included.
 
 mod client;
 mod connect;
 mod error;
 mod listen;
 mod metrics;
+mod places;
 mod server;
 mod stall;
 mod trust;
@@ -17,8 +18,9 @@ mod url;
 pub use client::{Client, Options, bearer};
 pub use error::{Error, causes};
 pub use hyper::body::Incoming;
-pub use listen::accept_each;
+pub use listen::{AcceptFailure, Acceptor, accept_each};
 pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
+pub use places::{Place, Places};
 pub use server::{Bounds, receive, reply, serve};
 pub use stall::StallGuard;
 pub use trust::{Trust, TrustError};

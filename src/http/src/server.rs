@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::listen::accept_each;
+use crate::listen::Acceptor;
+use crate::places::Places;
 use crate::stall::StallGuard;
 use crate::{by, whole};
 
@@ -29,7 +30,7 @@ const MAX_HEADERS: usize = 64;
 /// The limits of a server for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Connections at once; further ones wait in the kernel's queue.
+    /// Connections at once, of which one peer has at most half. Further ones are closed.
     pub connections: usize,
     /// Bytes of a request's head, at least 8,192.
     pub head_bytes: usize,
@@ -63,7 +64,10 @@ pub async fn serve<F, R, B>(
         .header_read_timeout(bounds.head_timeout)
         .max_headers(MAX_HEADERS)
         .max_buf_size(bounds.head_bytes);
-    accept_each(name, listener, bounds.connections, &stop, |stream, peer| {
+    let (mut acceptor, places) = (Acceptor::new(name, listener), Places::new(bounds.connections));
+    // A failure is logged there.
+    while let Some(accepted) = stop.run_until_cancelled(acceptor.accept(|peer| places.take(peer))).await {
+        let Ok((stream, peer, place)) = accepted else { continue };
         let answer = answer.clone();
         let service = service_fn(move |request| {
             let answer = answer(request);
@@ -72,14 +76,15 @@ pub async fn serve<F, R, B>(
         let stream = StallGuard::new(stream, bounds.stall_timeout, || ());
         let connection = graceful.watcher().watch(builder.serve_connection(TokioIo::new(stream), service));
         let ended = ended.clone();
-        async move {
+        tokio::spawn(async move {
             // A connection that breaks concerns its client, who sees it.
             if let Some(Err(e)) = ended.run_until_cancelled(connection).await {
                 tracing::debug!("{name}: connection of {peer}: {e}");
             }
-        }
-    })
-    .await;
+            drop(place);
+        });
+    }
+    drop(acceptor);
     if tokio::time::timeout(bounds.drain, graceful.shutdown()).await.is_err() {
         tracing::warn!(
             "{name}: answers were still under way when the time to drain was over; they are broken off"

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use baton_http::StallGuard;
+use baton_http::{Acceptor, Place, Places, StallGuard};
 use http::{HeaderValue, Request, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -25,7 +25,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::activity::{Activity, TimeLimits};
 use crate::line::{Line, Lookout};
-use crate::places::{AcceptFailures, Place, Places};
 use crate::router::{Router, is_operators};
 use crate::stats::CloseReason;
 use crate::tls;
@@ -104,30 +103,23 @@ impl Router {
         };
         let rooms = Rooms { places: Places::new(config.connections_limit), spare: Places::new(SPARE_PLACES) };
         let (graceful, tasks) = (GracefulShutdown::new(), TaskTracker::new());
-        let mut failures = AcceptFailures::default();
-        loop {
-            let accepted = tokio::select! {
-                biased;
-                () = shutdown.cancelled() => break,
-                accepted = listener.accept() => accepted,
-            };
-            let (stream, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    self.counters.not_accepted();
-                    let closed = failures.pause("front door", &listener, &error).await;
-                    (0..closed).for_each(|_| self.counters.closed(CloseReason::NoPlace));
-                    continue;
-                }
-            };
-            match rooms.take(peer.ip()) {
-                Some(place) => {
+        let mut acceptor = Acceptor::new("front door", listener);
+        while let Some(accepted) =
+            shutdown.run_until_cancelled(acceptor.accept(|peer| rooms.take(peer))).await
+        {
+            match accepted {
+                Ok((stream, _, place)) => {
                     tasks.spawn(connector.clone().connect(stream, place, graceful.watcher()));
                 }
-                None => self.counters.closed(CloseReason::NoPlace),
+                Err(failure) => {
+                    if failure.of_system {
+                        self.counters.not_accepted();
+                    }
+                    (0..failure.closed).for_each(|_| self.counters.closed(CloseReason::NoPlace));
+                }
             }
         }
-        drop(listener);
+        drop(acceptor);
         self.drain(graceful).await;
         connector.drained.cancel();
         tasks.close();
@@ -192,10 +184,6 @@ impl Connector {
     }
 
     async fn greet(self, stream: TcpStream, with: (Arc<Activity>, bool), watcher: Watcher) {
-        // Tokens are small, and each is wanted at once.
-        if let Err(e) = stream.set_nodelay(true) {
-            tracing::debug!("router: nodelay: {e}");
-        }
         let (line, lookout) = Line::new(stream);
         let counters = Arc::clone(&self.router.counters);
         let stream = StallGuard::new(line, self.stall_limit, move || counters.closed(CloseReason::Unread));

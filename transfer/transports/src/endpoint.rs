@@ -159,6 +159,9 @@ impl std::fmt::Debug for Endpoint {
 }
 
 /// Accepts until stopped, then waits for what is in progress. Aborted, it takes all connections along.
+///
+/// Not the acceptor of `baton-http`: this crate has no HTTP, and its peers are nodes, of which many may share an address
+/// and none may lack a place for that.
 async fn accept(landings: Arc<Landings>, listener: TcpListener, mut seen: watch::Receiver<Phase>) {
     let mut connections = JoinSet::new();
     loop {

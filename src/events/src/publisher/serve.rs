@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use baton_http::{Acceptor, Places};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -29,23 +29,16 @@ pub(super) enum Service {
 }
 
 /// Accepts connections until it is aborted, which ends them as well.
-pub(super) async fn accept(
-    listener: TcpListener,
-    shared: Arc<Shared>,
-    room: Arc<Semaphore>,
-    service: Service,
-) {
-    let mut peers = JoinSet::new();
+pub(super) async fn accept(listener: TcpListener, shared: Arc<Shared>, room: Arc<Places>, service: Service) {
+    let (mut acceptor, mut peers) = (Acceptor::new("KV events", listener), JoinSet::new());
     loop {
         while peers.try_join_next().is_some() {}
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, most likely: others must close first.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        let Ok(place) = room.clone().try_acquire_owned() else {
-            add(&shared.counts.refused, 1);
-            continue;
+        let (stream, _, place) = match acceptor.accept(|peer| room.take(peer)).await {
+            Ok(accepted) => accepted,
+            Err(failure) => {
+                add(&shared.counts.refused, failure.closed as u64);
+                continue;
+            }
         };
         let shared = shared.clone();
         peers.spawn(async move {

@@ -82,7 +82,8 @@ impl Life {
     }
 }
 
-/// Serves `site` on `port` of loopback, or on a free one for 0, until its life ends.
+/// Serves `site` on `port` of loopback, or on a free one for 0, until its life ends. Without the bounds of
+/// `baton_http::serve`: a stand-in can hang up in mid-answer and leave no connection open.
 pub(super) async fn serve<S: Site>(site: Arc<S>, life: Life, port: u16) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let address = listener.local_addr()?;

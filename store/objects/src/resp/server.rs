@@ -132,6 +132,9 @@ impl Server {
     }
 
     /// Serves until `stop` is done. Connections that are open then are closed.
+    ///
+    /// Not [`baton_http::Acceptor`]: that closes newcomers when all places are taken, and here a connection that is idle
+    /// or has not logged in makes room for the newcomer.
     pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let mut tasks = JoinSet::new();
         let config = &self.shared.config;

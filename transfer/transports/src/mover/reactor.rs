@@ -75,7 +75,7 @@ pub(super) trait Accepts: Send {
     fn accept(&mut self) -> io::Result<()>;
 }
 
-/// Accepts connecting peers.
+/// Accepts connecting peers. Not the acceptor of `baton-http`, which needs tokio: these threads wait by epoll.
 pub(super) struct Listener<A> {
     socket: A,
     /// The system had no room for one that waits.

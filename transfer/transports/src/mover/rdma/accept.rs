@@ -88,6 +88,7 @@ impl Acceptor {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Accepts until it is stopped. Not the acceptor of `baton-http`, which needs tokio: each path has a thread here.
     fn run(self: &Arc<Self>, listener: &TcpListener) {
         while !self.stopping.load(Ordering::Acquire) {
             ready([listener.as_fd(), self.bell.as_fd()], None);
