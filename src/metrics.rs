@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use baton_http::{Figure, Kind, Page};
 use baton_router::Router;
+use baton_scheduler::{Prediction, ServedRequest};
 use by_class::ByClass;
 pub(crate) use by_class::SloOutcome;
 use by_node::ByNode;
@@ -54,6 +55,14 @@ pub const NAMES: &[Figure] = &[
         "Mean of the longest tenth of the gaps of an answer that was served, by `class`",
     ),
     Figure::histogram("baton_ttft_error_ratio", "Measured over predicted time to first token"),
+    Figure::histogram(
+        "baton_prediction_error_ratio",
+        "Measured over predicted of answers that were served, by `class`, `path` and `target`",
+    ),
+    Figure::counter(
+        "baton_prediction_covered_total",
+        "Answers that were served, within what was promised of them or beyond, by `class`, `path`, `target` and `covered`",
+    ),
     Figure::gauge("baton_nodes", "Nodes attached"),
     Figure::counter("baton_nodes_lost_total", "Lives of nodes that ended"),
     Figure::counter("baton_stage_timeouts_total", "Stages that took too long, by `stage`"),
@@ -184,6 +193,7 @@ impl Metrics {
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_tbt_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_request_tbt_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_ttft_error_ratio"), RATIO_BUCKETS))
+            .and_then(|b| b.set_buckets_for_metric(matcher("baton_prediction_error_ratio"), RATIO_BUCKETS))
             .map_err(|e| format!("metrics: {e}"))?
             .build_recorder();
         for known in NAMES {
@@ -340,6 +350,11 @@ impl Metrics {
         self.shared.by_class.ended(&self.shared.recorder, class, outcome);
     }
 
+    /// Compares what was predicted of a request with what was measured.
+    pub(crate) fn predicted(&self, class: &str, prediction: &Prediction, served: &ServedRequest) {
+        self.shared.by_class.predicted(&self.shared.recorder, class, prediction, served);
+    }
+
     /// The mean of the longest tenth of an answer's gaps.
     pub(crate) fn request_tbt(&self, class: &str, tbt_us: u64) {
         self.shared.by_class.request_tbt(&self.shared.recorder, class, tbt_us);
@@ -483,6 +498,11 @@ mod tests {
         }
         for stage in baton_scheduler::FailStage::ALL {
             assert!(labels("baton_requests_failed_total").contains(&format!("`{stage}`")), "{stage}");
+        }
+        let ratio = labels("baton_prediction_error_ratio");
+        let words = baton_scheduler::PredictionPath::ALL.map(|path| path.name()).into_iter();
+        for word in words.chain(baton_scheduler::PredictionTarget::ALL.map(|target| target.name())) {
+            assert!(ratio.contains(&format!("`{word}`")), "{word}");
         }
         for outcome in SloOutcome::ALL.map(SloOutcome::name) {
             assert!(labels("baton_slo_requests_total").contains(&format!("`{outcome}`")), "{outcome}");

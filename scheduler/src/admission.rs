@@ -53,6 +53,7 @@ impl Conductor {
         Entry {
             deadline_us: self.deadline_us(&request, self.now_us),
             promised_us: 0,
+            prediction: None,
             tag_us: None,
             request,
             stage: Stage::Unplaced,

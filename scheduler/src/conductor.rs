@@ -190,6 +190,12 @@ impl Conductor {
         self.requests.get(request).map(|entry| entry.decode_at_us)
     }
 
+    /// What was predicted of a request when it was first placed.
+    #[must_use]
+    pub fn prediction(&self, request: RequestId) -> Option<crate::Prediction> {
+        self.requests.get(request)?.prediction
+    }
+
     /// How long all KV of a placed request takes from its prefill to its decode instance with both links to itself, µs.
     #[must_use]
     pub fn handoff_us(&self, request: RequestId) -> Option<u64> {

@@ -23,6 +23,7 @@ mod last_copies;
 mod lifecycle;
 mod placement;
 mod policies;
+mod prediction;
 mod queue;
 mod replicate;
 mod request;
@@ -46,6 +47,10 @@ pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};
 pub use input::Input;
 pub use policies::PolicyName;
+pub use prediction::{
+    PathFigures, Prediction, PredictionFigures, PredictionLedger, PredictionOutcome, PredictionPath,
+    PredictionTarget, ServedRequest,
+};
 pub use request::Request;
 pub use saved::{RestoreError, SavedConductor};
 pub use stats::{InstanceLoad, SchedulerStats, Snapshot};

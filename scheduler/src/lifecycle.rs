@@ -274,6 +274,7 @@ impl Conductor {
         let mut entry = Entry {
             deadline_us: u64::MAX,
             promised_us: u64::MAX,
+            prediction: None,
             tag_us: None,
             stage: Stage::Prefilling,
             arrived_us: now_us,

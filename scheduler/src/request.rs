@@ -71,6 +71,8 @@ pub(crate) struct Entry {
     pub deadline_us: u64,
     /// When it is due by what was promised to it where it was placed, µs.
     pub promised_us: u64,
+    /// What was predicted when it was first placed; kept for drivers.
+    pub prediction: Option<crate::Prediction>,
     /// Where its tenant's share began with it, once it was let in.
     pub tag_us: Option<u64>,
     pub prefill: InstanceId,
@@ -198,6 +200,7 @@ mod tests {
             arrived_us: 0,
             deadline_us: 0,
             promised_us: 0,
+            prediction: None,
             tag_us: None,
             prefill: InstanceId(0),
             decode: None,

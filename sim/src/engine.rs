@@ -20,7 +20,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_types::CostProfile;
+use baton_types::{CostProfile, Rng};
 
 pub use gaps::{GapLog, GapMark, GapSummary, summarise};
 use plan::Stride;
@@ -144,8 +144,11 @@ pub struct Engine {
     mix: Mix,
     pass_tokens: u64,
     pipeline_nodes: u64,
-    /// Measured speed over the profile's, per mille; a slow node is below 1000.
+    /// Speed over the profile's, per mille, without noise; a slow node is below 1000.
+    rated_permille: u64,
+    /// Speed of the present stride.
     speed_permille: u64,
+    noise: Option<EngineNoise>,
     jobs: VecDeque<ActivePrefill>,
     running: Vec<ActiveDecode>,
     /// Arrived during a stride; they run from the next one on.
@@ -173,6 +176,21 @@ pub struct Engine {
     pub outside_steps: u64,
 }
 
+/// Noise of the time that strides take.
+#[derive(Clone, Debug)]
+struct EngineNoise {
+    /// Most that a stride takes less or more, per mille.
+    permille: u64,
+    rng: Rng,
+}
+
+impl EngineNoise {
+    /// Time of the next stride over what it would be without noise, per mille.
+    fn next_permille(&mut self) -> u64 {
+        1000 - self.permille + self.rng.below(2 * self.permille + 1)
+    }
+}
+
 const fn to_us(ps: u64) -> u64 {
     ps.div_ceil(PS_PER_US)
 }
@@ -186,7 +204,9 @@ impl Engine {
             mix,
             pass_tokens: u64::from(pass_tokens.max(1)),
             pipeline_nodes: u64::from(pipeline_nodes.max(1)),
+            rated_permille: 1000,
             speed_permille: 1000,
+            noise: None,
             jobs: VecDeque::new(),
             running: Vec::new(),
             joining: Vec::new(),
@@ -214,7 +234,12 @@ impl Engine {
     /// Sets the speed from the next stride on, per mille of the profile's. `poll` must follow.
     pub fn set_speed_permille(&mut self, at: Moment, permille: u64, ended: &mut Vec<EngineEvent>) {
         self.cut(at, ended);
-        self.speed_permille = permille.max(1);
+        self.rated_permille = permille.max(1);
+    }
+
+    /// Makes each stride take up to `permille` less or more time than by the engine's speed, evenly distributed.
+    pub fn add_noise(&mut self, permille: u32, rng: Rng) {
+        self.noise = Some(EngineNoise { permille: permille.into(), rng });
     }
 
     /// Sequences decoding.

@@ -9,6 +9,8 @@ pub struct FaultPlan {
     pub deaths: u32,
     /// Instances that turn slow for a while.
     pub slow_nodes: u32,
+    /// Whether they are slow for the whole run instead.
+    pub slow_nodes_last: bool,
     /// Links that go down for a while.
     pub lost_links: u32,
     /// Cache news that never arrive, per mille.
@@ -18,6 +20,9 @@ pub struct FaultPlan {
     /// Speed of every engine over that of its profile, per mille, for the whole run. The conductors
     /// keep predicting with the profile.
     pub engine_speed_permille: u32,
+    /// Each pass and each run of decode steps takes between so much less and so much more time than by that speed, per
+    /// mille. Conductors are not told.
+    pub engine_noise_permille: u32,
     /// Seed of when and where.
     pub seed: u64,
 }
@@ -27,10 +32,12 @@ impl Default for FaultPlan {
         Self {
             deaths: 0,
             slow_nodes: 0,
+            slow_nodes_last: false,
             lost_links: 0,
             lost_news_permille: 0,
             news_delay_us: 0,
             engine_speed_permille: 1000,
+            engine_noise_permille: 0,
             seed: 0,
         }
     }
@@ -53,7 +60,7 @@ pub enum Fault {
 
 impl FaultPlan {
     /// The faults with their times, in order, over a run of `span_us`. Everything is healed by
-    /// nine tenths of it, so what is admitted after that must finish. Only a speed of all engines lasts.
+    /// nine tenths of it, so what is admitted after that must finish. Only speeds of engines may last.
     #[must_use]
     pub fn draw(&self, instances: u32, span_us: u64) -> Vec<(u64, Fault)> {
         let mut rng = Rng::fork(self.seed, 77);
@@ -72,8 +79,13 @@ impl FaultPlan {
         }
         for _ in 0..self.slow_nodes {
             let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
-            faults.push((at, Fault::Slow(instance, (200 + rng.below(600)) * speed / 1000)));
-            faults.push((at + pause, Fault::Slow(instance, speed)));
+            let slow = Fault::Slow(instance, (200 + rng.below(600)) * speed / 1000);
+            if self.slow_nodes_last {
+                faults.push((0, slow));
+            } else {
+                faults.push((at, slow));
+                faults.push((at + pause, Fault::Slow(instance, speed)));
+            }
         }
         for _ in 0..self.lost_links {
             let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
@@ -112,5 +124,14 @@ mod tests {
             panic!("one slow node: {faults:?}");
         };
         assert!((100..400).contains(&slow) && healed == 500, "{faults:?}");
+    }
+
+    #[test]
+    fn a_node_that_stays_slow_is_so_from_the_first_moment_to_the_last() {
+        let plan = FaultPlan { slow_nodes: 2, slow_nodes_last: true, seed: 3, ..FaultPlan::default() };
+        let faults = plan.draw(8, 1_000_000);
+        assert_eq!(faults.len(), 2, "nothing heals: {faults:?}");
+        let slow = |(at, fault): &(u64, Fault)| *at == 0 && matches!(fault, Fault::Slow(_, 200..800));
+        assert!(faults.iter().all(slow), "{faults:?}");
     }
 }

@@ -15,7 +15,7 @@ mod result;
 mod samples;
 mod series;
 
-use baton_scheduler::{Decision, RejectReason, Rejection, SchedulerStats};
+use baton_scheduler::{Decision, Prediction, RejectReason, Rejection, SchedulerStats};
 use baton_store::TierStats;
 use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, SloClass};
 use hashbrown::HashMap;
@@ -96,6 +96,10 @@ pub struct Outcome {
     pub decode: u32,
     /// Prompt tokens computed for nothing.
     pub wasted_tokens: u64,
+    /// From its last offer to the start of its decode, µs; meaningless of an answer of one token.
+    pub decode_start_us: u64,
+    /// What the conductor predicted of it, if it completed where it was first placed.
+    pub prediction: Option<Prediction>,
 }
 
 /// Gathers a run's figures.

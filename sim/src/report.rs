@@ -18,6 +18,7 @@ mod heat;
 mod lines;
 mod names;
 mod parts;
+mod predictions;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -113,6 +114,10 @@ fn body(runs: &[RunResult], labels: &[String]) -> String {
                 + &parts::retry_after(runs, labels)
                 + &parts::wasted(runs, labels)),
         ),
+        match predictions::figure(runs, labels) {
+            none if none.is_empty() => none,
+            figure => section("Predictions", &figure),
+        },
     ]
     .concat()
 }

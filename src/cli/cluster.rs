@@ -47,10 +47,12 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
         faults: FaultPlan {
             deaths: faults.deaths,
             slow_nodes: faults.slow_nodes,
+            slow_nodes_last: faults.slow_nodes_last,
             lost_links: faults.lost_links,
             lost_news_permille: faults.lost_news_permille,
             news_delay_us: faults.news_delay_us,
             engine_speed_permille: faults.engine_speed_permille,
+            engine_noise_permille: faults.engine_noise_permille,
             seed,
         },
         routers: config.cluster.routers,
@@ -139,13 +141,18 @@ mod tests {
     }
 
     #[test]
-    fn a_speed_of_all_engines_is_a_fault_within_bounds() {
+    fn speed_and_noise_of_engines_are_faults_within_bounds() {
         let parsed = |text| crate::config::parse(text);
         let of =
             |text| setup(&parsed(text).expect("valid"), 1).expect("a cluster").faults.engine_speed_permille;
         assert_eq!((of(""), of("[faults]\nengine_speed_permille = 667")), (1000, 667));
         let error = parsed("[faults]\nengine_speed_permille = 99").expect_err("below the bounds").to_string();
         assert!(error.contains("faults.engine_speed_permille"), "{error}");
+        let text = "[faults]\nengine_noise_permille = 900\nslow_nodes_last = true";
+        let faults = setup(&parsed(text).expect("valid"), 1).expect("a cluster").faults;
+        assert_eq!((faults.engine_noise_permille, faults.slow_nodes_last), (900, true));
+        let error = parsed("[faults]\nengine_noise_permille = 901").expect_err("beyond").to_string();
+        assert!(error.contains("faults.engine_noise_permille"), "{error}");
     }
 
     #[test]

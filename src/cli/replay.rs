@@ -31,7 +31,7 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
     /// Step a conductor again through a file of a live service's journal and compare what it orders
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "decisions", "html", "require", "spread", "window", "rows"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "decisions", "calibration", "html", "require", "spread", "window", "rows"])]
     journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
@@ -81,6 +81,9 @@ pub struct ReplayArgs {
     /// terms, to this file; sets scheduler.explain_every to 1 unless the config sets it
     #[arg(long, value_name = "OUT", conflicts_with = "live")]
     pub(super) decisions: Option<PathBuf>,
+    /// Print how well predictions held, for each service class and way to the first token; --json and --html always have it
+    #[arg(long, conflicts_with = "live")]
+    calibration: bool,
     /// Write a self-contained report page to this file
     #[arg(long, value_name = "OUT")]
     pub(super) html: Option<PathBuf>,
@@ -181,6 +184,9 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     let done = done?;
     let runs: Vec<RunResult> = done.iter().map(|done| done.figures.clone()).collect();
     out::say(&format!("{}\n", table::report(&runs)))?;
+    if args.calibration {
+        out::say(&format!("{}\n", table::calibration(&runs)))?;
+    }
     write_files(&args, &config, &done, &runs)?;
     judge(&args.require, &runs)
 }
@@ -400,6 +406,7 @@ pub(super) fn request_lines(done: &[(&RunResult, &[Outcome])]) -> Result<String,
                 "ttft_us": o.ttft_us, "tbt_us": o.gaps.worst_tenth_us, "itl_mean_us": o.gaps.mean_us,
                 "attempts": o.attempts, "retry_after_us": o.retry_after_us,
                 "prefill_instance": known(o.prefill), "decode_instance": known(o.decode),
+                "prediction": o.prediction,
             });
             writeln!(text, "{line}").map_err(|e| e.to_string())?;
         }

@@ -1,5 +1,6 @@
 //! Tables of runs for the terminal.
 
+use baton_scheduler::{PredictionFigures, PredictionTarget};
 use baton_sim::RunResult;
 use baton_sim::metrics::ClassResult;
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
@@ -82,7 +83,7 @@ fn class_row(run: &RunResult, class: &ClassResult) -> Vec<String> {
         class.name.clone(),
         class.requests.to_string(),
         share(class.in_slo, class.requests),
-        format!("{:.1} %", 100.0 * class.target),
+        percent(Some(class.target)),
         class.late_ttft.to_string(),
         class.late_tbt.to_string(),
         class.rejected.to_string(),
@@ -91,13 +92,62 @@ fn class_row(run: &RunResult, class: &ClassResult) -> Vec<String> {
     ]
 }
 
+/// How well predictions held: a row for each class, path and prediction of each run.
+pub fn calibration(runs: &[RunResult]) -> String {
+    let header = [
+        "policy",
+        "speed",
+        "class",
+        "path",
+        "prediction",
+        "requests",
+        "median error",
+        "bias",
+        "p90",
+        "within",
+        "target",
+    ];
+    let mut table = with_header(&header, 5..);
+    for run in runs {
+        for class in &run.classes {
+            for path in &class.predictions {
+                let names: [&str; 4] =
+                    [&run.policy, &format!("×{}", run.speed), &class.name, path.path.name()];
+                for (target, figures) in path.all() {
+                    table.add_row(prediction_row(&names, target, figures));
+                }
+            }
+        }
+    }
+    table.to_string()
+}
+
+fn prediction_row(names: &[&str; 4], target: PredictionTarget, figures: &PredictionFigures) -> Vec<String> {
+    let signed = |error: Option<f64>| error.map_or_else(|| "–".into(), |e| format!("{:+.1} %", 100.0 * e));
+    let names = names.iter().map(|name| (*name).to_owned());
+    let figures = [
+        target.words().to_owned(),
+        figures.requests.to_string(),
+        percent(figures.median_error),
+        signed(figures.bias),
+        signed(figures.p90),
+        percent(figures.covered),
+        percent(figures.target),
+    ];
+    names.chain(figures).collect()
+}
+
 fn seconds(value: Option<f64>) -> String {
     value.map_or_else(|| "–".into(), |v| format!("{v:.2} s"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for a table")]
 fn share(part: u64, whole: u64) -> String {
-    format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
+    percent((whole > 0).then(|| part as f64 / whole as f64))
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".into(), |share| format!("{:.1} %", 100.0 * share))
 }
 
 fn row(run: &RunResult) -> Vec<String> {
@@ -117,7 +167,28 @@ fn row(run: &RunResult) -> Vec<String> {
         seconds(run.ttft_s.p99),
         millis(run.tbt_ms.mean),
         millis(run.tbt_ms.p99),
-        format!("{:.1} %", 100.0 * run.block_hit_ratio),
+        percent(Some(run.block_hit_ratio)),
         format!("{:.2} s", run.cpu_s),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_nothing_is_a_dash() {
+        assert_eq!([share(0, 0), share(0, 4), share(1, 4)], ["–", "0.0 %", "25.0 %"]);
+    }
+
+    #[test]
+    fn predictions_that_were_not_made_are_dashes() {
+        let names = ["baton", "×1", "default", "local"];
+        let none = prediction_row(&names, PredictionTarget::Tbt, &PredictionFigures::default());
+        assert_eq!(none[4..], ["TBT", "0", "–", "–", "–", "–", "–"]);
+        let some =
+            PredictionFigures { bias: Some(-0.051), covered: Some(0.9), ..PredictionFigures::default() };
+        let some = prediction_row(&names, PredictionTarget::Ttft, &some);
+        assert_eq!((some[7].as_str(), some[9].as_str()), ("-5.1 %", "90.0 %"));
+    }
 }

@@ -344,7 +344,8 @@ impl Driver {
             answer: Vec::new(),
             cached_tokens: 0,
             expected: None,
-            predicted_ttft_us: 0,
+            prediction: None,
+            decodes_at_us: None,
             arrived_us: self.now_us,
             first_token_us: None,
             last_token_us: self.now_us,
@@ -366,7 +367,6 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         let known = self.decisions.of(request);
         if let Some(terms) = known.and_then(chosen) {
-            session.predicted_ttft_us = terms.ttft_us.unwrap_or(0);
             session.expected.get_or_insert((terms.instance, terms.cached_tokens));
         }
         let told = known.filter(|_| session.submission.explain);

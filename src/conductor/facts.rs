@@ -152,7 +152,8 @@ impl Driver {
             session.trace.first_token(now_us);
             let class = self.config.scheduler.classes.get(session.class.index());
             let class = class.map_or("", |class| &class.name);
-            self.metrics.first_token(class, now_us - session.arrived_us, session.predicted_ttft_us);
+            let predicted_us = session.prediction.map_or(0, |prediction| prediction.ttft_us);
+            self.metrics.first_token(class, now_us - session.arrived_us, predicted_us);
         } else {
             self.metrics.next_token(now_us - session.last_token_us);
         }

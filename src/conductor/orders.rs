@@ -102,11 +102,14 @@ impl Driver {
         let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));
         let terms = self.decisions.of(request).and_then(chosen);
         let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
+        let prediction = self.prediction(request, instance);
         let Some(session) = self.sessions.get_mut(&request) else { return };
         // Only what was expected of this very instance, and for the prompt alone.
         let expected = decided.or(session.expected).filter(|(chosen, _)| *chosen == instance);
         session.expected = expected.filter(|_| session.answer.is_empty());
         session.moves = self.pairs.get(request).map_or(session.moves, |pair| pair.moves());
+        // A prediction holds for the first placement; what is placed again says nothing of it.
+        session.prediction = prediction.filter(|_| attempt == 1);
         let expected_tokens = session.expected.map(|(_, tokens)| tokens);
         let named = self.fleet.get(instance).is_some_and(|node| node.hello.wants_body);
         let work = prefill_work(session, ordered.given_tokens, named.then_some(naming));
@@ -132,6 +135,7 @@ impl Driver {
     fn start_decode(&mut self, request: RequestId, attempt: u32, instance: InstanceId) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         session.last_token_us = self.now_us;
+        session.decodes_at_us = Some(self.now_us);
         let answer = session.answer.clone();
         let order = v1::order::Order::StartDecode(v1::StartDecode { answer });
         self.push(instance, request, attempt, order);
@@ -141,7 +145,8 @@ impl Driver {
         let Handoff { attempt, from, to, room_tokens, given_tokens } = *ordered;
         let naming = self.naming();
         let peer = self.fleet.peer(to);
-        let Some(session) = self.sessions.get(&request) else { return };
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.prediction = None;
         // The hand-off covers the tokens that were prefilled. The decode node decodes the answer's later tokens itself.
         let asked = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
         let work = if asked {

@@ -1,6 +1,7 @@
 //! A request under way: its client, and how far its answer has come. Its legs are `baton_legs::pairs`'.
 
 use baton_router::{Event, Fault, Submission, Usage};
+use baton_scheduler::Prediction;
 use baton_types::{BlockKey, ChainHasher, ClassId, Finish, InstanceId, TenantId, TokenLogprob};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -23,7 +24,10 @@ pub(super) struct Session {
     pub cached_tokens: u64,
     /// Prompt tokens that the conductor expects in the cache of the chosen instance, until the instance has reported.
     pub expected: Option<(InstanceId, u64)>,
-    pub predicted_ttft_us: u64,
+    /// What was predicted of it, unless it was placed again.
+    pub prediction: Option<Prediction>,
+    /// When its decode was ordered to begin, µs.
+    pub decodes_at_us: Option<u64>,
     pub arrived_us: u64,
     pub first_token_us: Option<u64>,
     pub last_token_us: u64,

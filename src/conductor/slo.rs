@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use baton_types::{ClassId, RequestId, SloClass};
+use baton_scheduler::{PathFigures, Prediction, PredictionLedger, PredictionPath, ServedRequest};
+use baton_types::{ClassId, InstanceId, RequestId, SloClass};
 use serde::{Deserialize, Serialize};
 
 use super::driver::Driver;
@@ -49,6 +50,8 @@ pub struct SloStatus {
     pub attained_5m: Option<f64>,
     /// Likewise, of the current minute and the 59 before it.
     pub attained_1h: Option<f64>,
+    /// How predictions for its served requests held, for each path that had one.
+    pub predictions: Vec<PathFigures>,
 }
 
 /// How the requests of each configured class ended.
@@ -62,6 +65,7 @@ pub(super) struct SloLedger {
 struct ClassTally {
     totals: [u64; SloOutcome::ALL.len()],
     minutes: [MinuteCounts; MINUTES as usize],
+    predictions: PredictionLedger,
 }
 
 /// The ends within one minute of the driver's clock.
@@ -75,7 +79,11 @@ struct MinuteCounts {
 
 impl Default for ClassTally {
     fn default() -> Self {
-        Self { totals: [0; SloOutcome::ALL.len()], minutes: [MinuteCounts::default(); MINUTES as usize] }
+        Self {
+            totals: [0; SloOutcome::ALL.len()],
+            minutes: [MinuteCounts::default(); MINUTES as usize],
+            predictions: PredictionLedger::default(),
+        }
     }
 }
 
@@ -113,6 +121,12 @@ impl SloLedger {
         }
     }
 
+    fn compare(&mut self, class: &str, prediction: &Prediction, served: &ServedRequest) {
+        if let Some(tally) = self.classes.get_mut(class) {
+            tally.predictions.observe(prediction, served);
+        }
+    }
+
     /// Drops the counts of classes that are no longer configured.
     pub(super) fn keep_only(&mut self, classes: &[SloClass]) {
         self.classes.retain(|name, _| classes.iter().any(|class| class.name == *name));
@@ -137,6 +151,7 @@ impl SloLedger {
                 cancelled: total(SloOutcome::Cancelled),
                 attained_5m: tally.and_then(|tally| tally.attained(now_us, SHORT_MINUTES)),
                 attained_1h: tally.and_then(|tally| tally.attained(now_us, MINUTES)),
+                predictions: tally.map_or_else(Vec::new, |t| t.predictions.figures(class.target_permille)),
             }
         };
         classes.iter().map(status).collect()
@@ -162,6 +177,20 @@ fn judge(session: &Session, class: &SloClass, now_us: u64) -> SloOutcome {
     }
 }
 
+/// What was measured of a request that was served.
+fn measured(session: &Session) -> Option<ServedRequest> {
+    let since_us = |at_us: u64| at_us.saturating_sub(session.arrived_us);
+    let ttft_us = session.first_token_us.filter(|_| session.is_served()).map(since_us)?;
+    let tbt_us = session.gaps.tbt_us();
+    Some(ServedRequest {
+        ttft_us,
+        tbt_us,
+        // An answer of one token has no decode.
+        decode_start_us: session.decodes_at_us.filter(|_| tbt_us.is_some()).map(since_us),
+        output_tokens: u32::try_from(session.answer.len()).unwrap_or(u32::MAX),
+    })
+}
+
 impl Driver {
     /// Counts a request that has ended. The conductor's own requests are not counted.
     pub(super) fn count_end(&mut self, request: RequestId, session: &Session) {
@@ -175,6 +204,18 @@ impl Driver {
         if let Some(tbt_us) = session.gaps.tbt_us().filter(|_| session.is_served()) {
             self.metrics.request_tbt(&class.name, tbt_us);
         }
+        if let Some((prediction, served)) = session.prediction.zip(measured(session)) {
+            self.metrics.predicted(&class.name, &prediction, &served);
+            self.slo.compare(&class.name, &prediction, &served);
+        }
+    }
+
+    /// What the core predicted of a request that is sent to an instance.
+    pub(super) fn prediction(&self, request: RequestId, instance: InstanceId) -> Option<Prediction> {
+        let prediction = self.core.prediction(request)?;
+        let remote = self.fleet.get(instance).is_some_and(|node| node.hello.engine_moves_kv);
+        let path = if remote { PredictionPath::Remote } else { prediction.path };
+        Some(Prediction { path, ..prediction })
     }
 
     /// Counts a request that is refused before the core is asked; it may have no class.

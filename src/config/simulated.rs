@@ -200,8 +200,10 @@ impl Default for ClientsConfig {
 pub struct FaultsConfig {
     /// Instances that die and restart empty.
     pub deaths: u32,
-    /// Instances that turn slow for a while.
+    /// Instances that turn slow for a while: to a fifth up to four fifths of their speed. The scheduler is not told.
     pub slow_nodes: u32,
+    /// Whether slow nodes are slow for the whole run.
+    pub slow_nodes_last: bool,
     /// Links that go down for a while.
     pub lost_links: u32,
     /// Cache news that never arrive, per mille.
@@ -211,6 +213,9 @@ pub struct FaultsConfig {
     /// Speed of every engine over the speed in its cost profile, per mille, 100–4000, for the whole run. The scheduler
     /// keeps predicting with the cost profile, so any value but 1000 makes the profile wrong by this factor.
     pub engine_speed_permille: u32,
+    /// Noise of engines' times, per mille, 0–900: each prefill pass, mixed step or run of decode steps of one batch takes up
+    /// to this much less or more time, evenly distributed.
+    pub engine_noise_permille: u32,
 }
 
 impl Default for FaultsConfig {
@@ -218,10 +223,12 @@ impl Default for FaultsConfig {
         Self {
             deaths: 0,
             slow_nodes: 0,
+            slow_nodes_last: false,
             lost_links: 0,
             lost_news_permille: 0,
             news_delay_us: 0,
             engine_speed_permille: 1000,
+            engine_noise_permille: 0,
         }
     }
 }
@@ -252,6 +259,7 @@ impl ClientsConfig {
 impl FaultsConfig {
     pub(super) fn validate(&self) -> Result<(), String> {
         within("faults.lost_news_permille", f64::from(self.lost_news_permille), 0.0, 1000.0)?;
-        within("faults.engine_speed_permille", f64::from(self.engine_speed_permille), 100.0, 4000.0)
+        within("faults.engine_speed_permille", f64::from(self.engine_speed_permille), 100.0, 4000.0)?;
+        within("faults.engine_noise_permille", f64::from(self.engine_noise_permille), 0.0, 900.0)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use baton_scheduler::{Prediction, PredictionOutcome, PredictionPath, PredictionTarget, ServedRequest};
 use metrics::{Counter, Histogram, Key, Label, Recorder as _};
 use metrics_exporter_prometheus::PrometheusRecorder;
 use parking_lot::Mutex;
@@ -59,6 +60,44 @@ struct ClassSeries {
     outcomes: [Counter; SloOutcome::ALL.len()],
     ttft: Histogram,
     tbt: Histogram,
+    predictions: BTreeMap<(PredictionPath, PredictionTarget), PredictionSeries>,
+}
+
+/// How one kind of prediction held on one path.
+struct PredictionSeries {
+    ratio: Histogram,
+    /// Within what was promised, and beyond it; where a promise is made.
+    covered: Option<[Counter; 2]>,
+}
+
+impl PredictionSeries {
+    /// Both counts begin at zero: a share of requests within what was promised is 0 rather than absent.
+    fn new(
+        recorder: &PrometheusRecorder,
+        class: &str,
+        (path, outcome): (PredictionPath, &PredictionOutcome),
+    ) -> Self {
+        let labels = || {
+            vec![
+                Label::new("class", class.to_owned()),
+                Label::new("path", path.name()),
+                Label::new("target", outcome.target.name()),
+            ]
+        };
+        let ratio = Key::from_parts("baton_prediction_error_ratio", labels());
+        let counter = |covered: &'static str| {
+            let mut labels = labels();
+            labels.push(Label::new("covered", covered));
+            let key = Key::from_parts("baton_prediction_covered_total", labels);
+            let counter = recorder.register_counter(&key, &METADATA);
+            counter.increment(0);
+            counter
+        };
+        Self {
+            ratio: recorder.register_histogram(&ratio, &METADATA),
+            covered: outcome.covered.map(|_| ["true", "false"].map(counter)),
+        }
+    }
 }
 
 impl ClassSeries {
@@ -75,7 +114,12 @@ impl ClassSeries {
             counter.increment(0);
             counter
         });
-        Self { outcomes, ttft: histogram("baton_ttft_seconds"), tbt: histogram("baton_request_tbt_seconds") }
+        Self {
+            outcomes,
+            ttft: histogram("baton_ttft_seconds"),
+            tbt: histogram("baton_request_tbt_seconds"),
+            predictions: BTreeMap::new(),
+        }
     }
 }
 
@@ -84,26 +128,47 @@ impl ByClass {
         &self,
         recorder: &PrometheusRecorder,
         class: &str,
-        act: impl FnOnce(&ClassSeries) -> T,
+        act: impl FnOnce(&mut ClassSeries, &str) -> T,
     ) -> T {
         let mut classes = self.classes.lock();
-        if let Some(series) = classes.get(class) {
-            return act(series);
+        if let Some(series) = classes.get_mut(class) {
+            return act(series, class);
         }
         let class = if classes.len() < MAX_CLASSES { class } else { OTHER_CLASS };
-        act(classes.entry(class.to_owned()).or_insert_with(|| ClassSeries::new(recorder, class)))
+        act(classes.entry(class.to_owned()).or_insert_with(|| ClassSeries::new(recorder, class)), class)
     }
 
     pub(super) fn ended(&self, recorder: &PrometheusRecorder, class: &str, outcome: SloOutcome) {
-        self.series(recorder, class, |series| series.outcomes[outcome as usize].increment(1));
+        self.series(recorder, class, |series, _| series.outcomes[outcome as usize].increment(1));
     }
 
     pub(super) fn first_token(&self, recorder: &PrometheusRecorder, class: &str, ttft_us: u64) {
-        self.series(recorder, class, |series| series.ttft.record(ttft_us as f64 / 1e6));
+        self.series(recorder, class, |series, _| series.ttft.record(ttft_us as f64 / 1e6));
     }
 
     pub(super) fn request_tbt(&self, recorder: &PrometheusRecorder, class: &str, tbt_us: u64) {
-        self.series(recorder, class, |series| series.tbt.record(tbt_us as f64 / 1e6));
+        self.series(recorder, class, |series, _| series.tbt.record(tbt_us as f64 / 1e6));
+    }
+
+    pub(super) fn predicted(
+        &self,
+        recorder: &PrometheusRecorder,
+        class: &str,
+        prediction: &Prediction,
+        served: &ServedRequest,
+    ) {
+        self.series(recorder, class, |series, class| {
+            for outcome in prediction.outcomes(served) {
+                let of = (prediction.path, outcome.target);
+                let new = || PredictionSeries::new(recorder, class, (prediction.path, &outcome));
+                let series = series.predictions.entry(of).or_insert_with(new);
+                series.ratio.record(outcome.ratio);
+                if let Some(([within, beyond], covered)) = series.covered.as_ref().zip(outcome.covered) {
+                    let counter = if covered { within } else { beyond };
+                    counter.increment(1);
+                }
+            }
+        });
     }
 }
 
@@ -136,6 +201,33 @@ mod tests {
             assert_eq!(count("c0", outcome), Some(expected), "{outcome}");
         }
         assert_eq!(count("other", "late_tbt"), Some(10));
+        let prediction = Prediction {
+            path: PredictionPath::Remote,
+            ttft_us: 1_000,
+            ttft_most_us: 2_000,
+            decode_start_us: 1_000,
+            tbt_us: 100,
+            output_tokens: 10,
+            output_tokens_most: 20,
+        };
+        for ttft_us in [1_050, 2_000, 2_001] {
+            let served =
+                ServedRequest { ttft_us, tbt_us: Some(90), decode_start_us: None, output_tokens: 21 };
+            by_class.predicted(&recorder, "one more", &prediction, &served);
+        }
+        let page = recorder.handle().render();
+        let of = |target: &str| format!("class=\"other\",path=\"remote\",target=\"{target}\"");
+        for (target, within, beyond) in [("ttft", 2, 1), ("output_tokens", 0, 3)] {
+            for (covered, expected) in [("true", within), ("false", beyond)] {
+                let labels = format!("{},covered=\"{covered}\"", of(target));
+                let line = format!("baton_prediction_covered_total{{{labels}}} {expected}");
+                assert!(page.contains(&line), "{line} is missing: {page}");
+            }
+        }
+        let promised = page.lines().filter(|line| line.starts_with("baton_prediction_covered_total"));
+        assert_eq!(promised.count(), 4, "nothing is promised of gaps");
+        assert!(page.contains(&format!("baton_prediction_error_ratio_count{{{}}} 3", of("tbt"))), "{page}");
+        assert!(!page.contains(&of("decode_start")), "nothing was measured");
         assert_eq!(by_class.classes.lock().len(), MAX_CLASSES + 1);
     }
 }

@@ -8,6 +8,7 @@ use baton_types::{BlockHash, InstanceId, Role};
 use crate::conductor::Conductor;
 use crate::estimate::{DecodeLedger, DecodeSlot, Kin, mixed_step_us};
 use crate::fleet::Instance;
+use crate::prediction::ROOM_PERMILLE;
 use crate::request::Entry;
 use crate::{RejectReason, Request};
 
@@ -45,7 +46,7 @@ pub(crate) struct DecodeNeed<'a> {
 impl Conductor {
     /// Output tokens to keep room for: what most answers of its kind do not exceed.
     pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
-        self.further_tokens(request, request.emitted_tokens, 800)
+        self.further_tokens(request, request.emitted_tokens, ROOM_PERMILLE)
     }
 
     /// How many tokens will follow the first `emitted` ones: no more in `permille` of the answers of its kind that
@@ -257,8 +258,8 @@ impl Conductor {
     }
 
     /// Reserves room for an entry that is about to be prefilled for `decode` (I8), or plans to
-    /// while its prefill still waits here.
-    pub(crate) fn reserve_decode(&mut self, entry: &mut Entry, decode: InstanceId, at_us: u64) {
+    /// while its prefill still waits here. Returns the predicted step time, µs.
+    pub(crate) fn reserve_decode(&mut self, entry: &mut Entry, decode: InstanceId, at_us: u64) -> f64 {
         assert!(entry.decode.is_none(), "request {} keeps room twice (I8)", entry.request.id);
         let need = self.decode_need(&entry.request, at_us);
         let room = self.room_tokens(&entry.request);
@@ -288,5 +289,6 @@ impl Conductor {
             held: false,
         };
         self.keep(decode, slot, &entry.request.chain);
+        step_us
     }
 }

@@ -4,13 +4,13 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
-use super::{DecodeChoice, Placement};
+use super::{Candidate, DecodeChoice, Placement, within_reach};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage, Request};
+use crate::{Effect, FailStage, Prediction, Request};
 
 impl Conductor {
     /// Puts an admitted request on its instance's queue, or straight on its engine.
@@ -42,7 +42,8 @@ impl Conductor {
             // Planned here, settled when the prefill is sent: those who come later see this one.
             let at_us = self.now_us + placement.candidate.latest_us;
             let held_until_us = self.held_until_us(&entry, placement, at_us);
-            self.reserve_decode(&mut entry, placement.decode, at_us);
+            let step_us = self.reserve_decode(&mut entry, placement.decode, at_us);
+            self.predict(&mut entry, &placement.candidate, step_us);
             let tag_us = self.tag_us(&entry);
             entry.tag_us = Some(tag_us);
             let waiting = WaitingPrefill { held_until_us, tag_us, ..self.waiting_of(&entry) };
@@ -57,9 +58,34 @@ impl Conductor {
             let elsewhere = entry.excluded == Some(placement.decode) && placement.decode != id;
             let other = elsewhere.then(|| self.decode_for(&entry, at_us)).flatten();
             let decode = other.unwrap_or(placement.decode);
-            self.reserve_decode(&mut entry, decode, at_us);
+            let step_us = self.reserve_decode(&mut entry, decode, at_us);
+            self.predict(&mut entry, &placement.candidate, step_us);
             self.send(entry, decode, effects);
         }
+    }
+
+    /// Records what is predicted of a request that is placed for the first time and has its decode planned.
+    fn predict(&self, entry: &mut Entry, candidate: &Candidate, step_us: f64) {
+        let Some(latest_us) = within_reach(candidate.latest_us).filter(|_| entry.prediction.is_none()) else {
+            return;
+        };
+        let waited_us = self.now_us - entry.arrived_us;
+        let margin_us = entry.deadline_us.saturating_sub(candidate.deadline_us);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "step times are positive and far below 2^53 µs"
+        )]
+        let tbt_us = step_us as u64;
+        entry.prediction = Some(Prediction {
+            path: self.fleet.known(candidate.instance).spec.role.into(),
+            ttft_us: waited_us + candidate.ttft_us,
+            ttft_most_us: waited_us + latest_us + margin_us,
+            decode_start_us: entry.decode_at_us - entry.arrived_us,
+            tbt_us,
+            output_tokens: self.expected_tokens(&entry.request),
+            output_tokens_most: entry.room_tokens,
+        });
     }
 
     /// Where its tenant's share begins with a request that is let in: it keeps its tag when it is placed again.

@@ -2,7 +2,7 @@
 
 use baton_types::{CostProfile, StepCost};
 
-use super::{ActivePrefill, Engine, Mix, to_us};
+use super::{ActivePrefill, Engine, EngineNoise, Mix, to_us};
 
 /// One stride: a prefill pass, a mixed step, or a run of decode steps.
 #[derive(Clone, Debug)]
@@ -90,6 +90,8 @@ impl PassLoad {
 
 impl Engine {
     pub(super) fn plan(&mut self) -> Stride {
+        let takes_permille = self.noise.as_mut().map_or(1000, EngineNoise::next_permille);
+        self.speed_permille = (self.rated_permille * 1000 / takes_permille).max(1);
         let whole = |tokens: u64| Limit { tokens: tokens.max(1), time_us: f64::INFINITY };
         let prefills = self.jobs.iter().any(|p| p.job.left_tokens > 0);
         if !self.running.is_empty() {

@@ -1,5 +1,6 @@
 //! Figures by service class.
 
+use baton_scheduler::{PathFigures, PredictionLedger, ServedRequest};
 use baton_types::SloClass;
 use serde::Serialize;
 
@@ -31,6 +32,8 @@ pub struct ClassResult {
     pub cancelled: u64,
     /// Time to first token of completed requests.
     pub ttft_s: LatencySummary,
+    /// How predictions for its completed requests held, for each path that had one.
+    pub predictions: Vec<PathFigures>,
 }
 
 /// Counts of one class.
@@ -44,6 +47,7 @@ struct ClassCounts {
     failed: u64,
     cancelled: u64,
     ttft_us: Samples,
+    predictions: PredictionLedger,
 }
 
 /// Counts requests by service class as they end.
@@ -72,6 +76,9 @@ impl ClassCounter {
                 counts.late_ttft += u64::from(late_ttft);
                 counts.late_tbt += u64::from(late_tbt);
                 counts.ttft_us.push(outcome.ttft_us);
+                if let Some(prediction) = &outcome.prediction {
+                    counts.predictions.observe(prediction, &served(outcome));
+                }
             }
             Status::Rejected => counts.rejected += 1,
             Status::Failed | Status::TimedOut => counts.failed += 1,
@@ -94,8 +101,21 @@ impl ClassCounter {
             failed: n.failed,
             cancelled: n.cancelled,
             ttft_s: n.ttft_us.figures(1e6).0,
+            predictions: n.predictions.figures(class.target_permille),
         };
         self.classes.iter().map(result).collect()
+    }
+}
+
+/// What predictions are compared with.
+fn served(outcome: &Outcome) -> ServedRequest {
+    // An answer of one token has no gap and no decode.
+    let decodes = outcome.gaps.count > 0;
+    ServedRequest {
+        ttft_us: outcome.ttft_us,
+        tbt_us: decodes.then_some(outcome.gaps.worst_tenth_us),
+        decode_start_us: decodes.then_some(outcome.decode_start_us),
+        output_tokens: outcome.output_tokens,
     }
 }
 
@@ -123,6 +143,8 @@ mod tests {
             prefill: 0,
             decode: 0,
             wasted_tokens: 0,
+            decode_start_us: 0,
+            prediction: None,
         }
     }
 

@@ -4,13 +4,16 @@ use crate::network::{LinkId, LinkSpec};
 use baton_legs::{Legs, LegsConfig};
 use baton_scheduler::InstanceSpec;
 use baton_store::{Store, StoreConfig};
-use baton_types::{Epoch, InstanceId, Role};
+use baton_types::{Epoch, InstanceId, Rng, Role};
 
 use crate::engine::{Engine, Mix};
 use crate::setup::{Pool, Setup};
 
 /// Rate that stands for "not shared": the per-transfer cap decides.
 const AMPLE_BYTES_PER_S: u64 = 1_000_000_000_000_000;
+
+/// The first instance's stream of the seed of faults, for the noise of its engine; those of the others follow.
+const NOISE_STREAM: u64 = 1 << 32;
 
 /// See the module's documentation.
 pub(crate) struct Node {
@@ -105,6 +108,10 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
     let mut engine = Engine::new(pool.profile.clone(), mix, pool.pass_tokens, pool.pipeline_nodes);
     if setup.step_once {
         engine.step_once();
+    }
+    if setup.faults.engine_noise_permille > 0 {
+        let rng = Rng::fork(setup.faults.seed, NOISE_STREAM + u64::from(id));
+        engine.add_noise(setup.faults.engine_noise_permille, rng);
     }
     let pass_tokens = u64::from(spec.pass_tokens) * u64::from(spec.pipeline_nodes);
     let legs = LegsConfig::new(setup.scheduler.block_tokens, config.hbm_blocks, pass_tokens);

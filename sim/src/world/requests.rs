@@ -231,7 +231,10 @@ impl World {
         let live = &mut self.live[slot as usize];
         self.oracle.witness(live.used, || format!("I5: {} ended twice", live.id));
         live.used = false;
-        let request = live.id;
+        let (request, offer_us) = (live.id, live.offer_us);
+        let conductor = &self.conductors[live.router as usize];
+        let as_predicted = status == Status::Completed && live.attempt == 1;
+        let decodes_at_us = conductor.decodes_at_us(request).unwrap_or(0);
         let outcome = Outcome {
             status,
             class: live.class,
@@ -250,6 +253,8 @@ impl World {
             prefill: live.prefill,
             decode: live.decode,
             wasted_tokens: live.wasted_tokens,
+            decode_start_us: decodes_at_us.saturating_sub(offer_us),
+            prediction: conductor.prediction(request).filter(|_| as_predicted),
         };
         (live.keys, live.gaps_us) = (Vec::new(), Vec::new());
         self.free.push(slot);

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use baton_scheduler::{FirstToken, PolicyName, SchedulerConfig};
+use baton_scheduler::{FirstToken, PolicyName, PredictionFigures, PredictionPath, SchedulerConfig};
 use baton_sim::faults::Fault;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
-use baton_sim::{Handoff, RunResult, Setup, World, profiles};
+use baton_sim::{Handoff, Pool, RunResult, Setup, World, profiles};
+use baton_types::Role;
 
 use super::written::RecordedArrivals;
 
@@ -84,6 +85,72 @@ fn engines_slower_than_their_profile_take_longer_than_predicted_from_the_first_r
     assert!((as_told.1 - 1.0).abs() < 0.01 && as_told.2 < 0.01, "{as_told:?}");
     assert!((slow.1 - 1000.0 / 667.0).abs() < 0.01, "measured over predicted: {slow:?}");
     assert!((slow.2 - 0.333).abs() < 0.01, "{slow:?}");
+}
+
+#[test]
+fn predictions_are_compared_for_each_path_and_not_for_what_was_placed_again() {
+    let setup = setup(1, 2, PolicyName::Baton);
+    let arrivals: Vec<Arrival> =
+        (0..20).map(|n| arrival(n * 4_000_000, 8, 0, 1 + 99 * (n as u32 % 2))).collect();
+    let figures = |setup: &Setup, faults: &[(u64, Fault)]| {
+        let (outcomes, run) = play(setup, &arrivals, faults);
+        assert!(outcomes.iter().all(|o| o.status == Status::Completed), "{outcomes:?}");
+        run.classes[0].predictions.clone()
+    };
+    let [alone] = figures(&setup, &[])[..] else { panic!("one path") };
+    assert_eq!(alone.path, PredictionPath::Prefill);
+    assert_eq!((alone.ttft.requests, alone.ttft.covered, alone.ttft.target), (20, Some(1.0), Some(0.995)));
+    assert!(
+        alone.ttft.median_error.is_some_and(|error| error < 0.1),
+        "an idle cluster is predicted well: {alone:?}"
+    );
+    assert_eq!(
+        (alone.tbt.requests, alone.decode_start.requests),
+        (10, 10),
+        "one token has no gap and no decode"
+    );
+    assert!(alone.tbt.bias.is_some_and(|bias| bias.abs() < 0.05), "{:?}", alone.tbt);
+    assert_eq!((alone.output_tokens.requests, alone.output_tokens.target), (20, Some(0.8)));
+
+    // The fourth one's decode dies with its instance.
+    let deaths = [1, 2].map(|instance| (14_000_000, Fault::Death(instance)));
+    let faults = [deaths[0], deaths[1], (14_100_000, Fault::Rebirth(1))];
+    let [lost] = figures(&setup, &faults)[..] else { panic!("one path") };
+    assert_eq!(lost.ttft.requests, 19, "one was placed again");
+
+    let mut slow = setup.clone();
+    slow.faults.engine_speed_permille = 500;
+    let [slow] = figures(&slow, &[])[..] else { panic!("one path") };
+    let bias = |figures: PredictionFigures| figures.bias.unwrap();
+    assert!((0.9..1.1).contains(&bias(slow.tbt)), "steps take twice as long: {:?}", slow.tbt);
+    assert!(bias(slow.ttft) > bias(alone.ttft), "{:?}", slow.ttft);
+
+    let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
+    let mut coupled = setup.clone();
+    coupled.pools = vec![Pool::new(Role::Both, 2, profile)];
+    let [coupled] = figures(&coupled, &[])[..] else { panic!("one path") };
+    assert_eq!((coupled.path, coupled.ttft.requests), (PredictionPath::Coupled, 20));
+}
+
+#[test]
+fn noise_changes_times_both_ways_and_follows_its_seed() {
+    let mut setup = setup(1, 1, PolicyName::Baton);
+    let arrivals: Vec<Arrival> = (0..200).map(|n| arrival(n * 4_000_000, 8, 0, 2)).collect();
+    let ttft_us = |setup: &Setup| play(setup, &arrivals, &[]).0.iter().map(|o| o.ttft_us).collect::<Vec<_>>();
+    let quiet = ttft_us(&setup)[0];
+    (setup.faults.engine_noise_permille, setup.faults.seed) = (200, 5);
+    let noisy = ttft_us(&setup);
+    assert_eq!(noisy, ttft_us(&setup), "a seed names a run");
+    let (least, most) = (noisy.iter().min().unwrap(), noisy.iter().max().unwrap());
+    assert!(
+        *least >= quiet * 80 / 100 - 2_000 && *most <= quiet * 120 / 100 + 2_000,
+        "{least}..{most} of {quiet}"
+    );
+    assert!(*least < quiet * 85 / 100 && *most > quiet * 115 / 100, "{least}..{most} of {quiet}");
+    let mean = noisy.iter().sum::<u64>() / noisy.len() as u64;
+    assert!(mean.abs_diff(quiet) < quiet / 40, "noise favours no side: {mean} beside {quiet}");
+    setup.faults.seed = 6;
+    assert_ne!(noisy, ttft_us(&setup));
 }
 
 #[test]

@@ -138,6 +138,8 @@ impl Sender {
             prefill: u32::MAX,
             decode: u32::MAX,
             wasted_tokens: 0,
+            decode_start_us: 0,
+            prediction: None,
         }
     }
 

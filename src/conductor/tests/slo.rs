@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use baton_router::{Backend as _, Event, Submission};
+use baton_scheduler::PredictionPath;
 use baton_types::{Sampling, SloClass};
 use baton_wire::v1;
 
@@ -106,9 +107,26 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
         cancelled: 1,
         attained_5m: Some(0.2),
         attained_1h: Some(0.2),
+        predictions: Vec::new(),
     };
     let status = bench.status();
-    assert_eq!(status.slo[1], gold);
+    let predictions = status.slo[1].predictions.clone();
+    assert_eq!(SloStatus { predictions: Vec::new(), ..status.slo[1].clone() }, gold);
+    let [path] = predictions[..] else { panic!("one path: {predictions:?}") };
+    assert_eq!((path.path, path.ttft.requests), (PredictionPath::Prefill, 3));
+    // A prefill takes about a millisecond by the profile, and the margin is 4 % of the slack.
+    assert!(path.ttft.bias.is_some_and(|bias| bias > 30.0), "{path:?}");
+    assert_eq!((path.ttft.covered, path.ttft.target), (Some(0.0), Some(0.995)), "{path:?}");
+    assert_eq!((path.tbt.requests, path.decode_start.requests, path.output_tokens.requests), (3, 3, 3));
+    assert!(
+        path.tbt.bias.is_some_and(|bias| bias > 1.0),
+        "a step takes two milliseconds by the profile: {path:?}"
+    );
+    let ratios = "baton_prediction_error_ratio_count{class=\"gold\",path=\"prefill\",target=\"ttft\"}";
+    assert_eq!(value(&bench, ratios), Some(3.0));
+    let covered =
+        "baton_prediction_covered_total{class=\"gold\",path=\"prefill\",target=\"ttft\",covered=\"false\"}";
+    assert_eq!(value(&bench, covered), Some(3.0));
     assert_eq!((status.slo[0].class.as_str(), status.slo[0].requests), ("default", 3));
     bench.quiet();
 }

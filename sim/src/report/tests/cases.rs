@@ -10,7 +10,9 @@ fn a_real_run_has_every_section() {
     assert!(runs[0].ttft_quantiles_s.len() == 103 && !runs[0].objectives.is_empty());
     assert!(runs[0].series.decode_step_us.iter().any(|r| !r.is_empty()), "decode steps were sampled");
     let page = page(&runs);
-    for section in ["Summary", "Latency", "Over time", "Load of each instance", "Caches", "Refusals"] {
+    for section in
+        ["Summary", "Latency", "Over time", "Load of each instance", "Caches", "Refusals", "Predictions"]
+    {
         assert!(page.contains(&format!("<h2>{section}</h2>")), "{section} is missing");
     }
     for figure in [
@@ -23,6 +25,8 @@ fn a_real_run_has_every_section() {
         "Retry-After",
         "Wasted prefill",
         "by tier",
+        "decode start",
+        "answer length",
     ] {
         assert!(page.contains(figure), "{figure} is missing");
     }
@@ -42,6 +46,7 @@ fn no_run_and_runs_of_nothing_have_pages() {
     assert!(page(&[]).contains("No run was measured"));
     let nothing = page(&[empty("baton")]);
     assert!(nothing.contains("nothing measured") && nothing.contains("No request was refused"));
+    assert!(!nothing.contains("<h2>Predictions</h2>"), "nothing was predicted");
     assert!(!nothing.contains("Replicas of popular blocks"), "what was not counted is not shown");
 }
 
