@@ -74,7 +74,7 @@ pub struct Conductor {
     pub(crate) turn: u64,
     pub(crate) sequence: u64,
     pub(crate) stats: SchedulerStats,
-    /// Room was given back, in this step or while those who wait for some were last looked at.
+    /// Room was released, in this step or while held requests were last checked.
     pub(crate) room_came: bool,
     /// Sends work this long ahead; only tests set it.
     #[cfg(test)]
