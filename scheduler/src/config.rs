@@ -90,15 +90,15 @@ pub struct SchedulerConfig {
     pub balancing_threshold_permille: u32,
     /// Whether prefixes are fetched from other instances (policies that know how).
     pub fetch: bool,
-    /// Whether a decode instance may prefill a request itself: while nobody decodes there, or as long as the steps
-    /// that its engine would make of it keep the objective.
+    /// Whether a decode instance may prefill a request itself: while it decodes nothing, or as long as the steps that
+    /// its engine would make of it keep the objective.
     pub local_prefill: bool,
     /// A decode instance prefills locally only while less than this share of its KV capacity is
     /// promised, per mille: mixed steps make every decode hold its KV for longer.
     pub local_room_permille: u32,
     /// Share of the TBT objective that a step with prompt tokens in it may be predicted to take, per mille, 100–1000:
-    /// beyond it a decode instance is given no prefill. Engines are not told: they fill their passes (the simulator's
-    /// `mix = "target"` fills steps up to it).
+    /// beyond it a decode instance is given no prefill. Engines do not know this setting: they fill their passes (the
+    /// simulator's `mix = "target"` fills steps up to it).
     pub mixed_step_permille: u32,
     /// Requests that may wait in the conductor; more are refused (I9).
     pub max_waiting_requests: u32,

@@ -208,8 +208,8 @@ pub struct FaultsConfig {
     pub lost_news_permille: u32,
     /// How late cache news arrive, µs.
     pub news_delay_us: u64,
-    /// Speed of every engine over the speed in its cost profile, per mille, 100–4000, for the whole run. The scheduler is
-    /// not told: another value than 1000 is a profile that is wrong by this factor.
+    /// Speed of every engine over the speed in its cost profile, per mille, 100–4000, for the whole run. The scheduler
+    /// does not know it: another value than 1000 is a profile that is wrong by this factor.
     pub engine_speed_permille: u32,
 }
 
