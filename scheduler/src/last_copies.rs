@@ -268,8 +268,8 @@ impl Conductor {
         self.fleet.get(id).is_some_and(|i| i.serves() && !i.replicating && i.rests_until_us <= self.now_us)
     }
 
-    /// Source and target of a copy. `None` unless a store instance lacks the chain and fetching it would be faster than
-    /// computing it.
+    /// Source and target of a copy. `None` if a store instance holds the chain already, if none can take it, or if
+    /// fetching it would not be faster than computing it.
     fn copy_of(&mut self, chain: &[BlockHash]) -> Option<Copy> {
         let mut matches: Vec<Match> = Vec::new();
         self.index.matches(chain, &mut self.scratch, |m| matches.push(m));
@@ -283,8 +283,8 @@ impl Conductor {
         }
         let able = |id: &InstanceId| self.may_take(*id) && self.fleet.share(source.instance, *id);
         let able = self.fleet.stores.iter().copied().filter(able);
-        // A chain is useful only if it is whole. So the store instance with most of it is preferred, then the one with
-        // most room.
+        // A chain is useful only if it is whole. So a store instance that holds half of it is preferred, then the one
+        // with most room.
         let to = able.max_by_key(|id| {
             let begun = held(*id) * 2 >= source.blocks;
             (begun, self.room_blocks(*id), core::cmp::Reverse(*id))

@@ -125,7 +125,7 @@ impl Conductor {
     }
 
     /// The prefill instance where a held entry waits, and a decode instance that has room for it now. If no serving
-    /// instance could ever have room, it is its own, because then waiting is pointless.
+    /// instance can ever hold the request, the planned one is returned, because waiting is pointless then.
     fn room_for(&self, entry: &Entry) -> Option<(InstanceId, InstanceId)> {
         let from = entry.prefill;
         let at_us = self.now_us + entry.work_us;
