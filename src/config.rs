@@ -126,7 +126,7 @@ pub struct ServiceConfig {
     pub listen: String,
     /// Where nodes attach.
     pub control: String,
-    /// Keys that clients show as `Authorization: Bearer KEY`, each with its tenant; empty lets everybody in.
+    /// Keys that clients show as `Authorization: Bearer KEY`, each with its tenant; empty admits all clients.
     pub api_keys: Vec<ApiKey>,
     /// Key that operators show on `/admin` paths; needed there as soon as clients need keys.
     pub admin_key: Secret<String>,
@@ -134,8 +134,8 @@ pub struct ServiceConfig {
     pub tls_cert: String,
     /// Private key, PEM.
     pub tls_key: String,
-    /// File with the key that all processes of the cluster have: who does not prove that it has it neither attaches nor
-    /// reaches KV; everybody does when empty.
+    /// File with the key that all processes of the cluster have: a process that does not prove that it has it neither
+    /// attaches nor reaches KV. Empty: all processes do.
     pub cluster_key: String,
     /// Certificate chain of control and KV ports, PEM; with the two below it turns TLS on there.
     pub cluster_tls_cert: String,
@@ -147,7 +147,7 @@ pub struct ServiceConfig {
     pub chain_seed: Secret<u64>,
     /// Interval between two heartbeats of a node, µs.
     pub heartbeat_us: u64,
-    /// A node that was not heard for this long is lost, µs.
+    /// A node without a message for this long is lost, µs.
     pub lost_after_us: u64,
     /// Stage timeout: the class's objective times this factor.
     pub stage_slack: u32,

@@ -1,4 +1,4 @@
-//! Whether a request is let in, and if not, when it may come back.
+//! Whether a request is admitted, and if not, its Retry-After.
 
 use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, Role, SloClass};
@@ -23,7 +23,7 @@ impl Conductor {
         arrived_us + class.ttft_us / 1000 * permille
     }
 
-    /// An unknown class is the first from now on, whatever classes there will be later.
+    /// From now on an unknown class counts as the first, whatever classes there will be later.
     pub(crate) fn settle_class(&self, request: &mut Request) {
         if request.class.index() >= self.config.classes.len() {
             request.class = ClassId::default();
@@ -147,7 +147,7 @@ impl Conductor {
         self.place_displaced(&displaced, effects);
     }
 
-    /// Hands out the record of the last decision, if it is one of those recorded.
+    /// Emits the record of the last decision, if it is one of those recorded.
     pub(crate) fn explain(&mut self, effects: &mut Vec<Effect>) {
         effects.extend(self.stats.last_decision.take().map(Effect::Explain));
     }
@@ -158,7 +158,6 @@ impl Conductor {
         deadline_us: u64,
         only_feasible: bool,
     ) -> Result<Placement, Refusal> {
-        // The borrow of the entry's request is independent of the conductor's own state.
         let placed = self.place(request, deadline_us, only_feasible, None)?;
         if let Some(bound_us) = request.known_work_bound_us
             && placed.candidate.plan.work_us > bound_us
@@ -173,7 +172,7 @@ impl Conductor {
         Ok(placed)
     }
 
-    /// What an admission mode of the paper says of a placement.
+    /// The decision of an admission mode of the paper on a placement.
     fn refusal_under(
         &self,
         mode: AdmissionMode,
@@ -241,7 +240,7 @@ impl Conductor {
         (step_us > need.tbt_us as f64).then_some((RejectReason::Tbt, duration_us / 2))
     }
 
-    /// Counts what the shadow modes would have said.
+    /// Counts the decisions of the shadow modes.
     fn judge_shadows(&mut self, request: &Request, verdict: &Result<Placement, Refusal>) {
         for at in 0..self.config.shadow.len() {
             let mode = self.config.shadow[at];

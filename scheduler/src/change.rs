@@ -1,5 +1,5 @@
-//! What an operator changes while the conductor serves: instances drained, resumed and given
-//! another role, and the settings themselves.
+//! Changes by an operator while the conductor serves: instances are drained, resumed or given another role, and the
+//! settings change.
 
 use alloc::format;
 use alloc::string::String;
@@ -14,7 +14,7 @@ use crate::{ConfigError, Effect, FailStage, InstanceState, SchedulerConfig};
 
 impl Conductor {
     pub(crate) fn instance_drained(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {
-        // The dead do not come back by being drained.
+        // A lost instance stays lost when it is drained.
         if self.fleet.get(id).is_some_and(Instance::serves) {
             self.fleet.set_state(id, InstanceState::Draining);
             // It may be about to leave, with all that it holds.
@@ -47,7 +47,7 @@ impl Conductor {
         }
         let waiting: Vec<RequestId> = instance.prefill.waiting().iter().map(|w| w.request).collect();
         self.fleet.set_role(id, role);
-        // Nothing of these has been sent anywhere: they go where the new roles want them.
+        // These have not been sent: they are placed by the new roles.
         for request in waiting {
             let entry = self.requests.remove(request).expect("one retry ends no other request");
             self.let_go(&entry, effects);
@@ -92,7 +92,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Takes on new settings between two decisions, or keeps the old ones and counts it as stale.
+    /// Applies new settings between two decisions, or keeps the old ones and counts the input as stale.
     pub(crate) fn policy_changed(&mut self, new: SchedulerConfig) {
         if self.can_change(&new).is_err() {
             self.stats.stale_inputs += 1;

@@ -1,8 +1,8 @@
-//! Prefixes under way: what an instance will hold once the prefills that it was sent are over.
+//! Coming prefixes: what an instance will hold once the prefills that were sent to it are over.
 //!
-//! A node that gets a prompt while it computes another with the same beginning waits for that one's blocks and computes
-//! the rest. The other was sent before, so it is part of the wait that is predicted anyway: whoever follows it has those
-//! blocks when its turn comes.
+//! A node that receives a prompt while it computes another with the same beginning waits for those blocks and computes
+//! the rest. The earlier prefill is part of the predicted wait anyway, so a later request finds these blocks when its
+//! turn comes.
 
 use alloc::format;
 use alloc::string::String;
@@ -12,26 +12,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::estimate::place_among;
 
-/// Of those with the most in common so many are looked at on either side.
+/// Most neighbours in the order of chains that are examined on either side.
 const NEIGHBOURS: usize = 64;
 
-/// A prefill under way.
+/// A prefill in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Leader {
     request: RequestId,
     instance: InstanceId,
-    /// Leading blocks that the one before has as well.
+    /// Leading blocks that it shares with the entry before it.
     common_blocks: usize,
 }
 
-/// Every prefill that was sent and has not ended, in the order of the prompts' chains.
+/// All prefills that were sent and have not ended, sorted by the prompts' chains.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PendingPrefixes {
     leaders: Vec<Leader>,
 }
 
 impl PendingPrefixes {
-    /// A prefill was sent; `chain_of` gives the chains of those that were sent before.
+    /// Records a sent prefill; `chain_of` gives the chains of the earlier ones.
     pub(crate) fn sent<'a>(
         &mut self,
         request: RequestId,
@@ -50,7 +50,7 @@ impl PendingPrefixes {
         self.leaders.insert(at, Leader { request, instance, common_blocks });
     }
 
-    /// A prefill is over, or was given up; false when it was none of these.
+    /// Removes a prefill that ended or was given up; false when it was not here.
     pub(crate) fn over(&mut self, request: RequestId) -> bool {
         let Some(at) = self.leaders.iter().position(|one| one.request == request) else { return false };
         let gone = self.leaders.remove(at);
@@ -60,7 +60,8 @@ impl PendingPrefixes {
         true
     }
 
-    /// Hands out who will hold how many leading blocks of a chain; an instance may come more than once.
+    /// Calls `each` with every instance that will hold leading blocks of a chain, and their number. An instance may
+    /// come more than once.
     pub(crate) fn holders<'a>(
         &self,
         chain: &[BlockHash],
@@ -86,7 +87,7 @@ impl PendingPrefixes {
         }
     }
 
-    /// Checks that each is here once, and that they are those that are `under_way`.
+    /// Checks that the entries are exactly the prefills that are `under_way`, each once.
     ///
     /// # Errors
     /// Names the first that should not be here, or says that one is missing.
@@ -119,7 +120,7 @@ mod tests {
     use alloc::collections::BTreeMap;
     use proptest::prelude::*;
 
-    /// Chains over a few documents; equal arguments name equal blocks.
+    /// Chains over a few documents; equal arguments give equal blocks.
     fn chain(document: u64, shared: u64, own: u64) -> Vec<BlockHash> {
         let names = (0..shared).map(|at| document * 100 + at);
         let last = ((own + 1) << 32) + document * 100 + shared;

@@ -80,9 +80,9 @@ pub struct Conductor {
     pub(crate) turn: u64,
     pub(crate) sequence: u64,
     pub(crate) stats: SchedulerStats,
-    /// Room was given back, in this step or while those who wait for some were last looked at.
+    /// Room was released, in this step or while held requests were last checked.
     pub(crate) room_came: bool,
-    /// Sends work this long ahead, where a test wants it.
+    /// Sends work this long ahead; only tests set it.
     #[cfg(test)]
     pub(crate) ahead_for_test_us: Option<u64>,
 }
@@ -125,10 +125,9 @@ impl Conductor {
         })
     }
 
-    /// Takes in one fact and says what to do about it. Total: an input that does not fit the
-    /// state (an unknown request, an older epoch) is counted and otherwise ignored. Time never
-    /// goes back: an earlier `now_us` is taken for the latest seen (I11), and one that no clock shows, as in a damaged
-    /// journal, for the latest that there is.
+    /// Handles one fact and appends the effects. It is total: an input that does not fit the state (an unknown request,
+    /// an older epoch) is counted and otherwise ignored. Time never goes back: an earlier `now_us` counts as the latest
+    /// seen (I11). A time that no clock shows, as in a damaged journal, counts as the largest allowed.
     pub fn step(&mut self, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
         self.now_us = self.now_us.max(now_us.min(LATEST_US));
         match input {
@@ -173,7 +172,7 @@ impl Conductor {
         assert!(self.stats.last_decision.is_none(), "a decision is handed out in the step that made it");
     }
 
-    /// When the conductor wants to be stepped with [`Input::TimerFired`] at the latest.
+    /// The latest time at which the conductor must be stepped with [`Input::TimerFired`].
     pub fn next_deadline(&mut self) -> Option<u64> {
         self.timers.next()
     }
@@ -204,14 +203,14 @@ impl Conductor {
         Some(crate::estimate::alone_us(source, target, entry.request.prompt_tokens))
     }
 
-    /// Requests that have not come to their end, other routers' included.
+    /// Live requests, other routers' included.
     #[must_use]
     pub fn live_requests(&self) -> usize {
         self.requests.len()
     }
 
-    /// Hands out every instance that a live request speaks of, in any part and some more than once: while it does,
-    /// its number must not become another's.
+    /// Calls `each` with every instance that a live request refers to; some come more than once. While a request refers
+    /// to an instance, its number must not be given to another.
     pub fn spoken_of(&self, each: impl FnMut(InstanceId)) {
         let of = |entry: &crate::request::Entry| {
             let prefill = (entry.stage != crate::request::Stage::Unplaced).then_some(entry.prefill);

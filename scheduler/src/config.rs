@@ -90,8 +90,8 @@ pub struct SchedulerConfig {
     pub balancing_threshold_permille: u32,
     /// Whether prefixes are fetched from other instances (policies that know how).
     pub fetch: bool,
-    /// Whether a decode instance may prefill a request itself: while nobody decodes there, or as long as the steps
-    /// that its engine would make of it keep the objective.
+    /// Whether a decode instance may prefill a request itself: while it decodes nothing, or as long as the steps that
+    /// its engine would make of it keep the objective.
     pub local_prefill: bool,
     /// A decode instance prefills locally only while less than this share of its KV capacity is
     /// promised, per mille: mixed steps make every decode hold its KV for longer.

@@ -1,4 +1,4 @@
-//! What the conductor wants done: imperatives.
+//! The outputs of the conductor: orders, in the imperative.
 
 use alloc::vec::Vec;
 use baton_types::{BlockHash, FetchPlan, InstanceId, RequestId};
@@ -23,8 +23,8 @@ pub enum Effect {
         fetch: Option<FetchPlan>,
         /// Output tokens for which room is reserved on the decode instance.
         room_tokens: u32,
-        /// Prefills of an instance begin in ascending order of this key (ties: in order of arrival there); one
-        /// that has begun is not overtaken.
+        /// The prefills of an instance begin in ascending order of this key (ties: in order of arrival there). A
+        /// prefill that has begun is not overtaken.
         order: u64,
     },
     /// Begin decoding: the KV is there.
@@ -54,7 +54,7 @@ pub enum Effect {
         /// The chain from its root.
         chain: Vec<BlockHash>,
     },
-    /// Give back whatever the request holds on an instance: queue place, pins, room.
+    /// Release everything that the request holds on an instance: queue place, pins, room.
     Release {
         /// Which request.
         request: RequestId,
@@ -131,7 +131,7 @@ pub struct Rejection {
     pub request: RequestId,
     /// Which predicate failed.
     pub reason: RejectReason,
-    /// When the same request is predicted to be admissible, from now, µs; 0 where coming again is no use.
+    /// Retry-After, µs: when the same request is predicted to be admitted; 0 where a retry is useless.
     pub retry_after_us: u64,
     /// Best TTFT that any placement was predicted to give, µs; none where there is no placement.
     pub predicted_ttft_us: Option<u64>,
@@ -155,7 +155,7 @@ pub enum RejectReason {
     NoInstance,
     /// The prompt exceeds what any instance can hold.
     TooLong,
-    /// Its work would cost more requests their place than it is worth under the present overload.
+    /// Under the present overload it would displace more requests than it is worth.
     Costly,
     /// Its objectives cannot be met here even with every instance idle.
     #[serde(rename = "objective_unreachable")]

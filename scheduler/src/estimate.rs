@@ -14,5 +14,5 @@ pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};
 pub(crate) use transfer::{alone_us, fetch_us, load_us};
 
-/// A prediction that no placement can keep: far beyond any objective, small enough to add.
+/// A prediction that no placement can keep: far beyond any objective, and small enough that sums do not overflow.
 pub(crate) const NEVER_US: u64 = 1 << 52;

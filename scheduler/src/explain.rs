@@ -1,4 +1,4 @@
-//! Decision records: every candidate with its terms, so that "why there?" has an answer.
+//! Decision records: every candidate with its terms, so that an operator can see why a request went where it went.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};
@@ -10,19 +10,19 @@ use serde::{Deserialize, Serialize};
 pub struct CandidateTerms {
     /// The instance.
     pub instance: InstanceId,
-    /// Predicted wait behind work already there, µs.
+    /// Predicted wait behind the present work, µs.
     pub queue_us: u64,
-    /// Predicted time to bring blocks (fetch or onboard), µs; none where they cannot be brought.
+    /// Predicted time to fetch or onboard blocks, µs; none where that is impossible.
     pub load_us: Option<u64>,
-    /// Predicted time to compute the rest, µs; none where it cannot be computed beside what decodes there.
+    /// Predicted time to compute the rest, µs; none where the decodes there leave no room for it.
     pub compute_us: Option<u64>,
     /// Prompt tokens that need no computing.
     pub cached_tokens: u64,
     /// The holder that blocks would come from.
     pub fetch_from: Option<InstanceId>,
-    /// Predicted TTFT, µs; none where there would be no first token.
+    /// Predicted TTFT, µs; none where no first token is possible.
     pub ttft_us: Option<u64>,
-    /// What the policy minimised; none where there would be no first token.
+    /// The score that the policy minimised; none where no first token is possible.
     pub score: Option<f64>,
     /// Whether the placement keeps every promise.
     pub feasible: bool,
@@ -38,6 +38,6 @@ pub struct Decision {
     pub at_us: u64,
     /// The winner; `None` when the request was refused.
     pub chosen: Option<InstanceId>,
-    /// Everything that was considered, in instance order.
+    /// All candidates, in instance order.
     pub candidates: Vec<CandidateTerms>,
 }

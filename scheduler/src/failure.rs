@@ -1,4 +1,4 @@
-//! What breaks after a request was admitted: it is placed again so often, then failed by name.
+//! Failures after admission: the request is placed again up to a limit, then fails with the stage's name.
 
 use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId};
@@ -25,7 +25,7 @@ impl Conductor {
         }
         entry.excluded = entry.decode;
         if stage == Stage::Prefilling {
-            // The other side fell over while layers were still being computed: start over.
+            // The decode side failed while layers were still being computed: start over.
             self.let_go(&entry, effects);
             entry.retries += 1;
             self.retry(entry, FailStage::HandoffFailed, effects);
@@ -38,7 +38,7 @@ impl Conductor {
         entry.retries += 1;
         let wanted =
             self.decode_for(&entry, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
-        // A holder that has become a decode instance keeps no room for a decode of this one.
+        // A holder that has become a decode instance reserves no room for the decode of this request.
         let target = wanted.and_then(|to| {
             if to == from { self.roomiest_decode(&entry.request, from, Some(from)) } else { Some(to) }
         });
@@ -54,7 +54,7 @@ impl Conductor {
         self.requests.insert(entry);
     }
 
-    /// One prefill is spoilt on an instance that lives on: the request starts over elsewhere.
+    /// A prefill failed on a living instance: the request starts over elsewhere.
     pub(crate) fn prefill_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
         let open = |e: &&Entry| matches!(e.stage, Stage::Prefilling | Stage::HandingOff);
         let Some(at) = self.requests.get(id).filter(open).map(|e| e.prefill) else {
@@ -64,7 +64,7 @@ impl Conductor {
         self.start_over(id, at, FailStage::PrefillFailed, effects);
     }
 
-    /// One decode is spoilt on an instance that lives on: the request goes on elsewhere.
+    /// A decode failed on a living instance: the request continues elsewhere.
     pub(crate) fn decode_failed(&mut self, id: RequestId, emitted_tokens: u32, effects: &mut Vec<Effect>) {
         let decoding = self.requests.get(id).filter(|e| e.stage == Stage::Decoding);
         let Some(at) = decoding.and_then(|e| e.decode) else {
@@ -75,7 +75,7 @@ impl Conductor {
         self.start_over(id, at, FailStage::DecodeFailed, effects);
     }
 
-    /// Gives everything back and tries again, away from `at` where there is a choice.
+    /// Releases everything and places the request again, away from `at` if there is a choice.
     fn start_over(&mut self, id: RequestId, at: InstanceId, stage: FailStage, effects: &mut Vec<Effect>) {
         let mut entry = self.requests.remove(id).expect("looked up by the caller");
         self.let_go(&entry, effects);
@@ -98,7 +98,7 @@ impl Conductor {
         self.last_copies.cleared(id);
         self.timers.unset(id);
         self.end_fetches_from(id);
-        // Slot order: the same on every run.
+        // Slot order is the same on every run.
         let touched: Vec<RequestId> = self
             .requests
             .iter()
@@ -115,9 +115,9 @@ impl Conductor {
             if entry.foreign {
                 continue;
             }
-            // What still waited here has cost nobody anything yet.
+            // A retry is not counted for a request that had not been sent.
             entry.retries += u32::from(entry.stage != Stage::Waiting);
-            // Where both legs are one instance, the leg at work names the loss.
+            // Where both legs are on one instance, the leg that was active names the loss.
             let decode = entry.decode == Some(id) && (entry.prefill != id || entry.stage == Stage::Decoding);
             let stage = if decode { FailStage::DecodeLost } else { FailStage::PrefillLost };
             self.retry(entry, stage, effects);
@@ -126,7 +126,7 @@ impl Conductor {
         assert!(lost.owes_nothing() && lost.egress_flights == 0, "lost instance {id} has work still (I13)");
     }
 
-    /// Nothing more arrives from a lost instance; what the driver says of it later is stale.
+    /// A lost instance delivers nothing. The driver's later reports about its fetches are stale.
     fn end_fetches_from(&mut self, lost: InstanceId) {
         let reads = |e: &&Entry| e.stage == Stage::Prefilling && e.fetch.is_some_and(|f| f.from == lost);
         let readers: Vec<RequestId> = self.requests.iter().filter(reads).map(|e| e.request.id).collect();
@@ -135,7 +135,7 @@ impl Conductor {
         }
     }
 
-    /// Places an entry that holds nothing again, or gives it up: for `stage` when its tries are used up.
+    /// Places an entry that holds nothing again, or fails it with `stage` once its retries are used up.
     pub(crate) fn retry(&mut self, mut entry: Entry, stage: FailStage, effects: &mut Vec<Effect>) {
         assert!(!entry.foreign, "request {} is another router's to place again", entry.request.id);
         if entry.told_tokens > entry.request.emitted_tokens {
@@ -149,7 +149,7 @@ impl Conductor {
             self.fail(&entry, FailStage::NoPlacement, effects);
             return;
         }
-        // An admitted request is not refused for being late through our fault.
+        // An admitted request is not refused because our fault made it late.
         match self.place(&entry.request, entry.deadline_us, false, entry.excluded) {
             Ok(placement) => self.replace(entry, &placement, effects),
             Err(_) => {
@@ -159,7 +159,7 @@ impl Conductor {
         }
     }
 
-    /// Goes on where it was placed again.
+    /// Continues with the new placement.
     pub(crate) fn replace(&mut self, mut entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
         assert!(!entry.foreign, "request {} is another router's to place again", entry.request.id);
         entry.stage = Stage::Unplaced;

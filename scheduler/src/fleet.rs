@@ -1,4 +1,4 @@
-//! The instances: what each can do, what it has been given, and how far its clock is off.
+//! The instances: what each can do, what it has been given, and how its measured times differ from its profile.
 
 use alloc::format;
 use alloc::string::String;
@@ -11,22 +11,22 @@ use crate::estimate::DecodeLedger;
 use crate::estimate::Residual;
 use crate::queue::PrefillLedger;
 
-/// What an instance says of itself when it joins.
+/// What an instance announces when it joins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceSpec {
     /// Its id, dense from zero.
     pub id: InstanceId,
-    /// This life of it.
+    /// Its present epoch.
     pub epoch: Epoch,
-    /// Its part.
+    /// Its role.
     pub role: Role,
     /// Its cost profile: the prior of every estimate about it.
     #[serde(with = "by_value")]
     pub profile: Arc<CostProfile>,
-    /// KV tokens that fit in its HBM; in all that it lends where its part is to store.
+    /// KV tokens that fit in its HBM; for a store instance, in all that it lends.
     pub capacity_tokens: u64,
-    /// Prompt tokens that it computes in one pass at most; 0 where it has no engine.
+    /// Most prompt tokens that it computes in one pass; 0 without an engine.
     pub pass_tokens: u32,
     /// Nodes that form this instance as a chunked pipeline (CPP); 1 for a single node.
     pub pipeline_nodes: u32,
@@ -39,12 +39,12 @@ pub struct InstanceSpec {
     pub host_bytes_per_s: u64,
     /// Read rate of its SSD, bytes/s; 0 when it has none.
     pub ssd_bytes_per_s: u64,
-    /// Whose KV it can take: that of instances of the same kind, and of no others.
+    /// The kind of its KV: it takes KV from instances of the same kind only.
     #[serde(default, skip_serializing_if = "is_first")]
     pub kind: u32,
 }
 
-/// Where all are of one kind nothing is written of it.
+/// The first kind is not serialised, so clusters of one kind do not mention it.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it so")]
 const fn is_first(kind: &u32) -> bool {
     *kind == 0
@@ -76,7 +76,7 @@ pub enum InstanceState {
     Serving,
     /// Finishes what it has.
     Draining,
-    /// Gone.
+    /// It was lost.
     Lost,
 }
 
@@ -93,9 +93,9 @@ pub(crate) struct Instance {
     pub decode_residual: Residual,
     pub egress_flights: u32,
     pub ingress_flights: u32,
-    /// A copy ahead of demand is on its way here.
+    /// A replica is being copied here.
     pub replicating: bool,
-    /// Until then nothing is saved here: the links are others', too.
+    /// Until then no last copy is sent here, because the links serve others too.
     pub rests_until_us: u64,
 }
 
@@ -115,7 +115,7 @@ impl Instance {
         }
     }
 
-    /// Whether it has an engine; one without can only store.
+    /// Whether it has an engine; an instance without one can only store.
     pub(crate) const fn computes(&self) -> bool {
         self.spec.pass_tokens > 0
     }
@@ -135,7 +135,7 @@ impl Instance {
         tokens.saturating_mul(self.spec.profile.kv_bytes_per_token)
     }
 
-    /// Backlog in front of new work that would be appended, µs.
+    /// Backlog before work that is appended now, µs.
     pub(crate) fn backlog_us(&self, now_us: u64) -> u64 {
         self.prefill.dispatched_left_us(now_us) + self.prefill.waiting_us()
     }
@@ -151,7 +151,7 @@ pub(crate) struct Fleet {
     pub decodes: Vec<InstanceId>,
     /// Ids that lend room and compute nothing, ascending.
     pub stores: Vec<InstanceId>,
-    /// KV tokens that the largest of those holds.
+    /// KV tokens that the largest decode instance holds.
     pub largest_decode_tokens: u64,
 }
 
@@ -188,7 +188,7 @@ impl Fleet {
         self.rebuild_pools();
     }
 
-    /// Changes what an instance is for; what it has been given stays with it.
+    /// Changes an instance's role; its work stays with it.
     pub(crate) fn set_role(&mut self, id: InstanceId, role: Role) {
         self.known_mut(id).spec.role = role;
         self.rebuild_pools();
@@ -210,10 +210,10 @@ impl Fleet {
         (prefills, decodes, stores, largest_decode_tokens)
     }
 
-    /// Checks that each stands in its place, and that the pools are what roles and states say.
+    /// Checks that each instance has its position, and that the pools match roles and states.
     ///
     /// # Errors
-    /// Names the first that is elsewhere, or says that a pool is off.
+    /// Names the first instance that is misplaced, or the pool that is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
         let places = self.instances.iter().enumerate().filter_map(|(at, i)| i.as_ref().map(|i| (at, i)));
         for (at, instance) in places {
@@ -234,7 +234,7 @@ impl Fleet {
         self.instances.get(id.index())?.as_ref()
     }
 
-    /// Whether KV goes from one to the other.
+    /// Whether KV may go from one instance to the other.
     pub(crate) fn share(&self, one: InstanceId, other: InstanceId) -> bool {
         let both = self.get(one).zip(self.get(other));
         both.is_some_and(|(one, other)| one.spec.kind == other.spec.kind)
@@ -251,7 +251,7 @@ impl Fleet {
         self.instances.get_mut(id.index())?.as_mut()
     }
 
-    /// An instance that a live request, or a placement, speaks of: it keeps its place, lost or not.
+    /// An instance that a live request or a placement refers to. Lost instances keep their entry.
     pub(crate) fn known(&self, id: InstanceId) -> &Instance {
         self.get(id).expect("an instance that is spoken of is known")
     }

@@ -1,11 +1,10 @@
 //! The prefix index: which instance holds how much of a prompt's block chain, and in which tier.
 //!
-//! A block's hash commits to its whole prefix (I1), so a hash alone names a place in the tree of
-//! all prompts. Blocks of a chain that the same instances hold in the same tiers form a *run*;
-//! a lookup goes from run to run, not from block to block. Blocks whose parent is unknown are
-//! kept under their own name and match as soon as the gap before them closes, so an index that
-//! starts late or misses an event heals by itself. The index is a hint (I6): stale means slower,
-//! never wrong.
+//! A block's hash commits to its whole prefix (I1), so a hash alone names a place in the tree of all prompts. Blocks of
+//! a chain that the same instances hold in the same tiers form a *run*; a lookup goes from run to run, not from block
+//! to block. Blocks whose parent is unknown are kept under their own name and match as soon as the gap before them
+//! closes, so an index that starts late or misses an event heals by itself. The index is a hint (I6): a stale entry
+//! costs time, not correctness.
 
 mod arena;
 mod audit;
@@ -41,13 +40,13 @@ const HEAD_SHARD_BITS: u32 = 6;
 /// Why blocks were not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The index is at its memory bound: raise it, or have instances announce less.
+    /// The index is at its memory bound: raise the bound, or let instances announce less.
     Full,
     /// The instance id is [`MAX_INSTANCES`] or above.
     InstanceOutOfRange,
 }
 
-/// What became of an insert.
+/// The result of an insert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InsertOutcome {
     /// Blocks that the instance did not hold in any tier before.
@@ -56,8 +55,7 @@ pub struct InsertOutcome {
     pub refused: usize,
     /// Why, where `refused` is not zero.
     pub refusal: Option<Refusal>,
-    /// A parent was named that the instance does not hold (yet): the blocks are kept and match
-    /// as soon as the gap is filled.
+    /// The instance does not hold the named parent (yet): the blocks are kept and match as soon as the gap is filled.
     pub orphan: bool,
 }
 
@@ -104,7 +102,7 @@ impl PrefixIndex {
 
     /// Records that `instance` holds `hashes`, each the child of the one before, in `tier`.
     ///
-    /// Saying it again changes nothing. At the memory bound the rest of the blocks is refused.
+    /// Repeating an insert changes nothing. At the memory bound the rest of the blocks is refused.
     pub fn insert(
         &mut self,
         parent: Option<BlockHash>,
@@ -137,10 +135,9 @@ impl PrefixIndex {
         outcome
     }
 
-    /// Records that `hashes`, in any order, left `tier` of `instance`; says how many were there.
+    /// Records that `hashes`, in any order, left `tier` of `instance`; returns how many were there.
     ///
-    /// Blocks that nobody holds any more are forgotten; those after them stay, and match again
-    /// when the gap is filled.
+    /// Blocks without a holder are forgotten. The blocks after them stay, and match again when the gap is filled.
     pub fn remove(&mut self, hashes: &[BlockHash], instance: InstanceId, tier: Tier) -> usize {
         self.warm(hashes);
         let mut removed = 0;
@@ -161,11 +158,11 @@ impl PrefixIndex {
         removed
     }
 
-    /// Forgets everything about `instance`; says how many blocks it held.
+    /// Forgets everything about `instance`; returns how many blocks it held.
     pub fn clear(&mut self, instance: InstanceId) -> usize {
         let before = self.held_blocks(instance);
         for id in self.holdings.take_runs(instance) {
-            // The list may name runs given up, merged away or named twice.
+            // The list may name runs that were withdrawn, merged or listed twice.
             if self.runs.live(id).is_some_and(|run| !run.holders.get(instance).is_nowhere()) {
                 self.withdraw(id, Holder::new(instance));
             }
@@ -198,8 +195,8 @@ impl PrefixIndex {
         self.holdings.blocks(instance)
     }
 
-    /// Hands out all that is held, in pieces that [`Self::insert`] takes: the parent, the blocks,
-    /// who holds them and in which tier. The order follows the history of the index.
+    /// Calls `piece` with everything that is held, in pieces that [`Self::insert`] takes: the parent, the blocks, their
+    /// holder and tier. The order follows the history of the index.
     pub fn export(&self, mut piece: impl FnMut(Option<BlockHash>, &[BlockHash], InstanceId, Tier)) {
         for (_, run) in self.runs.iter() {
             let hashes: Vec<BlockHash> =
@@ -223,14 +220,14 @@ impl PrefixIndex {
         self.blocks.len() == 0
     }
 
-    /// How many runs the blocks form: blocks per run says how well the index compresses.
+    /// How many runs the blocks form: blocks per run show how well the index compresses.
     #[must_use]
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// Bytes of heap in use, by capacity. Inserts keep it below the bound; a removal is never
-    /// refused, and may add the headers of the runs that it cuts.
+    /// Bytes of heap in use, by capacity. Inserts keep it below the bound. A removal is never refused, and may add the
+    /// headers of the runs that it cuts.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.blocks.memory_bytes()
@@ -240,7 +237,7 @@ impl PrefixIndex {
             + self.holdings.memory_bytes()
     }
 
-    /// The bound that inserts keep.
+    /// The memory bound, which inserts keep.
     #[must_use]
     pub const fn capacity_bytes(&self) -> usize {
         self.capacity_bytes
@@ -254,7 +251,7 @@ impl PrefixIndex {
         self.audit()
     }
 
-    /// Why an instance cannot be taken in at all, if so.
+    /// Why the index refuses an instance, if it does.
     fn refusal(&self, instance: InstanceId) -> Option<Refusal> {
         if instance.0 >= MAX_INSTANCES {
             return Some(Refusal::InstanceOutOfRange);
@@ -285,8 +282,8 @@ impl PrefixIndex {
 
     /// Bytes that an insert may still add to the block table and the arena.
     ///
-    /// The rest of the room is kept for what cannot be refused half-way: run headers, their
-    /// table and the lists by instance, each of which grows by a small share of itself.
+    /// The rest of the room is kept for parts that cannot be refused half-way: run headers, their table and the lists
+    /// by instance. Each of them grows by a small share of itself.
     fn room_bytes(&self) -> usize {
         let kept = 2 * SLAB_BYTES + CHUNK_BYTES + self.capacity_bytes / 32;
         self.capacity_bytes.saturating_sub(self.memory_bytes() + kept)

@@ -1,4 +1,4 @@
-//! What the conductor is told: facts in the past tense.
+//! The inputs of the conductor: facts, in the past tense.
 
 use alloc::boxed::Box;
 use baton_types::{CacheEvent, Epoch, InstanceId, RequestId, Role};
@@ -12,7 +12,7 @@ use crate::{InstanceSpec, Request, SchedulerConfig};
 pub enum Input {
     /// An instance is ready to serve, in a new epoch.
     InstanceJoined(InstanceSpec),
-    /// An instance takes no new work; what it has goes on.
+    /// An instance takes no new work; its present work continues.
     InstanceDrained {
         /// Which one.
         instance: InstanceId,
@@ -22,18 +22,18 @@ pub enum Input {
         /// Which one.
         instance: InstanceId,
     },
-    /// A living instance plays another part from now on: what was sent to it goes on there, what
-    /// only waited here is placed anew.
+    /// A living instance has another role from now on. Work that was sent to it continues there; waiting work is placed
+    /// again.
     RoleChanged {
         /// Which one.
         instance: InstanceId,
-        /// Its new part.
+        /// Its new role.
         role: Role,
     },
     /// The operator changed the settings. Those in force stay, and the input counts as stale,
     /// unless [`Conductor::can_change`](crate::Conductor::can_change) allows the new ones.
     PolicyChanged(Box<SchedulerConfig>),
-    /// An instance is gone with everything it held.
+    /// An instance was lost with everything that it held.
     InstanceLost {
         /// Which one.
         instance: InstanceId,
@@ -58,8 +58,8 @@ pub enum Input {
         /// Prompt tokens that the engine took from its cache.
         cached_tokens: u64,
     },
-    /// An engine or store error ended one prefill (or lost its KV before the hand-off) on an
-    /// instance that lives on; the request starts over, elsewhere if it can.
+    /// An engine or store error ended one prefill (or lost its KV before the hand-off) on a living instance. The
+    /// request starts over, elsewhere if possible.
     PrefillFailed {
         /// Which request.
         request: RequestId,
@@ -69,36 +69,36 @@ pub enum Input {
         /// Which request.
         request: RequestId,
     },
-    /// The KV could not be handed to the decode instance, which gave its room back.
+    /// The KV could not be handed to the decode instance, which released its room.
     HandoffFailed {
         /// Which request.
         request: RequestId,
     },
-    /// A fetch ended, for better or worse; the prefill recomputes what is missing.
+    /// A fetch ended, successfully or not; the prefill recomputes what is missing.
     FetchFinished {
         /// Which request.
         request: RequestId,
         /// Whether the blocks arrived.
         ok: bool,
     },
-    /// How far an answer had come when its decode instance was lost; told before that loss, so that
-    /// the next placement counts what was emitted as prompt.
+    /// The length of an answer when its decode instance was lost. It is reported before that loss, so that the next
+    /// placement counts the emitted tokens as prompt.
     TokensEmitted {
         /// Which request.
         request: RequestId,
         /// Tokens that its client has, in all.
         emitted_tokens: u32,
     },
-    /// One decode died or stalled on an instance that lives on; the request is placed again,
-    /// elsewhere if it can, with what was emitted as part of its prompt.
+    /// A decode died or stalled on a living instance. The request is placed again, elsewhere if possible, with the
+    /// emitted tokens as part of its prompt.
     DecodeFailed {
         /// Which request.
         request: RequestId,
         /// Tokens that its client has, in all.
         emitted_tokens: u32,
     },
-    /// A decode instance ran short of KV and gave this request's up so that an older one could go on, or gave up
-    /// the room that its KV was on the way to; the request waits here until there is room again.
+    /// A decode instance ran short of KV and released this request's KV for an older request, or released the room for
+    /// its KV in transfer. The request waits here until there is room again.
     Preempted {
         /// Which request.
         request: RequestId,
@@ -112,7 +112,7 @@ pub enum Input {
         /// Tokens that its client has, in all.
         emitted_tokens: u32,
     },
-    /// The last token left.
+    /// The last token was emitted.
     DecodeFinished {
         /// Which request.
         request: RequestId,
@@ -124,7 +124,7 @@ pub enum Input {
         /// The instance that should hold the copy.
         to: InstanceId,
     },
-    /// Another router placed a request (its loads count here, its fate is not ours).
+    /// Another router placed a request. Its load counts here, and no order is given for it.
     PeerPlaced {
         /// The request, as the peer saw it; its chain may be empty.
         request: Request,

@@ -1,4 +1,4 @@
-//! An audit of the whole state: every ledger agrees with the requests that it speaks of.
+//! An audit of the whole state: every ledger agrees with the requests that it refers to.
 
 use alloc::format;
 use alloc::string::String;
@@ -71,7 +71,7 @@ impl Conductor {
         self.check_starts()
     }
 
-    /// The router's queue is of those that are not placed, each once.
+    /// The router's queue holds the unplaced requests, each once.
     fn check_unplaced(&self) -> Result<(), String> {
         let mut queued = self.unplaced.clone();
         let unplaced = self.requests.iter().filter(|e| e.stage == Stage::Unplaced);
@@ -85,7 +85,7 @@ impl Conductor {
         }
     }
 
-    /// Flights on an instance's links are the fetches of those that prefill, and the copy on its way there.
+    /// The flights of an instance's links are the fetches of its prefills, and the replica on its way there.
     fn check_flights(&self) -> Result<(), String> {
         let mut flights = vec![[0u32; 2]; self.fleet.bound()];
         let fetching = self.requests.iter().filter(|e| e.stage == Stage::Prefilling);
@@ -144,7 +144,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// What prompts beside each other in a ledger share is what their chains say.
+    /// The shared tokens of neighbours in a ledger match their chains.
     fn check_sharing(&self, instance: &crate::fleet::Instance) -> Result<(), String> {
         let block_tokens = u64::from(self.config.block_tokens);
         for pair in instance.decode.slots().windows(2) {
@@ -183,7 +183,7 @@ impl Conductor {
     }
 }
 
-/// What holds of every live request by itself.
+/// Invariants of a single live request.
 fn check_entry(entry: &Entry) -> Result<(), String> {
     let id = entry.request.id;
     if entry.request.prompt_tokens == 0 {

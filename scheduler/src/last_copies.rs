@@ -1,10 +1,11 @@
-//! What an instance is about to lose goes to a store instance, where it can be fetched from.
+//! Last-copy offload: chains that an instance is about to lose are copied to a store instance, where others can fetch
+//! them.
 //!
-//! The core hears of an eviction when it is too late. So it keeps, by instance, the chains that were
-//! sent there in order of their last use, and counts the blocks that came in since: once these are a
-//! good part of what the instance holds, and it has begun to lose blocks, a chain is about to go. When
-//! the last instance that it was sent to is about to lose it, it is copied: one chain at a time to a
-//! store instance, which rests after each as long as the copy took.
+//! The core learns of an eviction after it happened, which is too late for a copy. So it keeps, for each instance, the
+//! chains that were sent there, in order of their last use, and counts the blocks that the instance has taken in since.
+//! Once these are a good part of what the instance holds, and it has begun to lose blocks, the chain is due. A chain is
+//! copied when the last instance that it was sent to is about to lose it. A store instance receives one chain at a
+//! time, and rests after each for as long as the copy took.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::format;
@@ -19,20 +20,20 @@ use crate::index::Match;
 use crate::request::Entry;
 use crate::{Effect, InstanceState};
 
-/// Blocks of all chains that are kept in mind (a bound, I9).
+/// Most blocks of all recorded chains (a bound, I9).
 const BLOCKS: usize = 1 << 20;
-/// Uses that one instance is remembered by at most (a bound, I9).
+/// Most recorded uses of one instance (a bound, I9).
 const USES: usize = 1 << 15;
-/// A chain is about to go once so many per mille of what its instance holds came in after it.
+/// A chain is due once this share, per mille, of what its instance holds came in after it.
 const AGED_PERMILLE: u64 = 500;
 
-/// A chain that some instance holds, by its last block.
+/// A chain that some instance holds. Its key is its last block.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct KnownChain {
     chain: Vec<BlockHash>,
-    /// Its latest use: uses of another number are over.
+    /// Number of its latest use. Uses with another number have ended.
     use_number: u64,
-    /// Instances of that use that keep it still.
+    /// Instances of that use that still keep it.
     keepers: u32,
 }
 
@@ -41,22 +42,22 @@ struct KnownChain {
 struct Use {
     head: BlockHash,
     number: u64,
-    /// Blocks that the instance had taken in by then.
+    /// Blocks that the instance had taken in before this use.
     taken_in: u64,
 }
 
-/// What came to one instance and went.
+/// The recorded uses of one instance.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Turnover {
-    /// Uses there, oldest first.
+    /// Uses, oldest first.
     uses: VecDeque<Use>,
-    /// Blocks that it has taken in.
+    /// Blocks that it has taken in, in all.
     taken_in: u64,
-    /// Whether blocks have left it altogether.
+    /// Whether some blocks have left all of its tiers.
     loses: bool,
 }
 
-/// Chains by the time of their last use, and how fast instances forget.
+/// Chains by the time of their last use, and the rates at which instances evict.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LastCopies {
     known: BTreeMap<BlockHash, KnownChain>,
@@ -67,7 +68,7 @@ pub(crate) struct LastCopies {
 }
 
 impl LastCopies {
-    /// A chain is used on these instances, and what it begins with is a chain of its own no more.
+    /// Records a use of a chain on `keepers`. Its prefixes are no longer chains of their own.
     pub(crate) fn used(&mut self, chain: &[BlockHash], keepers: &[InstanceId]) {
         let Some(&head) = chain.last() else { return };
         chain.iter().for_each(|hash| self.forget(*hash));
@@ -95,21 +96,21 @@ impl LastCopies {
         self.known.insert(head, KnownChain { chain: chain.to_vec(), use_number: self.uses, keepers });
     }
 
-    /// Blocks came to an instance that it did not hold.
+    /// An instance took in blocks that it did not hold.
     pub(crate) fn blocks_added(&mut self, at: InstanceId, blocks: usize) {
         if let Some(turnover) = self.instances.get_mut(at.index()) {
             turnover.taken_in += blocks as u64;
         }
     }
 
-    /// An instance holds some blocks no more.
+    /// An instance lost blocks.
     pub(crate) fn blocks_removed(&mut self, at: InstanceId) {
         if let Some(turnover) = self.instances.get_mut(at.index()) {
             turnover.loses = true;
         }
     }
 
-    /// An instance is gone, or empty: nobody can be helped there any more.
+    /// An instance was lost or its cache was cleared: nothing of it can be copied any longer.
     pub(crate) fn cleared(&mut self, at: InstanceId) {
         while self.drop_oldest(at) {}
         if let Some(turnover) = self.instances.get_mut(at.index()) {
@@ -117,8 +118,8 @@ impl LastCopies {
         }
     }
 
-    /// The next chain whose last keeper is about to lose it, if that is this instance, which holds so
-    /// many blocks and, when it `leaves`, will lose them all.
+    /// The next due chain whose last keeper is `at`. The instance holds `held_blocks` blocks, and loses all of them if
+    /// it `leaves`.
     fn due(&mut self, at: InstanceId, held_blocks: usize, leaves: bool) -> Option<Vec<BlockHash>> {
         loop {
             let turnover = self.instances.get_mut(at.index())?;
@@ -137,7 +138,7 @@ impl LastCopies {
         }
     }
 
-    /// One keeper less; the chain, if that was the last.
+    /// Removes one keeper of a chain. Returns the chain if that was the last one.
     fn released(&mut self, head: BlockHash) -> Option<Vec<BlockHash>> {
         let known = self.known.get_mut(&head)?;
         assert!(known.keepers > 0, "a chain is kept in mind that nobody keeps");
@@ -158,7 +159,7 @@ impl LastCopies {
         }
     }
 
-    /// Checks that what is known is what is kept, within its bounds.
+    /// Checks that the indexes agree and that the bounds hold.
     ///
     /// # Errors
     /// Names the first disagreement.
@@ -193,7 +194,7 @@ impl LastCopies {
         }
     }
 
-    /// Gives up the oldest use of an instance; false when there is none.
+    /// Drops the oldest use of an instance; false when there is none.
     fn drop_oldest(&mut self, at: InstanceId) -> bool {
         let oldest = self.instances.get_mut(at.index()).and_then(|t| t.uses.pop_front());
         let Some(oldest) = oldest else { return false };
@@ -209,17 +210,17 @@ struct Copy {
     from: InstanceId,
     to: InstanceId,
     blocks: usize,
-    /// What it is predicted to take, µs.
+    /// Predicted duration, µs.
     takes_us: u64,
 }
 
 impl Conductor {
-    /// Whether chains are saved at all: somebody lends room, and somebody would fetch.
+    /// Whether chains are copied at all: a store instance lends room, and the policy fetches.
     pub(crate) fn salvages(&self) -> bool {
         !self.fleet.stores.is_empty() && self.config.replicate && self.fetches()
     }
 
-    /// A request's prefill is sent: its chain is in use on both sides.
+    /// Records that a request's prefill is sent: its chain is in use on both instances.
     pub(crate) fn note_use(&mut self, entry: &Entry, decode: InstanceId) {
         if !self.salvages() {
             return;
@@ -232,7 +233,7 @@ impl Conductor {
         self.last_copies.used(&request.chain[..whole], keepers);
     }
 
-    /// Copies what this instance is about to lose, as far as store instances are free to take it.
+    /// Orders copies of due chains of an instance, as far as store instances are free.
     pub(crate) fn save_from(&mut self, at: InstanceId, effects: &mut Vec<Effect>) {
         if !self.salvages() {
             return;
@@ -253,7 +254,7 @@ impl Conductor {
         }
     }
 
-    /// A store instance has finished what it was doing, or has rested: whoever is about to lose something is served.
+    /// A store instance became free: orders copies of due chains of any instance.
     pub(crate) fn save_from_any(&mut self, effects: &mut Vec<Effect>) {
         if !self.salvages() {
             return;
@@ -267,7 +268,8 @@ impl Conductor {
         self.fleet.get(id).is_some_and(|i| i.serves() && !i.replicating && i.rests_until_us <= self.now_us)
     }
 
-    /// From whom to whom, if any store instance gains by it and fetching it again would be sooner than computing it.
+    /// Source and target of a copy. `None` if a store instance holds the chain already, if none can take it, or if
+    /// fetching it would not be faster than computing it.
     fn copy_of(&mut self, chain: &[BlockHash]) -> Option<Copy> {
         let mut matches: Vec<Match> = Vec::new();
         self.index.matches(chain, &mut self.scratch, |m| matches.push(m));
@@ -281,7 +283,8 @@ impl Conductor {
         }
         let able = |id: &InstanceId| self.may_take(*id) && self.fleet.share(source.instance, *id);
         let able = self.fleet.stores.iter().copied().filter(able);
-        // A chain is of use where it is whole: it goes on where most of it is; else where there is most room.
+        // A chain is useful only if it is whole. So a store instance that holds half of it is preferred, then the one
+        // with most room.
         let to = able.max_by_key(|id| {
             let begun = held(*id) * 2 >= source.blocks;
             (begun, self.room_blocks(*id), core::cmp::Reverse(*id))
@@ -290,14 +293,14 @@ impl Conductor {
         let block = u64::from(self.config.block_tokens);
         let (from, target) = (self.fleet.get(source.instance)?, self.fleet.get(to)?);
         let takes_us = fetch_us(from, target, (blocks - here) * block);
-        // When the last one that prefills leaves, its like will come.
+        // When the last prefill instance leaves, one of the same kind will join.
         let prefill = self.fleet.prefills.first().and_then(|id| self.fleet.get(*id)).unwrap_or(from);
         let computes_us = least_work_us(prefill, (blocks - here) * block, here * block);
         let copy = Copy { from: from.spec.id, to, blocks: source.blocks as usize, takes_us };
         (fetch_us(target, prefill, (blocks - here) * block) < computes_us).then_some(copy)
     }
 
-    /// Blocks that an instance could take before it must give up others.
+    /// Blocks that an instance can take in before it has to evict others.
     fn room_blocks(&self, id: InstanceId) -> u64 {
         let capacity_tokens = self.fleet.get(id).map_or(0, |i| i.spec.capacity_tokens);
         let held = self.index.held_blocks(id) as u64;
@@ -321,10 +324,10 @@ mod tests {
     use alloc::vec;
     use baton_types::Rng;
 
-    /// A chain, and its keepers that have not given it up with what each had taken in.
+    /// A chain, and its remaining keepers with the blocks that each had taken in by then.
     type KeptChain = (Vec<BlockHash>, Vec<(InstanceId, u64)>);
 
-    /// Every use ever, in a list: what [`LastCopies`] must answer, worked out the long way.
+    /// The reference for [`LastCopies`]: a list of all uses, searched in full.
     #[derive(Default)]
     struct Naive {
         uses: Vec<KeptChain>,
@@ -362,7 +365,7 @@ mod tests {
         }
     }
 
-    /// Sessions that grow, on instances by lot.
+    /// Sessions that grow, on random instances.
     fn chain(rng: &mut Rng) -> Vec<BlockHash> {
         let (session, blocks) = (rng.below(6), 1 + rng.below(5));
         (0..blocks).map(|at| BlockHash(session * 100 + at)).collect()
@@ -386,7 +389,7 @@ mod tests {
                     }
                     3 | 4 => {
                         let blocks = rng.below(6);
-                        // Nothing is counted for who was never used.
+                        // Nothing is counted for an instance that was never used.
                         if last_copies.instances.len() > at.index() {
                             naive.taken_in[at.index()] += blocks;
                         }

@@ -1,8 +1,8 @@
 //! Baton's conductor: where each request prefills and decodes, when it is refused, and which
 //! blocks are fetched or recomputed.
 //!
-//! A pure core: [`Conductor::step`] takes *(now, input)* and emits [`Effect`]s. The live service
-//! and the simulator drive the same code. See `ARCHITECTURE.md` for a request's stops.
+//! A pure core: [`Conductor::step`] takes *(now, input)* and emits [`Effect`]s. The live service and the simulator
+//! drive the same code. `ARCHITECTURE.md` shows the way of a request.
 #![no_std]
 extern crate alloc;
 

@@ -1,4 +1,4 @@
-//! What happens to a request after it was placed: each reservation is released exactly once (I5).
+//! The life of a request after its placement: each reservation is released exactly once (I5).
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
@@ -9,7 +9,7 @@ use crate::placement::MIN_RETRY_AFTER_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
 
-/// More work than any prefill is; another router that names more is not taken at its word, µs.
+/// Most work that another router's request counts for, µs: more than any prefill takes.
 const MOST_PEER_WORK_US: u64 = 3_600_000_000;
 
 impl Conductor {
@@ -36,7 +36,8 @@ impl Conductor {
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
         let instance = self.fleet.known_mut(at);
         assert!(instance.prefill.finish(now_us, id).is_some(), "request {id} ends where it was not sent");
-        // What decodes there now is what its steps carried: itself, and who is still to come, are left out.
+        // The present decodes, without this request and without planned ones, are what the steps of its prefill
+        // carried.
         let (batch, context_tokens, _) = instance.decode.now();
         let new = prompt_tokens.saturating_sub(cached_tokens);
         let prior_us = prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), target_us);
@@ -70,8 +71,8 @@ impl Conductor {
         }
     }
 
-    /// A request's first token comes about now: learns by how much it misses what was promised. Requests that were
-    /// placed again say nothing about predictions.
+    /// The first token of a request is due about now: learns by how much it misses its promise. Requests that were
+    /// placed again teach nothing about predictions.
     fn learn_margin(&mut self, id: RequestId) {
         let Some(entry) = self.requests.get(id).filter(|e| !e.foreign && e.retries == 0 && !e.gave_way)
         else {
@@ -85,8 +86,8 @@ impl Conductor {
         self.margins.observe(of, over_us, slack_us, target_permille);
     }
 
-    /// The paper's second look, by the decode instance itself, once the prefill is already spent:
-    /// true when it refused and everything was given back.
+    /// The paper's second check, by the decode instance, when the prefill is already spent. True when it refused and
+    /// everything was released.
     fn refuse_at_decode(&mut self, id: RequestId, effects: &mut Vec<Effect>) -> bool {
         let Some(reason) = self.requests.get(id).and_then(|e| self.overload_at_decode(e)) else {
             return false;
@@ -110,7 +111,7 @@ impl Conductor {
         let mode = self.config.effective_admission();
         let looks =
             matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict);
-        // A request that lost its instance was admitted before; its client may have half of the answer.
+        // A request that lost its instance was admitted before, and its client may have half of the answer.
         if !looks || entry.retries > 0 {
             return None;
         }
@@ -127,7 +128,7 @@ impl Conductor {
     }
 
     pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
-        // While it waits here its fetch is only planned.
+        // While the request waits here its fetch is only planned.
         let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Prefilling) else {
             self.stats.stale_inputs += 1;
             return;
@@ -150,7 +151,7 @@ impl Conductor {
         target.ingress_flights -= 1;
     }
 
-    /// A prefill is under way no more. Those of other routers were not followed.
+    /// A prefill ended. Only our own prefills are listed in `coming`.
     fn prefill_over(&mut self, id: RequestId, foreign: bool) {
         let followed = self.coming.over(id);
         assert!(
@@ -159,7 +160,7 @@ impl Conductor {
         );
     }
 
-    /// Its decode is about to be lost: what its client has goes on top of the prompt.
+    /// Its decode is about to be lost: the client's tokens are added to the prompt.
     pub(crate) fn tokens_emitted(&mut self, id: RequestId, emitted_tokens: u32) {
         let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Decoding) else {
             self.stats.stale_inputs += 1;
@@ -176,7 +177,7 @@ impl Conductor {
         let foreign = entry.foreign;
         let entry = self.requests.remove(id).expect("looked up above");
         if foreign {
-            // How far it had come here says little: its router tells of loads, not of every step.
+            // The local stage says little about another router's request: its router reports loads, not every step.
             self.let_go(&entry, effects);
             return;
         }
@@ -212,7 +213,7 @@ impl Conductor {
         self.room_came = true;
     }
 
-    /// Releases everything that an entry, which is live no more, holds on both legs, whatever its stage (I13).
+    /// Releases everything that an entry holds on both legs, whatever its stage (I13). The entry is no longer live.
     pub(crate) fn let_go(&mut self, entry: &Entry, effects: &mut Vec<Effect>) {
         let id = entry.request.id;
         assert!(!self.requests.contains(id), "request {id} gives back what it goes on with");

@@ -16,33 +16,33 @@ use crate::{FetchPlan, RejectReason};
 pub(crate) use decode::DecodeChoice;
 pub(crate) use retry_after::MIN_RETRY_AFTER_US;
 
-/// What the index said about one instance for the request at hand.
+/// The hit of one instance for the present request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hit {
     pub blocks: u32,
     pub by_tier: [u32; 3],
-    /// Leading blocks that will be there when the prefills that it was sent are over.
+    /// Leading blocks that the instance will hold once the prefills sent to it are over.
     pub coming: u32,
 }
 
 impl Hit {
-    /// Leading blocks that a prefill sent there now would find at its turn.
+    /// Leading blocks that a prefill sent there now would find when it starts.
     pub(crate) fn by_its_turn(self) -> u32 {
         self.blocks.max(self.coming)
     }
 }
 
-/// The answer of one look-up, by instance; reused from request to request.
+/// The result of one look-up, by instance; reused for every request.
 #[derive(Debug, Default)]
 pub(crate) struct Hits {
     by_instance: Vec<Hit>,
     touched: Vec<InstanceId>,
-    /// Holders by length, longest first, at most [`Hits::TOP`].
+    /// Holders with the longest hits, longest first, at most [`Hits::TOP`].
     top: Vec<(u32, InstanceId)>,
 }
 
 impl Hits {
-    /// Holders remembered as fetch sources.
+    /// Most holders that are kept as fetch sources.
     const TOP: usize = 8;
 
     pub(crate) fn reset(&mut self, bound: usize) {
@@ -67,7 +67,7 @@ impl Hits {
         }
     }
 
-    /// An instance will hold so many blocks; after what it holds.
+    /// Records that an instance will hold so many blocks. Call it after recording the blocks that it holds now.
     pub(crate) fn will_hold(&mut self, instance: InstanceId, blocks: u32) {
         if let Some(slot) = self.by_instance.get_mut(instance.index()) {
             slot.coming = slot.coming.max(blocks);
@@ -75,7 +75,7 @@ impl Hits {
         }
     }
 
-    /// Remembers a possible fetch source.
+    /// Keeps a possible fetch source.
     pub(crate) fn offer_source(&mut self, instance: InstanceId, blocks: u32) {
         let at = self.top.partition_point(|(b, _)| *b >= blocks);
         if at < Self::TOP {
@@ -101,7 +101,7 @@ pub(crate) struct Plan {
     pub new_tokens: u64,
     pub load_us: u64,
     pub work_us: u64,
-    /// Whether those who decode there leave it no room, or would be slowed beyond their objective by it.
+    /// Whether the decodes there leave no room for the prefill, or it would slow them beyond their objective.
     pub harms: bool,
     pub fetch: Option<FetchPlan>,
 }
@@ -117,15 +117,15 @@ pub(crate) struct Candidate {
     pub ttft_us: u64,
     /// Predicted TTFT at the latest that the order of service allows, µs.
     pub latest_us: u64,
-    /// By how much those who wait there come later together, µs.
+    /// By how much it delays the requests that wait there, summed, µs.
     pub behind_us: u64,
-    /// How long of that it waits for room to decode, µs.
+    /// The part of the wait that is a wait for room to decode, µs.
     pub room_wait_us: u64,
-    /// Latest moment for the first token that keeps the objective with what is learnt of such predictions, µs.
+    /// Latest time for the first token that keeps the objective with the learnt margin, µs.
     pub deadline_us: u64,
-    /// Its prefill, as the instance's queue would have it.
+    /// Its prefill as new work for the instance's queue.
     pub new: NewWork,
-    /// What the policy minimises.
+    /// The number that the policy minimises.
     pub score: f64,
     pub feasible: bool,
 }
@@ -170,7 +170,7 @@ pub(crate) struct Refusal {
     pub closest: Option<PlannedPrefill>,
 }
 
-/// A prediction, unless it is that it never comes to it.
+/// The prediction, or `None` if it stands for never.
 pub(crate) fn within_reach(us: u64) -> Option<u64> {
     (us < NEVER_US).then_some(us)
 }

@@ -5,7 +5,7 @@ mod foresight;
 #[cfg(test)]
 mod last;
 
-/// What others do, to compare with: the Mooncake paper's policies and those of peers.
+/// Baselines to compare with: the Mooncake paper's policies and those of other projects.
 mod baselines {
     pub(super) mod dynamo;
     pub(super) mod dynamo_wspt;
@@ -26,18 +26,19 @@ use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::placement::Candidate;
 
-/// What makes a policy.
+/// The parts of a policy.
 #[derive(Debug)]
 pub(crate) struct Policy {
     /// How one of the candidates is taken.
     pub choice: Choice,
-    /// When a longer prefix elsewhere is brought over.
+    /// When a longer prefix is fetched from another instance.
     pub fetch: FetchRule,
     /// Where a request waits for its prefill.
     pub queueing: QueueLocation,
     /// What the admission mode `auto` stands for.
     pub admission: AdmissionMode,
-    /// Whether it is told how long answers will be, and what arrives next: a bound, which only a simulator can tell.
+    /// Whether it is given output lengths and later arrivals. Only a simulator knows these, so such a policy is a
+    /// bound.
     pub foresees: bool,
 }
 
@@ -51,7 +52,7 @@ impl Policy {
 /// How one of the candidates is taken.
 #[derive(Debug)]
 pub(crate) enum Choice {
-    /// Without a look at them: this one of so many.
+    /// Without their terms: the function picks an index below the number of candidates.
     Unseen(fn(&mut Conductor, u64) -> u64),
     /// The least score.
     Least {
@@ -67,9 +68,9 @@ pub(crate) enum Choice {
 pub(crate) enum Ties {
     /// The one with the lowest number.
     First,
-    /// The one that has most of the prompt cached, then as in `First`.
+    /// The one with the most cached tokens of the prompt, then as in `First`.
     Warmest,
-    /// Any of them, by lot.
+    /// A random one.
     ByLot,
 }
 
@@ -86,18 +87,18 @@ pub(crate) enum FetchRule {
     Sooner,
 }
 
-/// Where requests wait. Those of one kind would be stranded under another.
+/// Where requests wait. It cannot change while requests wait: those of one queue would be stranded under another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueLocation {
-    /// Nothing waits in the conductor: engines are handed their prefills at once.
+    /// No request waits in the conductor: prefills are sent to engines at once.
     AtEngines,
-    /// In the conductor, by instance: it orders prefills itself, and knows best what comes when.
+    /// In the conductor, in a queue for each instance: the conductor orders the prefills.
     ByInstance,
     /// In the conductor, in one queue before they are placed.
     BeforePlacement,
 }
 
-/// Makes [`PolicyName`] of the table: for each policy its sentence, its variant, its word and its value.
+/// Defines [`PolicyName`] from the table: a description, a variant, a name and a value for each policy.
 macro_rules! policies {
     ($($(#[doc = $about:literal])+ $(#[cfg($when:meta)])? $name:ident = $word:literal, $policy:path;)+) => {
         /// How a request finds its instances.
@@ -142,7 +143,7 @@ impl PolicyName {
         matches!(self.policy().queueing, QueueLocation::ByInstance)
     }
 
-    /// Whether it is to be told how long answers will be, and what arrives next.
+    /// Whether it needs output lengths and later arrivals.
     #[must_use]
     pub const fn foresees(self) -> bool {
         self.policy().foresees

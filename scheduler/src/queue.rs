@@ -1,10 +1,10 @@
-//! What an instance has been given to prefill, and which of it goes next.
+//! An instance's prefill queue: the prefills that it has been given, and which is sent next.
 //!
-//! Order of service: of the highest band that waits, of the tenant with the least service so far, the shortest
-//! predicted work; unless serving it first would break a promise to another, of whatever band: then the earliest
-//! deadline. A promise to a lower band gives way where one to a higher band could not be kept otherwise. What has waited
-//! for twice as long as was promised goes before all. So short work does not wait behind long, what was promised is kept
-//! all the same, and nothing starves.
+//! Order of service: among the waiting requests of the highest band, and of the tenant with the least service so far,
+//! the one with the shortest predicted work is next. If serving it first would break a promise to another request, of
+//! any band, the earliest deadline is next instead. A promise to a lower band yields where one to a higher band could
+//! not be kept otherwise. A request that has waited for twice its promised time goes before all. So short work does not
+//! wait behind long work, promises are kept, and no request starves.
 
 use alloc::format;
 use alloc::string::String;
@@ -27,14 +27,14 @@ pub(crate) struct WaitingPrefill {
     pub tenant: TenantId,
     /// Weight of its class.
     pub weight: u32,
-    /// It stays here until then, µs: there is no room yet to decode it.
+    /// It is held until then, µs, because there is no room yet to decode it.
     pub held_until_us: u64,
-    /// Where its tenant's share of the work began with it: see [`FairShares`].
+    /// Its fair-share tag: see [`FairShares`].
     pub tag_us: u64,
 }
 
 impl WaitingPrefill {
-    /// Whether it has waited so long, twice what was promised, that it is served whatever that does to others.
+    /// Whether it has waited for twice its promised time: then it is served whatever that does to others.
     const fn is_aged(&self, now_us: u64) -> bool {
         let promised_us = self.deadline_us.saturating_sub(self.arrived_us);
         now_us.saturating_sub(self.arrived_us) > promised_us.saturating_mul(2)
@@ -60,23 +60,23 @@ pub(crate) struct NewWork {
     pub priority: i32,
 }
 
-/// What a new piece of work would meet in a queue.
+/// The state of a queue as new work would find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outlook {
     /// Wait by the order of service, µs.
     pub expected_wait_us: u64,
     /// Wait if served by deadline, the latest that it can be, µs.
     pub deadline_wait_us: u64,
-    /// How many would be served after it.
+    /// Number of requests that would be served after it.
     pub behind: u32,
-    /// Whether everything that now meets its deadline still would.
+    /// Whether all work that meets its deadline now still would.
     pub keeps_promises: bool,
 }
 
-/// Rounds after which an estimate is taken as it is: a hint is not worth a walk without end.
+/// Most rounds of an estimate; it is only a hint.
 const WELCOME_ROUNDS: usize = 16;
 
-/// An engine is taken to have begun with what it was sent after this, µs: what comes later joins no pass of it.
+/// After this time an engine counts as having begun the work that it was sent, µs: later work joins none of its passes.
 const BEGINS_US: u64 = 2_000;
 
 /// One instance's prefill work.
@@ -110,7 +110,7 @@ impl PrefillLedger {
         self.active_tokens
     }
 
-    /// Work left at the engine if it keeps to the predictions, µs.
+    /// Work left at the engine by the predictions, µs.
     pub(crate) fn dispatched_left_us(&self, now_us: u64) -> u64 {
         self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
     }
@@ -120,13 +120,13 @@ impl PrefillLedger {
         self.waiting.iter().filter(|w| w.held_until_us > 0).map(|w| (w.arrived_us, w.request))
     }
 
-    /// When the first of those held back goes on at the latest.
+    /// The earliest end of the holds.
     pub(crate) fn held_until_us(&self) -> Option<u64> {
         let until = self.waiting.iter().map(|w| w.held_until_us);
         until.filter(|until_us| (1..u64::MAX).contains(until_us)).min()
     }
 
-    /// A request is held back no longer.
+    /// Ends the hold of a request.
     pub(crate) fn let_go(&mut self, request: RequestId) {
         let waiting = self.waiting.iter_mut().find(|w| w.request == request);
         waiting.expect("who is let go waits here").held_until_us = 0;
@@ -175,8 +175,8 @@ impl PrefillLedger {
     pub(crate) fn finish(&mut self, now_us: u64, request: RequestId) -> Option<DispatchedPrefill> {
         let at = self.dispatched.iter().position(|d| d.request == request)?;
         let done = self.dispatched.remove(at);
-        // Whatever the engine has done of the others already is not credited to them: an engine that
-        // runs late would otherwise look ever less loaded than it is, and draw ever more work.
+        // The engine's progress on the others is not credited to them: an engine that runs late would otherwise look
+        // ever less loaded than it is, and attract ever more work.
         self.head_since_us = now_us;
         assert!(self.dispatched_us >= done.work_us, "more work ends than was sent");
         assert!(self.active_tokens >= done.new_tokens, "more tokens end than were sent");
@@ -185,12 +185,12 @@ impl PrefillLedger {
         Some(done)
     }
 
-    /// Checks that the sums are those of what is queued and sent, and that those who wait stand in their order.
+    /// Checks that the sums are those of the queued and sent work, and that the waiting requests are in order.
     ///
     /// # Errors
     /// Says which is off.
     pub(crate) fn check(&self) -> Result<(), String> {
-        // Wide sums: a saved ledger may say anything.
+        // Wide sums, because a saved ledger may hold any numbers.
         let waiting_us: u128 = self.waiting.iter().map(|w| u128::from(w.work_us)).sum();
         let dispatched_us: u128 = self.dispatched.iter().map(|d| u128::from(d.work_us)).sum();
         let active_tokens: u128 = self.dispatched.iter().map(|d| u128::from(d.new_tokens)).sum();
@@ -207,14 +207,14 @@ impl PrefillLedger {
         }
     }
 
-    /// When the engine will have at most `ahead_us` of work left, if it keeps to the predictions.
+    /// When the engine will have at most `ahead_us` of work left, by the predictions.
     pub(crate) const fn runs_low_at_us(&self, ahead_us: u64) -> u64 {
         self.head_since_us + self.dispatched_us.saturating_sub(ahead_us)
     }
 
-    /// Until when work of `work_us` over `new_tokens` tokens is not to be sent, if it is not, µs: what an engine has not
-    /// begun yet shares passes of `pass_tokens` with what is sent after it, and ends with them. That must make nothing
-    /// late which was sent in time.
+    /// The time until which work of `work_us` over `new_tokens` tokens must not be sent, µs, if there is one. Work that
+    /// an engine has not begun yet shares passes of `pass_tokens` with work that is sent after it, and ends with them.
+    /// That must make nothing late that was sent in time.
     pub(crate) fn shares_late_until_us(
         &self,
         now_us: u64,
@@ -283,7 +283,7 @@ impl PrefillLedger {
         let (work_us, tail_us, deadline_us) = work;
         let start_us = now_us + self.dispatched_left_us(now_us);
         let mut later_us = 0;
-        // Each round lets more go first; nearly all settle in two or three.
+        // Each round puts more work first; nearly all estimates settle in two or three.
         for _ in 0..WELCOME_ROUNDS {
             let due_us = deadline_us + later_us;
             let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
@@ -326,7 +326,7 @@ impl PrefillLedger {
         let mut as_it_is_us = clock_us;
         let waiting = |w: &WaitingPrefill| {
             as_it_is_us += w.work_us;
-            // One that is late as it is asks for nothing.
+            // A request that is late anyway has no deadline to keep.
             let due_us = if as_it_is_us <= w.deadline_us { w.deadline_us } else { u64::MAX };
             (w.work_us, due_us, claim(w).map(|claim| (claim, Reverse(w.work_us), w.request)))
         };
@@ -338,7 +338,7 @@ impl PrefillLedger {
             clock_us += work_us;
             may_leave.extend(claimed);
             let own = claimed.map(|(.., request)| request);
-            // One that has left itself asks for nothing more.
+            // A request that has left has no deadline to keep.
             while clock_us > due_us && own.is_none_or(|request| !leave.contains(&request)) {
                 let mut least = (0..may_leave.len()).min_by_key(|at| may_leave[*at])?;
                 let (claim, Reverse(freed_us), _) = may_leave[least];
@@ -357,7 +357,7 @@ impl PrefillLedger {
         Some(leave)
     }
 
-    /// Which waiting work goes next.
+    /// The waiting work that is served next.
     pub(crate) fn next(&self, now_us: u64, fair: &FairShares) -> Option<usize> {
         let free = |w: &&WaitingPrefill| w.held_until_us <= now_us;
         let aged = self.waiting.iter().enumerate().filter(|(_, w)| free(w) && w.is_aged(now_us));
@@ -380,8 +380,8 @@ impl PrefillLedger {
         Some(preferred)
     }
 
-    /// Whether serving `first` before all others makes any of them late that would not be. Where `first` is in time only
-    /// if it goes now, promises to lower bands do not count.
+    /// Whether serving `first` before all others makes any of them late that would not be. If `first` is in time only
+    /// when it is served now, promises to lower bands do not count.
     fn breaks_promise(&self, now_us: u64, first: usize) -> bool {
         let start_us = now_us + self.dispatched_left_us(now_us);
         let (before, own) = (&self.waiting[..first], &self.waiting[first]);
@@ -396,13 +396,13 @@ impl PrefillLedger {
     }
 }
 
-/// What a waiting request has to say for its place: its band, and how little of its tenant's share lies before it.
+/// The claim of a waiting request to its place: its band, and how little of its tenant's share lies before it.
 pub(crate) type Claim = (i32, Reverse<u64>);
 
-/// What each tenant has had, weighted: of service, for the order inside a band; and of admission, by start-time fair
-/// queueing (Goyal, Vin, Cheng 1996). A request's tag is where its tenant's work stands when it is let in, at least the
-/// virtual time, which is the least tag of those that wait. So who asks for more than a share has tags far ahead, and an
-/// idle tenant saves nothing up.
+/// The weighted accounts of each tenant: of service, for the order inside a band; and of admission, by start-time fair
+/// queueing (Goyal, Vin, Cheng 1996). A request's tag is its tenant's account when it is admitted, at least the virtual
+/// time, which is the least tag of the waiting requests. So a tenant that asks for more than a share has tags far
+/// ahead, and an idle tenant saves nothing up.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct FairShares {
     served: Vec<u64>,
@@ -415,7 +415,7 @@ pub(crate) struct FairShares {
 /// Tenants beyond this share one account (I9).
 const MAX_TENANTS: usize = 4096;
 
-/// Virtual time is worked out anew after this, µs.
+/// Virtual time is computed again after this, µs.
 const VIRTUAL_FOR_US: u64 = 10_000;
 
 impl FairShares {
@@ -423,12 +423,12 @@ impl FairShares {
         tenant.index().min(MAX_TENANTS - 1)
     }
 
-    /// Weighted service that a tenant has had, µs; an idle tenant does not save up.
+    /// Weighted service of a tenant, µs; an idle tenant does not save up.
     pub(crate) fn served(&self, tenant: TenantId) -> u64 {
         self.served.get(Self::slot(tenant)).copied().unwrap_or(0).max(self.floor)
     }
 
-    /// Charges a tenant for work just dispatched.
+    /// Charges a tenant for dispatched work.
     pub(crate) fn charge(&mut self, tenant: TenantId, weight: u32, work_us: u64) {
         let slot = Self::slot(tenant);
         if self.served.len() <= slot {
@@ -436,11 +436,11 @@ impl FairShares {
         }
         let before = self.served[slot].max(self.floor);
         self.served[slot] = before + work_us / u64::from(weight.max(1));
-        // The tenant just served was the least served one that waits: nobody may lag behind it.
+        // The tenant just served was the least served one that waits: no tenant may lag behind it.
         self.floor = before;
     }
 
-    /// Moves virtual time on to the least tag of those that wait, or past everything where nobody does.
+    /// Moves virtual time to the least tag of the waiting requests, or past all tags where none waits.
     pub(crate) fn move_on(&mut self, now_us: u64, tags_us: impl Iterator<Item = u64>) {
         if now_us < self.virtual_at_us + VIRTUAL_FOR_US {
             return;
@@ -455,7 +455,7 @@ impl FairShares {
         self.admitted.get(Self::slot(tenant)).copied().unwrap_or(0).max(self.virtual_us)
     }
 
-    /// Lets work of a tenant in, and gives its tag.
+    /// Admits work of a tenant, and returns its tag.
     pub(crate) fn admit(&mut self, tenant: TenantId, weight: u32, work_us: u64) -> u64 {
         let (slot, tag_us) = (Self::slot(tenant), self.tag_us(tenant));
         if self.admitted.len() <= slot {
@@ -627,7 +627,8 @@ mod tests {
         assert_eq!(l.dispatched_left_us(190) + l.active_tokens(), 0);
     }
 
-    /// It was sent early whatever it did to others: at three times the load a third of those let in came too late.
+    /// A regression: it was sent early whatever that did to others, and at three times the load a third of the admitted
+    /// requests came too late.
     #[test]
     fn what_would_end_a_pass_late_for_others_is_not_sent_into_it() {
         let mut l = PrefillLedger::default();

@@ -1,7 +1,7 @@
-//! Hot prefixes: a chain that many requests share should not depend on one holder.
+//! Replication: a chain that many requests share should not depend on one holder.
 //!
-//! Fetching at placement already leaves replicas where the demand is. This adds what fetching
-//! cannot: an instance that has room and no work gets a copy before it is asked for.
+//! Fetches at placement already leave replicas where the demand is. Replication adds what fetches cannot: an idle
+//! instance with room gets a copy before a request needs it.
 
 use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, Role};
@@ -11,9 +11,9 @@ use crate::conductor::Conductor;
 use crate::placement::Hits;
 use crate::{Effect, Request};
 
-/// Prefixes whose popularity is followed (a bound, I9).
+/// Most prefixes whose popularity is counted (a bound, I9).
 const FOLLOWED: usize = 64;
-/// Blocks of a prefix that are worth copying at least.
+/// Shortest prefix that is copied, blocks.
 const MIN_BLOCKS: u32 = 4;
 /// Matches before a prefix counts as hot.
 const HOT: u32 = 16;
@@ -35,7 +35,7 @@ pub(crate) struct Replicator {
 }
 
 impl Replicator {
-    /// Takes in one request's match.
+    /// Counts one request's match.
     pub(crate) fn note(&mut self, hits: &Hits, request: &Request) {
         self.last = None;
         let blocks = hits.sources().first().map_or(0, |(b, _)| *b);
@@ -91,7 +91,7 @@ impl Conductor {
         effects.push(Effect::Replicate { from, to, chain });
     }
 
-    /// A copy is ordered: one at a time to an instance.
+    /// Records an ordered copy. An instance receives one at a time.
     pub(crate) fn copy_begins(&mut self, from: InstanceId, to: InstanceId) {
         assert!(from != to, "instance {to} would copy from itself");
         let target = self.fleet.known_mut(to);
@@ -100,8 +100,8 @@ impl Conductor {
         target.ingress_flights += 1;
     }
 
-    /// A store instance that may take the chain just matched: what is hot outlives whoever computed it where none
-    /// of them holds much of it yet.
+    /// A store instance that may take the chain just matched. A hot chain outlives its holders there, if no store
+    /// instance holds much of it yet.
     fn store_without(&self, blocks: u32) -> Option<InstanceId> {
         let holds = |id: &InstanceId| self.hits.of(*id).blocks * 2 >= blocks;
         let stores = &self.fleet.stores;

@@ -1,4 +1,4 @@
-//! Requests as the conductor knows them, and the life of each.
+//! Requests as the conductor knows them, and their stages.
 
 use alloc::vec::Vec;
 use baton_types::{BlockHash, ClassId, InstanceId, RequestId, TenantId};
@@ -13,13 +13,13 @@ pub struct Request {
     pub id: RequestId,
     /// Its service class.
     pub class: ClassId,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: TenantId,
     /// Prompt length, tokens, at least 1.
     pub prompt_tokens: u64,
     /// Short names of the prompt's blocks, the last one possibly partial.
     pub chain: Vec<BlockHash>,
-    /// Tokens already emitted to the client by an earlier placement; they are part of the prompt now.
+    /// Tokens that the client has from earlier attempts. They are part of the prompt now.
     pub emitted_tokens: u32,
     /// The most output tokens that its client takes, in all.
     pub max_output_tokens: Option<u32>,
@@ -30,10 +30,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// Counts what its client has by now, in all, as part of the prompt.
+    /// Adds the client's tokens (`emitted_tokens` in all) to the prompt.
     pub(crate) fn has_emitted(&mut self, emitted_tokens: u32, block_tokens: u32) {
         let whole = usize::try_from(self.prompt_tokens / u64::from(block_tokens)).unwrap_or(usize::MAX);
-        // The last block goes on with tokens that only this answer has.
+        // The last block continues with tokens of this answer alone.
         self.chain.truncate(whole);
         self.prompt_tokens += u64::from(emitted_tokens.saturating_sub(self.emitted_tokens));
         self.emitted_tokens = self.emitted_tokens.max(emitted_tokens);
@@ -46,16 +46,16 @@ impl Request {
     }
 }
 
-/// Where a request is in its life.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stage {
-    /// Waits in the router's queue, not yet placed.
+    /// It waits in the router's queue and is not placed.
     Unplaced,
-    /// Placed, held back by the conductor.
+    /// It is placed, and its prefill is not sent yet.
     Waiting,
     /// Sent to its prefill instance.
     Prefilling,
-    /// Prefilled; the rest of its KV is on the way.
+    /// Prefilled; the rest of its KV is being transferred.
     HandingOff,
     /// Decoding.
     Decoding,
@@ -69,7 +69,7 @@ pub(crate) struct Entry {
     pub arrived_us: u64,
     /// When its first token is due by its objective, µs.
     pub deadline_us: u64,
-    /// When it is due by what was promised to it where it was placed, µs.
+    /// When its first token is due by the promise made at placement, µs.
     pub promised_us: u64,
     /// What was predicted when it was first placed; kept for drivers.
     pub prediction: Option<crate::Prediction>,
@@ -77,8 +77,8 @@ pub(crate) struct Entry {
     pub tag_us: Option<u64>,
     pub prefill: InstanceId,
     pub decode: Option<InstanceId>,
-    /// Where it failed last: an instance that its KV did not reach, or whose prefill or decode of
-    /// it went wrong. It goes there again only where there is no other.
+    /// The instance where it failed last: its KV did not reach it, or its prefill or decode failed there. It is placed
+    /// there again only if there is no other.
     pub excluded: Option<InstanceId>,
     pub fetch: Option<crate::FetchPlan>,
     /// Predicted prefill work on `prefill`, µs.
@@ -94,12 +94,12 @@ pub(crate) struct Entry {
     /// Uncorrected prediction of its decode's duration, µs.
     pub decode_prior_us: u64,
     pub retries: u32,
-    /// It gave way to an older one, and has not been sent again since.
+    /// It was preempted for an older request, and has not been sent again since.
     pub gave_way: bool,
-    /// What its client has of a decode that is about to be lost, in all. Counted as part of the prompt once the request is
-    /// placed anew: until then the decode ledger knows the prompt that it keeps room for.
+    /// Tokens that the client has, in all, of a decode that is about to be lost. They become part of the prompt once
+    /// the request is placed again. Until then the decode ledger still holds the old prompt.
     pub told_tokens: u32,
-    /// Another router's request: counted, never acted upon.
+    /// Another router's request: its load counts, and no order is given for it.
     pub foreign: bool,
 }
 
@@ -120,7 +120,7 @@ impl Requests {
         self.by_id.contains_key(&id)
     }
 
-    /// Adds an entry, whose id must not be live: one that is passed over would be dropped without a word.
+    /// Adds an entry, whose id must not be live: a skipped one would be lost silently.
     pub(crate) fn insert(&mut self, entry: Entry) {
         let id = entry.request.id;
         assert!(!self.by_id.contains_key(&id), "request {id} is live already");
@@ -144,7 +144,7 @@ impl Requests {
         self.slots[*self.by_id.get(&id)? as usize].as_ref()
     }
 
-    /// The blocks of a live request's prompt. Those whom ledgers name are live.
+    /// The blocks of a live request's prompt. Every request of a ledger is live.
     pub(crate) fn chain_of(&self, id: RequestId) -> &[BlockHash] {
         &self.get(id).expect("a request that a ledger names is live").request.chain
     }
@@ -161,12 +161,12 @@ impl Requests {
         entry
     }
 
-    /// The slab as it is, with its vacant slots in the order of their reuse.
+    /// The slots, and the vacant ones in the order of their reuse.
     pub(crate) fn save(&self) -> (Vec<Option<Entry>>, Vec<u32>) {
         (self.slots.clone(), self.free.clone())
     }
 
-    /// A slab as it was saved; `None` when the two parts contradict each other.
+    /// Restores a saved slab; `None` when the two parts contradict each other.
     pub(crate) fn restore(slots: Vec<Option<Entry>>, free: Vec<u32>) -> Option<Self> {
         let mut by_id = HashMap::default();
         for (slot, entry) in (0..).zip(&slots) {

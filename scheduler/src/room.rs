@@ -1,8 +1,8 @@
-//! Room for answers that turn out longer than was reserved: reservations follow them, and whoever had to
-//! give way waits here, with what its client has, until there is room again.
+//! Room for answers that turn out longer than predicted: their reservations grow. A request that was preempted waits
+//! here, with the tokens that its client has, until there is room again.
 //!
-//! A decode instance that runs short of KV takes it from the youngest, so the oldest always goes on; and
-//! whoever gave way goes again in order of arrival. So everything that fits at all comes to its end.
+//! A decode instance that runs short of KV takes it from the youngest request, so the oldest always continues.
+//! Preempted requests are sent again in order of arrival. So every request that fits at all completes.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};
@@ -14,12 +14,12 @@ use crate::placement::Placement;
 use crate::request::{Entry, Stage};
 use crate::{Effect, FailStage};
 
-/// Of those that wait for room, so many are looked at when some comes free.
+/// Most held requests that are checked when room becomes free.
 const LOOKS: usize = 8;
 
 impl Conductor {
-    /// An answer is longer than the room that was kept for it: it is expected to be as long as those that
-    /// came as far, and keeps room for that.
+    /// An answer is longer than its reserved room. Its expected length is now that of the answers that became as long,
+    /// and room for that is reserved.
     pub(crate) fn room_outgrown(&mut self, id: RequestId, emitted_tokens: u32) {
         let decoding = |e: &&Entry| e.stage == Stage::Decoding && !e.foreign;
         let Some(entry) = self.requests.get(id).filter(decoding) else {
@@ -51,8 +51,8 @@ impl Conductor {
         self.fleet.known_mut(decode).decode.grow(id, reserved_tokens, finish_us);
     }
 
-    /// Its decode instance, or the one that its KV was on the way to, gave its KV up for an older request. What
-    /// its client has goes on top of the prompt; no try of it is spent, for nothing went wrong.
+    /// Its decode instance, or the one that was receiving its KV, released its KV for an older request. The client's
+    /// tokens are added to the prompt. The request keeps its retries, since nothing failed.
     pub(crate) fn preempted(&mut self, id: RequestId, emitted_tokens: u32, effects: &mut Vec<Effect>) {
         let sent = |e: &&Entry| matches!(e.stage, Stage::Prefilling | Stage::HandingOff | Stage::Decoding);
         if self.requests.get(id).filter(sent).is_none() {
@@ -71,8 +71,8 @@ impl Conductor {
         self.retry(entry, FailStage::DecodeFailed, effects);
     }
 
-    /// Until when an entry that is about to wait on a prefill instance stays there for want of room to decode it, µs;
-    /// 0: there is room. Who was let in for its objective goes when it must, room or not.
+    /// The time until which an entry that is about to wait on a prefill instance is held for want of room to decode it,
+    /// µs; 0: there is room. A request that was admitted for its objective is sent in time for it, room or not.
     pub(crate) fn held_until_us(&self, entry: &Entry, placement: &Placement, at_us: u64) -> u64 {
         let candidate = &placement.candidate;
         if entry.gave_way {
@@ -85,8 +85,8 @@ impl Conductor {
         }
     }
 
-    /// Whether everything that is, or will by then be, on an instance leaves room for the entry; those that wait
-    /// for room themselves do not count.
+    /// Whether all requests that are on an instance, or will be by then, leave room for the entry. Held requests do not
+    /// count.
     fn has_room(&self, instance: &Instance, entry: &Entry, at_us: u64) -> bool {
         let need = self.decode_need(&entry.request, at_us);
         let (when, capacity_tokens) = ((self.now_us, at_us), instance.spec.capacity_tokens);
@@ -94,8 +94,8 @@ impl Conductor {
         roomy(Kin::default()) || roomy(self.kin(&instance.decode, need.chain))
     }
 
-    /// Room came free: whoever waits for it goes on, the oldest first. None overtakes one that gave way, or that
-    /// would wait for as long as there are smaller ones.
+    /// Room became free: ends the holds of requests that fit, the oldest first. None overtakes a preempted request,
+    /// which would otherwise wait for as long as there are smaller ones.
     pub(crate) fn let_held_go(&mut self) {
         if !core::mem::take(&mut self.room_came) {
             return;
@@ -124,8 +124,8 @@ impl Conductor {
         }
     }
 
-    /// Where a held entry waits, and an instance that has room for its decode now; its own where none that serves
-    /// could ever have it, for then waiting is over as well.
+    /// The prefill instance where a held entry waits, and a decode instance that has room for it now. If no serving
+    /// instance can ever hold the request, the planned one is returned, because waiting is pointless then.
     fn room_for(&self, entry: &Entry) -> Option<(InstanceId, InstanceId)> {
         let from = entry.prefill;
         let at_us = self.now_us + entry.work_us;

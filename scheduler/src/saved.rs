@@ -1,4 +1,4 @@
-//! A conductor written down and brought back: from then on both give the same effects (I10).
+//! Saves and restores a conductor: from then on both give the same effects (I10).
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -18,8 +18,7 @@ use crate::tickets::Tickets;
 use crate::timers::Timers;
 use crate::{SchedulerConfig, SchedulerStats};
 
-/// Everything that a conductor knows, in serial form. Opaque: its shape follows the version of
-/// this crate.
+/// The whole state of a conductor in serial form. Opaque: its shape follows the version of this crate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedConductor {
@@ -42,7 +41,7 @@ pub struct SavedConductor {
     sequence: u64,
     stats: SchedulerStats,
     held: Vec<IndexPiece>,
-    /// Room was given back, and not everybody who waits for some was looked at.
+    /// Room was released, and not every request that waits for room was checked.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     room_came: bool,
 }
@@ -81,7 +80,7 @@ impl SavedConductor {
 }
 
 impl Conductor {
-    /// Writes everything down. Costs as much as the index and the live requests are large.
+    /// Saves the state. The cost grows with the index and the live requests.
     #[must_use]
     pub fn save(&self) -> SavedConductor {
         let (requests, free) = self.requests.save();
@@ -113,8 +112,8 @@ impl Conductor {
         }
     }
 
-    /// A conductor as it was saved: what it does next is what the saved one would have done, but
-    /// for blocks that an index at its memory bound had refused in another order.
+    /// Restores a conductor. It gives the same effects as the saved one would, except for blocks that an index at its
+    /// memory bound refused in another order.
     ///
     /// # Errors
     /// Says what contradicts itself.

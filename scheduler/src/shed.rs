@@ -1,4 +1,4 @@
-//! Shedding: what is in the way of a request with a better claim, and has cost nobody anything yet, leaves. Promises to
+//! Shedding: waiting requests that bar one with a better claim, and have cost no work yet, are displaced. Promises to
 //! lower bands do not bar a higher one, and a tenant that floods does not bar the others.
 
 use alloc::vec::Vec;
@@ -13,12 +13,12 @@ use crate::queue::{Claim, WaitingPrefill};
 use crate::request::Stage;
 use crate::{Effect, RejectReason, Request};
 
-/// Instances that are tried, those that lose the least work first.
+/// Most instances that are tried, those that lose the least work first.
 const INSTANCES: usize = 2;
 /// Requests that one arrival may displace.
 const DISPLACED: usize = 16;
 
-/// What a displaced request held.
+/// The reservations of a displaced request.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     instance: InstanceId,
@@ -27,8 +27,8 @@ struct Place {
 }
 
 impl Conductor {
-    /// A placement that keeps every promise once requests of lesser claim, which only wait, have left one instance, and
-    /// who they are; those then hold nothing. `None`, and nothing changed, when even that does not help.
+    /// A placement that keeps every promise once waiting requests of lesser claim have left one instance, and these
+    /// requests, which hold nothing then. `None`, with nothing changed, when even that does not help.
     pub(crate) fn place_by_displacing(
         &mut self,
         request: &Request,
@@ -42,7 +42,7 @@ impl Conductor {
             let places: Vec<Place> = leave.into_iter().map(|w| self.take_off(instance, w)).collect();
             if let Ok(placement) = self.place_for(request, deadline_us, true) {
                 let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
-                // First come, first looked after.
+                // They are placed again in order of arrival.
                 displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
                 return Some((placement, displaced.iter().map(|w| w.request).collect()));
             }
@@ -68,7 +68,7 @@ impl Conductor {
         found.into_iter().map(|(_, id, leave)| (id, leave)).collect()
     }
 
-    /// Who has to leave one instance for the request, if that is enough, and fair.
+    /// The requests that have to leave one instance for the request, if that is enough, and fair.
     fn in_the_way_on(&self, id: InstanceId, request: &Request, deadline_us: u64) -> Option<Vec<RequestId>> {
         let instance = self.fleet.known(id);
         let candidate = self.candidate(instance, request, deadline_us);
@@ -78,7 +78,7 @@ impl Conductor {
         let mut leave =
             instance.prefill.in_the_way(self.now_us, candidate.new, |w| self.claim(w, request))?;
         if leave.is_empty() {
-            // It is room to decode that is missing.
+            // Room to decode is missing.
             leave = self.least_claims(id, request);
         }
         let own = self.class(request);
@@ -116,7 +116,7 @@ impl Conductor {
         (self.class(&entry.request).sheddable && untouched).then_some(claim)
     }
 
-    /// Of what waits on an instance those with the least claim, the newest first.
+    /// The waiting requests of an instance with the least claim, the newest first.
     fn least_claims(&self, instance: InstanceId, request: &Request) -> Vec<RequestId> {
         let all = self.waiting_on(instance).iter();
         let mut all: Vec<_> = all.filter_map(|w| self.claim(w, request).map(|claim| (claim, w))).collect();
@@ -150,8 +150,8 @@ impl Conductor {
         }
     }
 
-    /// Displaced requests go where every promise is still kept; where there is no such place they
-    /// are refused after all.
+    /// Displaced requests are placed where every promise is still kept. Where there is no such place they are refused
+    /// after all.
     pub(crate) fn place_displaced(&mut self, displaced: &[RequestId], effects: &mut Vec<Effect>) {
         for id in displaced {
             let mut entry = self.requests.remove(*id).expect("a request that is displaced is live");

@@ -1,4 +1,4 @@
-//! Plain integers about what the conductor did; whoever exports them names them.
+//! Counters of the conductor's decisions, as plain integers. The exporter names them.
 
 use alloc::vec::Vec;
 use baton_types::InstanceId;
@@ -16,11 +16,11 @@ pub struct SchedulerStats {
     pub admitted: u64,
     /// Requests that finished.
     pub finished: u64,
-    /// Requests that clients gave up.
+    /// Requests that clients cancelled.
     pub cancelled: u64,
     /// Requests that could not be served after being admitted.
     pub failed: u64,
-    /// Requests that gave way to older ones when KV ran short.
+    /// Requests that were preempted for older ones when KV ran short.
     #[serde(default)]
     pub preempted: u64,
     /// Placements repeated after a loss.
@@ -41,7 +41,7 @@ pub struct SchedulerStats {
     pub tickets_expired: u64,
     /// What each shadow mode would have refused, with how many it judged.
     pub shadow: Vec<(AdmissionMode, u64, u64)>,
-    /// Prompt tokens computed for requests that were refused afterwards.
+    /// Prompt tokens computed for requests that were refused later.
     pub wasted_prefill_tokens: u64,
     /// Prompt tokens taken from caches.
     pub cached_tokens: u64,
@@ -49,13 +49,13 @@ pub struct SchedulerStats {
     pub prefilled_tokens: u64,
     /// Fetches that ended.
     pub fetches: u64,
-    /// Fetches that brought nothing.
+    /// Fetches that failed.
     pub fetches_failed: u64,
     /// Fetches that store instances served.
     pub lent_fetches: u64,
     /// Copies made ahead of demand.
     pub replications: u64,
-    /// Chains copied to store instances because who held them was about to lose them.
+    /// Chains copied to store instances because their last holder was about to lose them.
     pub saves: u64,
     /// Inputs that did not fit the state and were ignored.
     pub stale_inputs: u64,
@@ -84,7 +84,7 @@ impl SchedulerStats {
     }
 }
 
-/// What one instance has been given, for pages and bug reports.
+/// The load of one instance, for status pages and bug reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceLoad {
     /// The instance.
@@ -101,11 +101,11 @@ pub struct InstanceLoad {
     pub running: u32,
     /// KV tokens promised to decodes.
     pub reserved_tokens: u64,
-    /// Predicted step time with what runs now, µs.
+    /// Predicted step time with the running decodes, µs.
     pub step_us: u64,
 }
 
-/// The state as the outside may see it, in instance order.
+/// The public part of the state, in instance order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Live requests.

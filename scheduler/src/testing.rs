@@ -1,5 +1,5 @@
-//! Fixtures for this crate's tests: round numbers, short ways to say things, and a play in which
-//! engines obey the conductor while an oracle of its own keeps the books.
+//! Fixtures for this crate's tests: round numbers, short constructors, and a play in which engines obey the conductor
+//! while an oracle keeps its own account.
 
 mod exact;
 mod oracle;
@@ -23,9 +23,9 @@ pub(crate) use exact::run;
 pub(crate) use oracle::Oracle;
 pub(crate) use play::{Act, Play, scripts};
 
-/// Time that a prompt token costs under [`profile`], µs.
+/// Time of a prompt token under [`profile`], µs.
 pub(crate) const TOKEN_US: u64 = 100;
-/// Time that a prefill pass costs besides its tokens, µs.
+/// Fixed time of a prefill pass, µs.
 pub(crate) const PASS_US: u64 = 1000;
 /// Tokens in a block of every test.
 pub(crate) const BLOCK: u64 = 512;
@@ -93,7 +93,7 @@ pub(crate) fn request(id: u64, prompt_tokens: u64, shared: u64) -> Request {
     }
 }
 
-/// A request that will emit exactly `output_tokens`, and says so.
+/// A request with a known output length of `output_tokens`.
 pub(crate) fn foretold(id: u64, prompt_tokens: u64, output_tokens: u32) -> Request {
     Request { known_output_tokens: Some(output_tokens), ..request(id, prompt_tokens, 0) }
 }
@@ -103,13 +103,13 @@ pub(crate) fn shared_chain(blocks: u64) -> Vec<BlockHash> {
     (1..=blocks).map(BlockHash).collect()
 }
 
-/// What the profile says a prefill costs on one node in passes of 8192 tokens, µs, worked out
-/// apart from the production formula.
+/// Time of a prefill by the profile on one node in passes of 8192 tokens, µs, computed apart from the production
+/// formula.
 pub(crate) fn naive_prefill_us(new_tokens: u64) -> u64 {
     new_tokens * TOKEN_US + new_tokens.div_ceil(8192) * PASS_US
 }
 
-/// A configuration under which a decision depends on little: no local prefill, no replication.
+/// A configuration in which few things influence a decision: no local prefill, no replication.
 pub(crate) fn plain(policy: PolicyName, admission: AdmissionMode) -> SchedulerConfig {
     SchedulerConfig {
         policy,
@@ -151,7 +151,7 @@ pub(crate) fn offer(conductor: &mut Conductor, now_us: u64, request: Request) ->
     step(conductor, now_us, Input::RequestArrived(request))
 }
 
-/// Tells the index that `instance` holds `chain` from its root in `tier`.
+/// Records in the index that `instance` holds `chain` from its root in `tier`.
 pub(crate) fn hold(conductor: &mut Conductor, instance: u32, chain: &[BlockHash], tier: Tier) {
     let change = CacheChange::Stored { parent: None, hashes: chain.to_vec(), tier };
     let event = CacheEvent { instance: InstanceId(instance), epoch: Epoch(1), change };

@@ -1,4 +1,4 @@
-//! Tests of the conductor as a whole, one file for each thing that it promises.
+//! Tests of the whole conductor, one file for each promise.
 
 mod admission;
 mod affinity;

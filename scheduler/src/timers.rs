@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use baton_types::InstanceId;
 use core::cmp::Reverse;
 
-/// When each instance's queue should be looked at again.
+/// When each instance's queue must be run again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(u64, InstanceId)>>,
@@ -54,7 +54,7 @@ impl Timers {
         None
     }
 
-    /// Takes one instance whose time has come.
+    /// Removes and returns one instance whose wake-up time has come.
     pub(crate) fn pop_due(&mut self, now_us: u64) -> Option<InstanceId> {
         if self.next()? > now_us {
             return None;

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(seats.take("n9", 4), Some((InstanceId(9), Epoch(2))), "who was spared is as it was");
     }
 
-    /// Every life ever, in a list: what [`Seats`] must answer, worked out the long way.
+    /// The reference for [`InstanceIds`]: a list of all lives, searched in full.
     #[derive(Default)]
     struct Naive {
         /// Name, number, epoch, when it left.

@@ -75,6 +75,7 @@ fn words(name: &str) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
 
     use super::*;
     use crate::finding::{assert_caught, assert_clean};
@@ -94,6 +95,14 @@ mod tests {
     fn types_of_the_house_end_in_nouns() {
         let sources = house::sources().iter();
         assert_clean(sources.flat_map(|(path, text)| check_nouns(path, text)).collect());
+    }
+
+    #[test]
+    fn every_noun_of_the_list_ends_a_type() {
+        let types = house::sources().iter().flat_map(|(_, text)| Outline::of(text).types());
+        let used: BTreeSet<String> = types.filter_map(|one| words(&one.name).last()).collect();
+        let unused: Vec<&str> = NOUNS.lines().filter(|noun| !used.contains(*noun)).collect();
+        assert_eq!(unused, [""; 0], "take them off tests/architecture/nouns.txt");
     }
 
     #[test]

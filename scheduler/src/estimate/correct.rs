@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Measured over predicted work, both fading, so that the ratio is of sums: a tiny prefill that
-/// rode along in another's pass weighs as little as it costs.
+/// Measured over predicted work. Both sums fade. The ratio is one of sums, so a tiny prefill that shared a pass with
+/// another weighs as little as it costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Residual {
     measured_us: f64,
@@ -13,13 +13,13 @@ pub(crate) struct Residual {
     total_us: f64,
 }
 
-/// How much of the past each new sample leaves standing.
+/// Each new sample multiplies the weight of the past by this.
 const FADE: f64 = 0.95;
-/// Weight of the prior's own claim (that the ratio is 1), µs of work.
+/// Weight of the prior (a ratio of 1), µs of work.
 const PRIOR_US: f64 = 1_000_000.0;
-/// No sample counts more than this many times what was predicted of it: beyond that it is a fault, not a cost.
+/// A sample counts as at most this many times its prediction: a longer time is a fault, not a cost.
 const OUTLIER: f64 = 8.0;
-/// A profile may be of quite another model or machine than the one that serves: this far a correction goes.
+/// The largest correction, and its reciprocal the smallest. The profile may be that of quite another model or machine.
 const FURTHEST: f64 = 1000.0;
 
 impl Default for Residual {
@@ -29,7 +29,7 @@ impl Default for Residual {
 }
 
 impl Residual {
-    /// The factor to multiply a prior with.
+    /// The factor by which a prior is multiplied.
     pub(crate) fn ratio(&self) -> f64 {
         (self.measured_us / self.prior_us).clamp(1.0 / FURTHEST, FURTHEST)
     }
@@ -39,7 +39,7 @@ impl Residual {
         if self.total_us <= 0.0 { 0.0 } else { self.error_us / self.total_us }
     }
 
-    /// Takes in one pair; `prior_us` is the uncorrected prediction.
+    /// Records one measurement; `prior_us` is the uncorrected prediction.
     pub(crate) fn observe(&mut self, prior_us: f64, measured_us: f64) {
         if prior_us <= 0.0 || measured_us <= 0.0 {
             return;
@@ -66,7 +66,8 @@ mod tests {
         assert!(residual.mean_error() > 0.0 && residual.mean_error() < 0.5);
     }
 
-    /// It stopped at a factor of eight: an engine 50 times as fast as its profile was predicted wrongly for ever.
+    /// A regression: corrections stopped at a factor of eight, so an engine 50 times as fast as its profile was
+    /// mispredicted for ever.
     #[test]
     fn a_profile_of_quite_another_engine_is_corrected() {
         for factor in [0.02, 50.0] {

@@ -1,8 +1,8 @@
 //! What a decode instance has promised, and what its step time will be at a later moment.
 //!
-//! A store holds a block once, however many prompts begin with it, so room for it is kept once. Prompts stand in the
-//! order of their chains: what one has in common with any of those before it, it has in common with the one just
-//! before. So whoever is there at some moment, one pass over the slots counts each of their blocks once.
+//! A store holds a block once, however many prompts begin with it, so the ledger reserves room for it once. The slots
+//! are sorted by the prompts' chains. A prompt shares no more with any earlier prompt than with the one directly before
+//! it. For any set of requests, one pass over the slots therefore counts each of their blocks once.
 
 use alloc::format;
 use alloc::string::String;
@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, CostProfile, RequestId};
 use serde::{Deserialize, Serialize};
 
-/// One request that decodes there, or will.
+/// A request that decodes on the instance, or will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DecodeSlot {
     pub request: RequestId,
@@ -22,22 +22,22 @@ pub(crate) struct DecodeSlot {
     pub context_tokens: u64,
     /// Prompt plus room reserved for the output, tokens.
     pub reserved_tokens: u64,
-    /// Of those, in blocks that the slot before this one has as well.
+    /// Those of them in blocks that the slot before this one holds too.
     pub common_tokens: u64,
     /// Whether it decodes already.
     pub running: bool,
-    /// Whether it waits, not yet sent, until there is room for it.
+    /// Whether the request is held: not sent until there is room for it.
     pub held: bool,
 }
 
 impl DecodeSlot {
-    /// What it takes of the room besides `common_tokens` that another holds, tokens.
+    /// Room that it takes besides `common_tokens` that another request holds, tokens.
     const fn takes(&self, common_tokens: u64) -> u64 {
         self.reserved_tokens.saturating_sub(common_tokens)
     }
 }
 
-/// Where a prompt stands among those of a ledger, and what it has in common with the two beside it.
+/// The position of a prompt among those of a ledger, and the tokens that it shares with its two neighbours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kin {
     at: usize,
@@ -59,8 +59,8 @@ pub(crate) fn common_blocks(one: &[BlockHash], other: &[BlockHash]) -> usize {
     low
 }
 
-/// Where a chain stands in a list that is in the order of its chains, and how many leading blocks it has in common with
-/// the one before that place and the one there.
+/// The position of a chain in a list sorted by chain, and the numbers of leading blocks that it shares with the chain
+/// before that position and the chain at it.
 pub(crate) fn place_among<'a, T>(
     all: &[T],
     chain: &[BlockHash],
@@ -76,13 +76,13 @@ pub(crate) fn place_among<'a, T>(
     (at, common(at.checked_sub(1).and_then(|at| all.get(at))), common(all.get(at)))
 }
 
-/// Every promise of one decode instance. Small (a batch), so it is scanned.
+/// All promises of one decode instance. There are few (a batch), so the ledger is scanned.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DecodeLedger {
     /// In the order of their prompts' chains.
     slots: Vec<DecodeSlot>,
     context_tokens: u64,
-    /// Each block once.
+    /// Each block is counted once.
     reserved_tokens: u64,
     running: u32,
 }
@@ -93,7 +93,7 @@ impl DecodeLedger {
         (u32::try_from(self.slots.len()).unwrap_or(u32::MAX), self.context_tokens)
     }
 
-    /// Tokens promised, those only planned included, each block once.
+    /// Promised tokens, planned ones included. Each block is counted once.
     pub(crate) const fn reserved_tokens(&self) -> u64 {
         self.reserved_tokens
     }
@@ -106,7 +106,7 @@ impl DecodeLedger {
         &self.slots
     }
 
-    /// Where a prompt stands among those that are here; `chain_of` gives theirs.
+    /// The position of a prompt among those of the ledger; `chain_of` gives their chains.
     pub(crate) fn kin<'a>(
         &self,
         chain: &[BlockHash],
@@ -118,7 +118,7 @@ impl DecodeLedger {
         Kin { at, before_tokens: tokens(before), after_tokens: tokens(after) }
     }
 
-    /// Keeps room for a request whose prompt stands where `kin` says.
+    /// Reserves room for a request whose prompt has the position `kin`.
     pub(crate) fn reserve(&mut self, slot: DecodeSlot, kin: Kin) {
         assert!(kin.at <= self.slots.len(), "a place worked out for another ledger");
         debug_assert!(
@@ -135,7 +135,7 @@ impl DecodeLedger {
         debug_assert_eq!(self.check(), Ok(()), "after room was kept for request {}", slot.request);
     }
 
-    /// The slot at `at` has so much in common with the one before it from now on.
+    /// Sets how many tokens the slot at `at` shares with the slot before it.
     fn beside(&mut self, at: usize, common_tokens: u64) {
         if let Some(slot) = self.slots.get_mut(at) {
             assert!(self.reserved_tokens >= slot.takes(slot.common_tokens), "a slot takes more than all do");
@@ -145,12 +145,12 @@ impl DecodeLedger {
         }
     }
 
-    /// Tokens of a prompt that anybody here holds, or will.
+    /// Tokens of a prompt that some request of the ledger holds or will hold.
     pub(crate) fn shared_with(&self, kin: Kin) -> u64 {
         self.shared(kin, |_| true)
     }
 
-    /// Marks a request that keeps room here as decoding from `now_us`; its predicted duration is kept.
+    /// Marks a request with reserved room as decoding from `now_us`; its predicted duration is kept.
     pub(crate) fn start(&mut self, request: RequestId, now_us: u64) {
         let slot = self.slot_of(request);
         assert!(!slot.running, "request {request} decodes already");
@@ -160,12 +160,12 @@ impl DecodeLedger {
         assert!(self.running as usize <= self.slots.len(), "more decode than keep room");
     }
 
-    /// Room that was kept and not given back yet.
+    /// The slot of a request that has not been released.
     fn slot_of(&mut self, request: RequestId) -> &mut DecodeSlot {
         self.slots.iter_mut().find(|s| s.request == request).expect("who is spoken of keeps room here")
     }
 
-    /// Keeps more room for a request, which is predicted to end then.
+    /// Reserves more room for a request, and sets when it is predicted to end.
     pub(crate) fn grow(&mut self, request: RequestId, reserved_tokens: u64, finish_us: u64) {
         let slot = self.slot_of(request);
         let before_tokens = slot.takes(slot.common_tokens);
@@ -176,13 +176,13 @@ impl DecodeLedger {
         debug_assert_eq!(self.check(), Ok(()), "after request {request} outgrew its room");
     }
 
-    /// Sets whether a request waits for room elsewhere.
+    /// Sets whether a request is held for want of room.
     pub(crate) fn hold(&mut self, request: RequestId, held: bool) {
         self.slot_of(request).held = held;
     }
 
-    /// Whether `tokens` more leave those room who are, or will be, there at `at_us` and do not wait for room
-    /// themselves; alone anybody has it.
+    /// Whether `tokens` more fit beside the requests that are predicted to be here at `at_us` and are not held
+    /// themselves. An instance with no other request always has room.
     pub(crate) fn has_room(
         &self,
         (now_us, at_us): (u64, u64),
@@ -190,20 +190,20 @@ impl DecodeLedger {
         capacity_tokens: u64,
         kin: Kin,
     ) -> bool {
-        // One whose end has come and that is still here overstays, or has yet to begin.
+        // A request past its predicted end overstays, or has not started yet.
         let lasts = |s: &DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
         let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s);
         let (_, _, taken) = self.load(there);
         taken == 0 || taken + tokens.saturating_sub(self.shared(kin, there)) <= capacity_tokens
     }
 
-    /// Whether `tokens` more find room beside those that decode at this moment.
+    /// Whether `tokens` more fit beside the requests that decode at this moment.
     pub(crate) fn has_room_now(&self, tokens: u64, capacity_tokens: u64, kin: Kin) -> bool {
         let own_tokens = tokens.saturating_sub(self.shared(kin, |s| s.running));
         self.now().2 + own_tokens <= capacity_tokens
     }
 
-    /// Batch, context and room of those that are `there`, each block counted once.
+    /// Batch, context and room of the requests that are `there`; each block is counted once.
     fn load(&self, there: impl Fn(&DecodeSlot) -> bool) -> (u32, u64, u64) {
         let mut load = (0, 0, 0);
         let mut common_tokens = u64::MAX;
@@ -217,7 +217,7 @@ impl DecodeLedger {
         load
     }
 
-    /// Tokens of a prompt that those who are `there` hold anyway.
+    /// Tokens of a prompt that the requests that are `there` hold already.
     fn shared(&self, kin: Kin, there: impl Fn(&DecodeSlot) -> bool) -> u64 {
         assert!(kin.at <= self.slots.len(), "a place worked out for another ledger");
         let (before, after) = self.slots.split_at(kin.at);
@@ -240,7 +240,7 @@ impl DecodeLedger {
         left_tokens
     }
 
-    /// Takes a request out; false when it holds nothing here.
+    /// Removes a request; false when it holds nothing here.
     pub(crate) fn release(&mut self, request: RequestId) -> bool {
         let Some(at) = self.slots.iter().position(|s| s.request == request) else {
             return false;
@@ -252,21 +252,21 @@ impl DecodeLedger {
         self.context_tokens -= slot.context_tokens;
         self.reserved_tokens -= slot.takes(slot.common_tokens);
         self.running -= u32::from(slot.running);
-        // What the next one shared with it, that one shares with the one before as far as both did.
+        // The next slot shares with the slot before the removed one what both shared with the removed one.
         let next_tokens = self.slots.get(at).map_or(0, |next| next.common_tokens);
         self.beside(at, next_tokens.min(slot.common_tokens));
         debug_assert_eq!(self.check(), Ok(()), "after request {request} gave its room back");
         true
     }
 
-    /// Batch, context and reserved tokens that are predicted for `at_us`: those that will have
-    /// started and not yet ended. A request that overstays its prediction counts as still there, and so does one
-    /// that waits for room.
+    /// Batch, context and reserved tokens that are predicted for `at_us`: of the requests that will have started and
+    /// not yet ended. A request that overstays its prediction, or is held, counts as still there.
     pub(crate) fn at(&self, now_us: u64, at_us: u64) -> (u32, u64, u64) {
         self.load(Self::there_at(now_us, at_us))
     }
 
-    /// Batch and context of all but those that are predicted to have ended by `at_us`; who overstays has not.
+    /// Batch and context of all requests except those predicted to have ended by `at_us`. A request that overstays has
+    /// not ended.
     pub(crate) fn ending_after(&self, now_us: u64, at_us: u64) -> (u32, u64) {
         let (batch, context_tokens, _) = self.load(|s| s.finish_us > at_us || s.finish_us <= now_us);
         (batch, context_tokens)
@@ -279,8 +279,8 @@ impl DecodeLedger {
         }
     }
 
-    /// The same by the paper's system-level rule: whoever has outlived the assumed duration is
-    /// taken to be gone.
+    /// As [`Self::at`], by the paper's system-level rule: a request that has outlived the assumed duration counts as
+    /// ended.
     pub(crate) fn at_most(&self, at_us: u64) -> (u32, u64, u64) {
         self.load(|s| s.start_us <= at_us && s.finish_us > at_us)
     }
@@ -326,12 +326,12 @@ impl DecodeLedger {
         profile.decode_us(batch + more.0, context + more.1)
     }
 
-    /// Checks that the sums are those of the slots, and that the first shares nothing.
+    /// Checks that the sums are those of the slots, and that the first slot shares nothing.
     ///
     /// # Errors
     /// Names the sum that is off.
     pub(crate) fn check(&self) -> Result<(), String> {
-        // A saved ledger may say anything: what cannot be added up is found before it is.
+        // A saved ledger may hold any numbers, so an overflow is detected before the sums are formed.
         let wide = |tokens: fn(&DecodeSlot) -> u64| -> u128 {
             self.slots.iter().map(|slot| u128::from(tokens(slot))).sum()
         };
@@ -430,14 +430,14 @@ mod tests {
         assert!(!fits(&ledger, 150, 31));
     }
 
-    /// Chains that begin alike now and then: sessions over a few documents, some of them in full twice.
+    /// Chains that sometimes share a beginning: sessions over a few documents, some of them repeated in full.
     fn chain(document: u64, shared: u64, own: (u64, u64)) -> Vec<BlockHash> {
         let names = (0..shared).map(|at| document * 1000 + at);
         let own_names = (0..own.1).map(|at| ((own.0 + 1) << 32) + (document * 100 + shared) * 100 + at);
         names.chain(own_names).map(BlockHash).collect()
     }
 
-    /// Blocks that are anywhere in the chains.
+    /// Number of distinct blocks of the chains.
     fn distinct<'a>(chains: impl Iterator<Item = &'a Vec<BlockHash>>) -> u64 {
         chains.flatten().map(|hash| hash.0).collect::<BTreeSet<u64>>().len() as u64
     }
@@ -445,7 +445,7 @@ mod tests {
     const BLOCK: u64 = 16;
     const ROOM: u64 = 7;
 
-    /// What a ledger must say, worked out from all chains.
+    /// The expected ledger, computed from all chains.
     #[derive(Default)]
     struct Naive(BTreeMap<u64, (Vec<BlockHash>, DecodeSlot)>);
 
@@ -487,7 +487,7 @@ mod tests {
         ) {
             let (mut ledger, mut naive) = (DecodeLedger::default(), Naive::default());
             for (id, document, shared, own, us, act) in ops {
-                // Every third names its own blocks as others do: the same prompt, again.
+                // Every third request repeats another one's prompt.
                 let asks = chain(document, shared, (id % 3, own));
                 agree(&ledger, &naive, &asks);
                 let request = RequestId(id);

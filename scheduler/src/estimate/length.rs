@@ -1,5 +1,5 @@
-//! How long an answer will be: a survival estimate by class and prompt length, learnt from the
-//! answers seen so far. It never looks at a trace's own future.
+//! Predicted output length: a survival estimate by class and prompt length, learnt from finished answers. It never uses
+//! a trace's future.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const BUCKETS: usize = 64;
 /// Prompt lengths fall into octaves.
 const PROMPT_OCTAVES: usize = 24;
-/// How many observations the prior is worth.
+/// Weight of the prior, in observations.
 const PRIOR_WEIGHT: f64 = 8.0;
 /// Old observations fade once a histogram holds this many.
 const FADE_AT: f64 = 4096.0;
@@ -24,7 +24,7 @@ struct Histogram {
     sum_tokens: f64,
 }
 
-/// Arrays of this length have no serial form of their own.
+/// Serde has no implementation for arrays of this length.
 mod counts {
     use super::{BUCKETS, Deserialize, Serialize, Vec};
 
@@ -82,7 +82,7 @@ pub(crate) struct LengthEstimator {
     prior_tokens: u32,
     classes: Vec<[Option<alloc::boxed::Box<Histogram>>; PROMPT_OCTAVES]>,
     overall: Histogram,
-    /// Mean decode duration seen, µs, and how many made it.
+    /// Mean observed decode duration, µs, and the number of observations.
     duration_us: f64,
     durations: u64,
 }
@@ -116,7 +116,7 @@ impl LengthEstimator {
         assert!(self.classes.len() == new.len(), "each class has its own estimates");
     }
 
-    /// Whether there is a place for each of so many classes.
+    /// Whether the estimator has an entry for each of `classes` classes.
     pub(crate) const fn knows(&self, classes: usize) -> bool {
         self.classes.len() == classes
     }
@@ -125,12 +125,12 @@ impl LengthEstimator {
         (prompt_tokens.max(1).ilog2() as usize).min(PROMPT_OCTAVES - 1)
     }
 
-    /// An unknown class counts as the first, here as at admission.
+    /// An unknown class counts as the first, as at admission.
     const fn slot(&self, class: ClassId) -> usize {
         if class.index() < self.classes.len() { class.index() } else { 0 }
     }
 
-    /// Takes in one finished answer and how long its decode took.
+    /// Records a finished answer and the duration of its decode.
     pub(crate) fn observe(
         &mut self,
         class: ClassId,
@@ -156,7 +156,7 @@ impl LengthEstimator {
             .or((self.overall.total > 0.0).then_some(&self.overall))
     }
 
-    /// Expected output length, tokens, the prior counting as a few observations.
+    /// Expected output length, tokens. The prior counts as a few observations.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "means of u32 values")]
     pub(crate) fn mean_tokens(&self, class: ClassId, prompt_tokens: u64) -> u32 {
         let prior = f64::from(self.prior_tokens);

@@ -1,27 +1,28 @@
-//! How much of its slack a request has to be promised less, so that it is in time although predictions err.
+//! The part of a request's slack that is not promised, so that the request is in time although predictions err.
 //!
-//! A request's slack is what its objective leaves beside its own prefill: the time for which it may wait. Of each request
-//! that was let in it is measured by how much of its slack its first token came later than promised. The margin of a
-//! class on a path is a quantile of that: the class's target share of requests overshoots by no more, as in split conformal
-//! prediction (Vovk, Gammerman, Shafer 2005), over a window that fades. A request that meets an idle cluster loses nothing
-//! by it, since its own prefill is not scaled.
+//! A request's slack is its objective less its own prefill: the longest time that it may wait. For each admitted
+//! request the estimator measures which part of its slack its first token came later than promised. The margin of a
+//! class on a path is a quantile of these parts: no more than the class's target share of requests overshoots it. This
+//! is split conformal prediction (Vovk, Gammerman, Shafer 2005) over a window that fades. On an idle cluster the margin
+//! costs a request nothing, since its own prefill is not scaled.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baton_types::{ClassId, Role};
 use serde::{Deserialize, Serialize};
 
-/// OvershootHistogram in hundredths of the slack: 0 for what was in time, and the last for this and more. A margin beyond a third
-/// of the slack buys nothing: what is so late waits for something else than its turn, for room to decode for instance.
+/// Histogram of overshoots in hundredths of the slack. The first bin counts requests in time, the last one everything
+/// from its value on. A margin beyond a third of the slack would not help: a request that is so late waits for
+/// something other than its turn, for example for room to decode.
 const BINS: usize = 31;
-/// What each observation leaves of the weight of those before it: about a thousand of them count.
+/// Each observation multiplies the weight of the earlier ones by this: about a thousand of them count.
 const FADE: f64 = 1.0 - 1.0 / 1024.0;
-/// The least margin: what a quiet hour has not shown comes with the next crowd.
+/// The least margin, because a quiet hour does not show how late requests are under load.
 const LEAST: usize = 4;
-/// Ways to a first token: by a prefill instance, on a decode instance, on an instance of both parts.
+/// Paths to a first token: by a prefill instance, on a decode instance, on an instance of both roles.
 const PATHS: usize = 3;
 
-/// How late requests of one class were on one path.
+/// Overshoots of the requests of one class on one path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OvershootHistogram {
     weights: Box<[f64]>,
@@ -49,7 +50,7 @@ impl OvershootHistogram {
     }
 }
 
-/// The margins of each class, path by path.
+/// The margins of each class and path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MarginEstimator {
     classes: Vec<[OvershootHistogram; PATHS]>,
@@ -69,17 +70,17 @@ impl MarginEstimator {
         }
     }
 
-    /// An unknown class counts as the first, here as at admission.
+    /// An unknown class counts as the first, as at admission.
     const fn slot(&self, class: ClassId) -> usize {
         if class.index() < self.classes.len() { class.index() } else { 0 }
     }
 
-    /// Part of a slack that is not promised to a request of that class on an instance of that role, µs.
+    /// The part of a slack that is not promised to a request of that class on an instance of that role, µs.
     pub(crate) fn of_slack_us(&self, class: ClassId, role: Role, slack_us: u64) -> u64 {
         slack_us / 100 * self.classes[self.slot(class)][Self::path(role)].margin_percent
     }
 
-    /// Learns that a first token came `over_us` after the time that was promised, of a request that had so much slack.
+    /// Records that a first token came `over_us` after the promised time, for a request with that slack.
     pub(crate) fn observe(
         &mut self,
         (class, role): (ClassId, Role),
@@ -92,7 +93,7 @@ impl MarginEstimator {
         self.classes[at][Self::path(role)].observe(percent, target_permille);
     }
 
-    /// Follows a change of the classes: what was learnt of one stays where it has the same name.
+    /// Follows a change of the classes: a class of the same name keeps what was learnt.
     pub(crate) fn reclass(&mut self, old: &[alloc::string::String], new: &[alloc::string::String]) {
         let learnt = core::mem::replace(self, Self::new(new.len()));
         for (at, name) in new.iter().enumerate() {
@@ -101,7 +102,7 @@ impl MarginEstimator {
         }
     }
 
-    /// Whether there is a place for each of so many classes.
+    /// Whether the estimator has an entry for each of `classes` classes.
     pub(crate) const fn knows(&self, classes: usize) -> bool {
         self.classes.len() == classes
     }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     proptest! {
-        /// No more than the target's share of what is seen again and again overshoots the margin.
+        /// The margin covers all but the target's share of observations that repeat.
         #[test]
         fn the_target_share_is_within_the_margin(
             percents in proptest::collection::vec(0u64..30, 20..60), target_permille in 500u32..1000,

@@ -4,19 +4,20 @@ use super::NEVER_US;
 use crate::fleet::{Instance, InstanceSpec};
 use baton_types::Role;
 
-/// A prefill on one instance, as it is predicted.
+/// The predicted prefill on one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PrefillWork {
     /// Engine time, µs.
     pub us: u64,
-    /// Whether it finds no room in the steps of those who decode there, or stretches them beyond the target.
+    /// Whether it does not fit into the decode steps of the instance, or stretches them beyond the target.
     pub harms: bool,
 }
 
-/// Work that a prefill of `new` tokens behind `prefix` cached ones means for an instance.
+/// The work of a prefill of `new` tokens behind `prefix` cached ones on an instance.
 ///
-/// On a prefill instance, and wherever nobody decodes: passes, spread over the nodes of a pipeline. Beside decodes:
-/// chunks in their steps, as long as the engine makes them: of a fixed length, or what fits within `target_us`.
+/// On a prefill instance, and on one without decodes, the prompt goes in passes, spread over the nodes of a pipeline.
+/// Beside decodes it goes in chunks, one in each decode step. The engine chooses their length: a fixed one, or as much
+/// as fits within `target_us`.
 pub(crate) fn prefill_work(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> PrefillWork {
     let (spec, beside) = (&instance.spec, instance.decode.all());
     let prior_us = prior_us(spec, beside, (new, prefix), target_us);
@@ -25,18 +26,18 @@ pub(crate) fn prefill_work(instance: &Instance, new: u64, prefix: u64, target_us
     PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio() + 1.0), harms }
 }
 
-/// A bound below [`prefill_work`] that is quickly worked out, µs.
+/// A lower bound of [`prefill_work`] that is cheap to compute, µs.
 pub(crate) fn least_work_us(instance: &Instance, new: u64, prefix: u64) -> u64 {
     let spec = &instance.spec;
     let alone = spec.profile.chunked_prefill_us(new, prefix, spec.pass_tokens.into());
     whole_us(alone / f64::from(spec.pipeline_nodes.max(1)) * instance.prefill_residual.ratio())
 }
 
-/// The prediction before any correction, µs, `beside` so many decodes with so much context together: what a measured
-/// prefill is compared to. `None` where their steps leave no room for a chunk.
+/// The prediction before any correction, µs, `beside` a number of decodes and the sum of their contexts. Measured
+/// prefills are compared to it. `None` where the decode steps leave no room for a chunk.
 ///
-/// The fewer tokens are new, the less it is. So the last step counts with what is in it, and chunks are as long as in
-/// the middle of the whole prompt, however much of it is cached.
+/// The prediction must never rise when fewer tokens are new. So the last step counts with its actual content, and the
+/// length of a chunk is the one at the middle of the whole prompt, however much of it is cached.
 pub(crate) fn prior_us(
     spec: &InstanceSpec,
     beside: (u32, u64),
@@ -47,7 +48,7 @@ pub(crate) fn prior_us(
         return Some(alone_us(spec, new, prefix));
     }
     let profile = &spec.profile;
-    // What each step takes besides the prompt's tokens.
+    // The time of each step without the prompt's tokens.
     let step_us = (profile.decode_us(beside.0, beside.1) - profile.shared_us).max(0.0);
     let (own_us, steps) = if let Some(fixed) = spec.mixed_chunk_tokens {
         let fixed = u64::from(fixed);
@@ -65,8 +66,9 @@ pub(crate) fn prior_us(
     Some(own_us + steps * step_us)
 }
 
-/// What a step takes that prompts lengthen, µs: everything of them that the instance has been sent, and `new` tokens
-/// more behind `prefix`, as far as its engine puts that into one step; halfway through what is new.
+/// The time of a step with prompt tokens in it, µs. The step carries everything that the instance has been sent and
+/// `new` more tokens behind `prefix`, as far as its engine puts that into one step. The time is taken halfway through
+/// the new tokens.
 pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u64) -> f64 {
     let (batch, context) = instance.decode.all();
     let profile = &instance.spec.profile;
@@ -77,8 +79,8 @@ pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u
     profile.decode_us(batch, context) + (prompt_us - shared_us).max(0.0)
 }
 
-/// Whether an engine that is there to decode, and whose chunks obey no target, would break one. An engine of both parts
-/// has nowhere else to prefill.
+/// Whether chunks of this prefill would stretch steps beyond the target on a decode instance whose engine ignores the
+/// target. An instance of both roles has nowhere else to prefill, so it is exempt.
 fn stretches_steps(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> bool {
     let spec = &instance.spec;
     let decodes = instance.decode.all().0 > 0 && spec.role == Role::Decode;
@@ -86,15 +88,15 @@ fn stretches_steps(instance: &Instance, new: u64, prefix: u64, target_us: u64) -
     fixed.is_some_and(|fixed| mixed_step_us(instance, fixed, new, prefix) > as_f64(target_us) + 1.0)
 }
 
-/// Whether prompts go in chunks beside its decodes.
+/// Whether the engine computes prompts in chunks beside its decodes.
 fn mixes(spec: &InstanceSpec) -> bool {
     spec.role != Role::Prefill && spec.mixed_chunk_tokens != Some(0)
 }
 
-/// A prefill that has the instance to itself, µs.
+/// Time of a prefill on an instance without other work, µs.
 fn alone_us(spec: &InstanceSpec, new: u64, prefix: u64) -> f64 {
     let pass = match spec.mixed_chunk_tokens {
-        // An engine of fixed chunks has them without decodes as well.
+        // An engine with fixed chunks uses them without decodes too.
         Some(fixed) if mixes(spec) && spec.pipeline_nodes <= 1 => fixed.min(spec.pass_tokens),
         _ => spec.pass_tokens,
     };
@@ -112,7 +114,7 @@ const fn as_f64(count: u64) -> f64 {
     reason = "what is not below 2^52 is made so"
 )]
 const fn whole_us(us: f64) -> u64 {
-    // A node may announce any costs: what is beyond all time is never, not an overflow.
+    // A node may announce any costs. A time beyond the range counts as never and does not overflow.
     us.min(NEVER_US as f64) as u64
 }
 
@@ -130,7 +132,7 @@ mod tests {
         fleet.get(InstanceId(0)).expect("joined").clone()
     }
 
-    /// The instance with `count` decodes on it that hold `context_tokens` together.
+    /// An instance with `count` decodes that hold `context_tokens` together.
     fn busy(role: Role, count: u64, context_tokens: u64) -> Instance {
         let mut busy = instance(role);
         busy.decode.add_for_test(count, context_tokens);
@@ -157,7 +159,7 @@ mod tests {
         assert!(full.harms && full.us < 1_000_000_000, "{full:?}: a time that can be added up");
     }
 
-    /// It cost whole steps, as many as the objective asked for: what was cached did not matter.
+    /// A regression: a prefill used to cost whole steps, as many as the objective allowed, whatever was cached.
     #[test]
     fn where_nobody_decodes_a_prefill_costs_what_it_costs_alone() {
         for chunk in [None, Some(0), Some(8192), Some(512)] {
@@ -188,7 +190,7 @@ mod tests {
         let harms = |at: &Instance, new| prefill_work(at, new, 0, 90_000).harms;
         assert!(!harms(&decode, 800), "10 ms and 80 ms");
         assert!(harms(&decode, 801) && harms(&decode, 20_000));
-        // What was sent before shares the step.
+        // Work that was sent before shares the step.
         let sent = crate::queue::DispatchedPrefill {
             request: RequestId(1),
             work_us: 1,
@@ -208,7 +210,7 @@ mod tests {
     }
 
     proptest! {
-        /// More of the prompt cached is never dearer, whatever else goes on there.
+        /// A larger cached part never makes the prefill dearer, whatever else runs there.
         #[test]
         fn what_is_cached_makes_a_prefill_cheaper(
             prompt in 2u64..60_000, cached in 0u64..60_000, more in 1u64..60_000,

@@ -16,8 +16,8 @@ fn shared_us(bytes: u64, bytes_per_s: u64, sharers: u32) -> u64 {
     u64::try_from(us).unwrap_or(NEVER_US).min(NEVER_US)
 }
 
-/// Predicted time to bring `tokens` tokens of KV from `source` to `target`, both links being
-/// shared with the transfers already under way, µs.
+/// Predicted time to fetch `tokens` tokens of KV from `source` to `target`, µs. Both links are shared with the
+/// transfers in progress.
 pub(crate) fn fetch_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
     let bytes = source.kv_bytes(tokens);
     let out = shared_us(bytes, source.spec.net_bytes_per_s, source.egress_flights + 1);
@@ -25,12 +25,12 @@ pub(crate) fn fetch_us(source: &Instance, target: &Instance, tokens: u64) -> u64
     out.max(into)
 }
 
-/// Time to bring `tokens` tokens of KV from `source` to `target` with both links to themselves, µs.
+/// Time to move `tokens` tokens of KV from `source` to `target` over idle links, µs.
 pub(crate) fn alone_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
     shared_us(source.kv_bytes(tokens), source.spec.net_bytes_per_s.min(target.spec.net_bytes_per_s), 1)
 }
 
-/// Predicted time to bring blocks of the instance's own DRAM and SSD into its HBM, µs.
+/// Predicted time to load blocks from the instance's own DRAM and SSD into its HBM, µs.
 pub(crate) fn load_us(instance: &Instance, dram_tokens: u64, ssd_tokens: u64) -> u64 {
     let dram = shared_us(instance.kv_bytes(dram_tokens + ssd_tokens), instance.spec.host_bytes_per_s, 1);
     let ssd = shared_us(instance.kv_bytes(ssd_tokens), instance.spec.ssd_bytes_per_s, 1);

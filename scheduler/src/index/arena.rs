@@ -57,7 +57,7 @@ impl Arena {
         self.chunks.len() * CHUNK_BYTES + self.chunks.capacity() * size_of::<Chunk>()
     }
 
-    /// Slots that belong to nobody.
+    /// Free slots.
     pub(super) const fn free_slots(&self) -> usize {
         self.free
     }
@@ -106,7 +106,7 @@ impl Arena {
         if slot_of(after) == 0 { None } else { self.owner(after) }
     }
 
-    /// Hands all of an extent to a run.
+    /// Gives all of an extent to a run.
     pub(super) fn own(&mut self, extent: Extent, run: RunId) {
         debug_assert!(run.0 & FREE == 0, "a run's name must not look like free space");
         let from = slot_of(extent.start);
@@ -135,7 +135,7 @@ impl Arena {
         Some(taken)
     }
 
-    /// Gives an extent back; it joins free neighbours in its chunk.
+    /// Releases an extent; it joins free neighbours in its chunk.
     pub(super) fn release(&mut self, extent: Extent) {
         if extent.len == 0 {
             return;
@@ -164,7 +164,7 @@ impl Arena {
         })
     }
 
-    /// So much is free, if in small pieces, that runs should be cut rather than memory added.
+    /// Whether so much is free, if in small pieces, that runs should be cut instead of adding memory.
     const fn is_loose(&self) -> bool {
         self.free * 8 > self.slots()
     }

@@ -1,5 +1,4 @@
-//! Changes of the index: runs are laid down, cut where holders differ and joined where they no
-//! longer do.
+//! Changes of the index: runs are created, cut where holders differ and joined where they no longer do.
 
 use baton_types::{BlockHash, InstanceId, Tier};
 
@@ -8,20 +7,20 @@ use super::arena::{CHUNK_BYTES, CHUNK_SLOTS, Extent};
 use super::run::{Holder, Holders, Run, RunId};
 use super::table::Entry;
 
-/// An insert of at most so many blocks behind a run's end looks like decoding, and more follow.
+/// An insert of at most this many blocks behind a run's end looks like decoding, and more will follow.
 const DECODED_BLOCKS: usize = 2;
-/// Fewest and most slots set aside for those.
+/// Fewest and most slots reserved for them.
 const SET_ASIDE: (usize, usize) = (8, 64);
 
 /// Blocks whose buckets are read ahead of their use.
 pub(super) const WARMED: usize = 32;
 
-/// How far an insert has come.
+/// The progress of an insert.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Step {
-    /// Blocks that this step dealt with; none means that there is no room.
+    /// Blocks that this step handled; zero means that there is no room.
     pub(super) blocks: usize,
-    /// Of those, the ones new to the instance.
+    /// Those of them that are new to the instance.
     pub(super) added: usize,
     /// The block before the next one, if known.
     pub(super) last: Option<u64>,
@@ -41,12 +40,12 @@ impl Step {
     }
 }
 
-/// A place to write new blocks.
+/// A place for new blocks.
 struct Site {
     extent: Extent,
     /// The run that owns the extent already.
     behind: Option<RunId>,
-    /// Slots to keep even if not filled now.
+    /// Slots to reserve even if they are not filled now.
     kept: u32,
 }
 
@@ -82,10 +81,10 @@ impl PrefixIndex {
         Step::to(&rest[..blocks], added, position)
     }
 
-    /// The run and offset of a block that is said to follow `before`.
+    /// The run and offset of a block that, by the caller, follows `before`.
     ///
-    /// A run must never hide the first block of somebody's chain inside it, so where the run says
-    /// otherwise it is cut, and stays so.
+    /// A run must never contain the first block of another chain. Where the run contradicts `before` it is cut, and
+    /// stays cut.
     fn reach(&mut self, position: u32, before: Option<u64>) -> (RunId, usize) {
         let id = self.owner(position);
         let run = self.runs.get_mut(id);
@@ -102,7 +101,7 @@ impl PrefixIndex {
         (tail, 0)
     }
 
-    /// Lays down blocks that nobody holds, as far as `rest` starts with such and room lasts.
+    /// Adds blocks without a holder, as far as `rest` starts with such and room lasts.
     pub(super) fn append(
         &mut self,
         rest: &[BlockHash],
@@ -129,7 +128,7 @@ impl PrefixIndex {
         Step::to(&rest[..filled], filled, site.extent.start)
     }
 
-    /// Finds room for `want` blocks: behind the run they continue if it has slots set aside.
+    /// Finds room for `want` blocks: behind the run that they continue, if it has reserved slots.
     fn site(&mut self, want: usize, before: Step, holder: Holder, room_bytes: usize) -> Option<Site> {
         let mut set_aside = 0;
         if let (Some(last), Some(position)) = (before.last, before.last_at) {
@@ -161,7 +160,7 @@ impl PrefixIndex {
             let position = extent.start + filled as u32;
             let before = self.blocks.memory_bytes();
             let arena = &self.arena;
-            // Not yet owned slots of this very extent count as known too: a repeated hash.
+            // Slots of this extent that no run owns yet count as known too: a repeated hash.
             let entry = self.blocks.entry(hash.0, position, left_bytes, |at| arena.hash(at) == hash.0);
             if entry != Entry::Added {
                 return filled;
@@ -178,7 +177,7 @@ impl PrefixIndex {
         run.last = self.arena.hash(run.start + u32::from(run.len) - 1);
     }
 
-    /// Makes a run of the filled front of a site and gives the rest back.
+    /// Makes a run of the filled front of a site and releases the rest.
     fn settle(&mut self, site: &Site, filled: u32, before: Step, holder: Holder) {
         let Extent { start, len } = site.extent;
         let kept = if filled == 0 { 0 } else { filled.max(site.kept.min(len)) };
@@ -189,8 +188,8 @@ impl PrefixIndex {
         self.arena.release(Extent { start: start + kept, len: len - kept });
     }
 
-    /// Makes the blocks from `position` on that `hashes` lists, in chain order or against it, a
-    /// run of their own; says how many there are.
+    /// Makes the blocks of `hashes` from `position` on, in chain order or against it, a run of their own; returns their
+    /// number.
     pub(super) fn carve(&mut self, position: u32, hashes: &[BlockHash]) -> (RunId, usize) {
         let id = self.owner(position);
         let run = self.runs.get(id);
@@ -206,7 +205,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Sets a run's holder to less than it was; the run ends with its last holder.
+    /// Sets a run's holder to fewer tiers; the run ends with its last holder.
     pub(super) fn withdraw(&mut self, id: RunId, holder: Holder) {
         if holder.is_nowhere() {
             let blocks = usize::from(self.runs.get(id).len);

@@ -1,5 +1,4 @@
-//! What each instance holds: how many blocks, and in which runs, so that it can be forgotten
-//! without a walk over everybody's blocks.
+//! The blocks and runs of each instance, so that an instance can be forgotten without a walk over all blocks.
 
 use alloc::vec::Vec;
 
@@ -14,7 +13,7 @@ const SLACK: usize = 32;
 struct Holding {
     blocks: usize,
     live_runs: usize,
-    /// Names every run held; also, until swept, runs held once.
+    /// Every run that the instance holds; also, until swept, runs that it held before.
     runs: Vec<RunId>,
 }
 
@@ -57,7 +56,7 @@ impl Holdings {
         holding.blocks -= blocks;
     }
 
-    /// Notes that `instance` now holds `run`.
+    /// Records that `instance` now holds `run`.
     pub(super) fn link(&mut self, instance: InstanceId, run: RunId, runs: &Runs) {
         let holding = self.of(instance);
         holding.live_runs += 1;
@@ -70,14 +69,14 @@ impl Holdings {
         self.list_bytes = self.list_bytes + after * size_of::<RunId>() - before * size_of::<RunId>();
     }
 
-    /// Notes that `instance` holds some run no more.
+    /// Records that `instance` has lost a run.
     pub(super) fn unlink(&mut self, instance: InstanceId) {
         let holding = self.of(instance);
         debug_assert!(holding.live_runs > 0, "{instance} gives up a run, and holds none");
         holding.live_runs -= 1;
     }
 
-    /// Hands out the run list of an instance, for its end; entries may be stale or doubled.
+    /// Takes the run list of an instance, for its end; entries may be stale or doubled.
     pub(super) fn take_runs(&mut self, instance: InstanceId) -> Vec<RunId> {
         let Some(holding) = self.each.get_mut(instance.index()) else { return Vec::new() };
         let runs = core::mem::take(&mut holding.runs);
@@ -90,7 +89,7 @@ impl Holdings {
         self.each.iter().map(|holding| (holding.live_runs, holding.runs.as_slice()))
     }
 
-    /// Heap bytes of the lists, counted anew for the audit.
+    /// Heap bytes of the lists, recounted for the audit.
     pub(super) fn recounted_bytes(&self) -> usize {
         let lists = self.each.iter().map(|holding| holding.runs.capacity());
         self.each.capacity() * size_of::<Holding>() + lists.sum::<usize>() * size_of::<RunId>()

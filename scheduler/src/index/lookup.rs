@@ -1,4 +1,4 @@
-//! Lookups: a walk from run to run along a chain, with the instances that are still in the race.
+//! Lookups: a walk from run to run along a chain, with the instances that hold everything so far.
 
 use alloc::vec::Vec;
 
@@ -23,7 +23,7 @@ pub struct Match {
 pub struct MatchScratch {
     /// Instances that hold more than the first stretch, ascending.
     deep: Vec<Match>,
-    /// Where each of them stands among the holders of the first stretch.
+    /// The position of each of them among the holders of the first stretch.
     ranks: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ impl MatchScratch {
         base.holders[from..].iter().for_each(|&holder| report(base.of(holder)));
     }
 
-    /// Finds who of the holders of `base` also holds the next stretch; says how many do.
+    /// Finds the holders of `base` that also hold the next stretch; returns their number.
     fn open(&mut self, base: &Base<'_>, next: &[Holder], blocks: u32) -> usize {
         let mut rank = 0;
         for &holder in next {
@@ -64,7 +64,7 @@ impl MatchScratch {
         self.deep.len()
     }
 
-    /// Deepens those who held everything so far (`depth` blocks) and hold the next stretch too.
+    /// Deepens the matches that held everything so far (`depth` blocks) and hold the next stretch too.
     fn continue_with(&mut self, depth: u32, next: &[Holder], blocks: u32) -> usize {
         let (mut at, mut alive) = (0, 0);
         for &holder in next {
@@ -96,7 +96,7 @@ impl Base<'_> {
 }
 
 impl PrefixIndex {
-    /// Fills `scratch` with the deep matches of a chain; `None` when nobody holds its first block.
+    /// Fills `scratch` with the deep matches of a chain; `None` when its first block has no holder.
     pub(super) fn walk<'a>(&'a self, chain: &[BlockHash], scratch: &mut MatchScratch) -> Option<Base<'a>> {
         scratch.deep.clear();
         scratch.ranks.clear();
@@ -131,8 +131,8 @@ impl PrefixIndex {
 
     /// How many blocks of `chain` a run covers that starts with its first block.
     ///
-    /// Equal hashes mean equal prefixes, so the last block speaks for the whole run; failing
-    /// that, chains mostly part near a run's end, and the search goes back from there.
+    /// Equal hashes mean equal prefixes, so the last block decides for the whole run. Otherwise chains mostly part near
+    /// a run's end, and the search goes back from there.
     #[inline]
     fn agreement(&self, run: &Run, chain: &[BlockHash]) -> usize {
         let len = usize::from(run.len);

@@ -22,12 +22,12 @@ impl Holder {
         Self(instance.0 << 3)
     }
 
-    /// The same, in `tier` also. `tier` must be local.
+    /// The same holder, in `tier` also. `tier` must be local.
     pub(super) const fn with(self, tier: Tier) -> Self {
         Self(self.0 | 1 << tier.index())
     }
 
-    /// The same, in `tier` no more.
+    /// The same holder, without `tier`.
     pub(super) const fn without(self, tier: Tier) -> Self {
         Self(self.0 & !(1 << tier.index()))
     }
@@ -48,7 +48,7 @@ impl Holder {
         (self.0 & Self::TIERS | 0b1000).trailing_zeros() as usize
     }
 
-    /// Whose it is.
+    /// The instance.
     #[inline]
     pub(super) const fn instance(self) -> InstanceId {
         InstanceId(self.0 >> 3)
@@ -65,7 +65,7 @@ pub(super) enum Holders {
 }
 
 impl Holders {
-    /// Nobody.
+    /// No holder.
     pub(super) const NOBODY: Self = Self::Few { len: 0, list: [Holder(0); FEW] };
 
     /// One holder.
@@ -91,7 +91,7 @@ impl Holders {
         }
     }
 
-    /// Lists `holder` in place of what its instance held, or takes it off when in no tier.
+    /// Replaces the entry of the holder's instance, or removes it when the holder is in no tier.
     pub(super) fn set(&mut self, holder: Holder) {
         match (self.find(holder.instance()), holder.is_nowhere()) {
             (Ok(at), false) => self.as_mut_slice()[at] = holder,
@@ -167,14 +167,14 @@ impl PartialEq for Holders {
     }
 }
 
-/// What is known of the block before a run.
+/// The knowledge about the block before a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// There is none: the run starts a chain.
+    /// There is no such block: the run starts a chain.
     Root,
     /// It is the run's `parent`.
     Below,
-    /// It was told in two ways, so that somebody misnames blocks; the run joins no other.
+    /// It was reported in two ways, so some instance misnames blocks. The run joins no other.
     Disputed,
 }
 
@@ -220,12 +220,12 @@ impl Run {
         self.origin == Origin::Below && self.parent == before
     }
 
-    /// The hash of the block before the first, where there is one and nobody disputes it.
+    /// The hash of the block before the first, where there is one and it is undisputed.
     pub(super) fn told_parent(&self) -> Option<BlockHash> {
         (self.origin == Origin::Below).then_some(BlockHash(self.parent))
     }
 
-    /// Hears what is before the first block, and notes where that differs from what was said.
+    /// Compares a report about the block before the first with the known one, and notes a difference.
     pub(super) fn hear_parent(&mut self, parent: Option<u64>) {
         let agrees = parent.map_or(self.origin == Origin::Root, |parent| self.is_below(parent));
         if !agrees {
@@ -304,7 +304,7 @@ impl Runs {
         RunId((piece << SLAB_BITS | (self.pieces[piece].len() - 1)) as u32)
     }
 
-    /// Takes a run out; its id may name another one later.
+    /// Removes a run; its id may be given to another one later.
     pub(super) fn remove(&mut self, id: RunId) {
         debug_assert!(self.live(id).is_some(), "{id:?} is given up twice");
         self.live -= 1;
@@ -316,7 +316,7 @@ impl Runs {
         self.first_vacant = id.0;
     }
 
-    /// Sets what one instance holds of a run; true while anybody holds it.
+    /// Sets the holder entry of one instance; true while the run has a holder.
     pub(super) fn set_holder(&mut self, id: RunId, holder: Holder) -> bool {
         debug_assert!(self.live(id).is_some(), "{id:?} is held after its end");
         let holders = &mut self.get_mut(id).holders;

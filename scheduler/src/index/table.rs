@@ -77,8 +77,8 @@ impl Table {
         self.shards[home.shard].find(home.tag, is).ok()
     }
 
-    /// Brings the buckets of some hashes near, so that their cache misses overlap instead of
-    /// queueing behind each other's work. Changes nothing but the time that follows.
+    /// Prefetches the buckets of some hashes, so that their cache misses overlap instead of following each other. It
+    /// changes nothing but the time of what follows.
     #[inline]
     pub(super) fn warm(&self, hashes: impl Iterator<Item = u64>) {
         let mut seen = 0;
@@ -126,7 +126,7 @@ impl Table {
         self.used += 1;
     }
 
-    /// Takes out the entry of `hash` at `place`; false if there is none.
+    /// Removes the entry of `hash` at `place`; false if there is none.
     pub(super) fn remove(&mut self, hash: u64, place: u32) -> bool {
         let home = self.home(hash);
         let shard = &mut self.shards[home.shard];
@@ -201,7 +201,7 @@ impl Bucket {
         self.places[at] = place;
     }
 
-    /// Takes an entry out; the last one takes its place.
+    /// Removes an entry; the last one takes its place.
     fn pull(&mut self, at: usize) {
         let last = self.len() - 1;
         self.tags[at] = self.tags[last];
@@ -212,7 +212,7 @@ impl Bucket {
 }
 
 impl Shard {
-    /// The place asked for, or the bucket where the search ended: the one to add to.
+    /// The place, or the bucket where the search ended: a new entry goes there.
     #[inline]
     fn find(&self, tag: u32, is: impl Fn(u32) -> bool) -> Result<u32, usize> {
         let mut at = self.home(tag);

@@ -1,4 +1,4 @@
-//! Which decode instance takes the request, by its predicted TBT when the prefill ends.
+//! Chooses the decode instance of a request by its predicted TBT when the prefill ends.
 
 use core::cell::OnceCell;
 
@@ -12,7 +12,7 @@ use crate::prediction::ROOM_PERMILLE;
 use crate::request::Entry;
 use crate::{RejectReason, Request};
 
-/// Decode instances whose predictions are worked out for one request at most.
+/// Most decode instances for which predictions are computed for one request.
 const CLOSER_LOOK: usize = 24;
 
 /// The outcome of choosing a decode instance.
@@ -24,16 +24,16 @@ pub(crate) enum DecodeChoice {
     Never(RejectReason),
 }
 
-/// What a request will ask of a decode instance.
+/// The needs of a request on a decode instance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodeNeed<'a> {
     /// Its prompt's blocks.
     pub chain: &'a [BlockHash],
     /// When it will start, µs.
     pub at_us: u64,
-    /// By when others that are predicted to end have ended, where it matters most that they have, µs.
+    /// Decodes that are predicted to end by this time do not count where steps are scarce, µs.
     pub ends_by_us: u64,
-    /// Prompt and room, tokens.
+    /// Prompt and reserved output, tokens.
     pub tokens: u64,
     /// Mean context, tokens.
     pub context_tokens: u64,
@@ -44,28 +44,27 @@ pub(crate) struct DecodeNeed<'a> {
 }
 
 impl Conductor {
-    /// Output tokens to keep room for: what most answers of its kind do not exceed.
+    /// Output tokens to reserve: most answers of its class are no longer.
     pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
         self.further_tokens(request, request.emitted_tokens, ROOM_PERMILLE)
     }
 
-    /// How many tokens will follow the first `emitted` ones: no more in `permille` of the answers of its kind that
-    /// came as far, and no more than its client takes.
+    /// Expected number of tokens after the first `emitted` ones: at most so many follow in `permille` of the answers of
+    /// its class that became as long. It is at most what the client takes.
     pub(crate) fn further_tokens(&self, request: &Request, emitted: u32, permille: u32) -> u32 {
         let key = (request.class, request.prompt_tokens);
         let whole = request
             .known_output_tokens
             .unwrap_or_else(|| self.lengths.quantile_tokens(key, emitted, permille))
             .min(request.max_output_tokens.unwrap_or(u32::MAX));
-        // Where the prompt leaves less, the answer gets what there is.
+        // If the prompt leaves less room, the answer gets what is left.
         let drawn = u64::from(emitted.saturating_sub(request.emitted_tokens));
         let left = self.fleet.largest_decode_tokens.saturating_sub(request.prompt_tokens + drawn);
         let left = u32::try_from(left).unwrap_or(u32::MAX);
         whole.saturating_sub(emitted).min(left).max(1)
     }
 
-    /// What is reserved for a prompt and so much output, tokens: whole blocks, those of the prompt apart from those
-    /// of the output.
+    /// Tokens reserved for a prompt and its output: whole blocks, counted separately for prompt and output.
     pub(crate) fn reserved_for(&self, prompt_tokens: u64, room_tokens: u32) -> u64 {
         let block = u64::from(self.config.block_tokens);
         let whole = |tokens: u64| baton_types::blocks_for(tokens, self.config.block_tokens) * block;
@@ -92,8 +91,8 @@ impl Conductor {
         }
     }
 
-    /// Predicted step time there with the request in it, µs; a step stretched by local prefills
-    /// counts at its target, or at what the longest chunk takes where that is less.
+    /// Predicted step time of the instance with the request in its batch, µs. A step that local prefills stretch counts
+    /// at its target, or at the time of the longest chunk where that is less.
     pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let spec = &instance.spec;
         let kept = self.kept.decodes_at(need.at_us, need.counts_all_tickets, self.fleet.decodes.len());
@@ -111,19 +110,19 @@ impl Conductor {
         target.min(alone + chunk_us).max(alone)
     }
 
-    /// Where a prompt stands among those whose decodes a ledger knows.
+    /// The position of a prompt among those of a ledger.
     pub(crate) fn kin(&self, ledger: &DecodeLedger, chain: &[BlockHash]) -> Kin {
         ledger.kin(chain, self.config.block_tokens, |id| self.requests.chain_of(id))
     }
 
-    /// Whether those that decode there at this moment leave no room.
+    /// Whether the requests that decode there at this moment leave no room.
     pub(crate) fn is_full(&self, instance: &Instance, need: &DecodeNeed<'_>) -> bool {
         let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
         let roomy = |kin| decode.has_room_now(need.tokens, capacity_tokens, kin);
         !roomy(Kin::default()) && !roomy(self.kin(decode, need.chain))
     }
 
-    /// Keeps what a slot says for a prompt on an instance.
+    /// Reserves a slot for a prompt on an instance.
     pub(crate) fn keep(&mut self, at: InstanceId, slot: DecodeSlot, chain: &[BlockHash]) {
         let kin = self.kin(&self.fleet.known(at).decode, chain);
         self.fleet.known_mut(at).decode.reserve(slot, kin);
@@ -138,7 +137,7 @@ impl Conductor {
         self.decode_fits_beside(instance, need, &OnceCell::new())
     }
 
-    /// The same where it is asked for several times of one instance: `kin` keeps what does not change.
+    /// As [`Self::decode_fits`], for several calls about one instance: `kin` caches the part that does not change.
     pub(crate) fn decode_fits_beside(
         &self,
         instance: &Instance,
@@ -164,16 +163,17 @@ impl Conductor {
         if longest_us.max(step_us) > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
     }
 
-    /// What a step there may take while prompts are still mixed in, µs, where that is not the engine's to bound: an
-    /// instance that is there to decode has chunks of a fixed length. One of both parts has no other place for them.
+    /// The longest step that the instance may have with prompt tokens in it, µs. `None` where its engine bounds its
+    /// steps. A decode instance has chunks of a fixed length. An instance of both roles has no other place for its
+    /// prefills.
     fn longest_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> Option<f64> {
         let fixed = instance.spec.mixed_chunk_tokens.filter(|_| instance.spec.role == Role::Decode)?;
         let mixed = instance.prefill.dispatched_left_us(self.now_us) > need.at_us.saturating_sub(self.now_us);
         mixed.then(|| mixed_step_us(instance, fixed, 0, need.context_tokens))
     }
 
-    /// What a step there takes with everybody in it, µs, where all fit together because they share blocks, and would not
-    /// otherwise: then it is steps that get scarce, not room, and one that ends later than thought makes them too long
+    /// The step time with all requests of the instance, µs, where they fit together only because they share blocks.
+    /// Then steps are the scarce resource, not room: a decode that ends later than predicted makes the steps too long
     /// for all.
     fn crowded_step_us(
         &self,
@@ -193,8 +193,8 @@ impl Conductor {
         together.then(|| instance.spec.profile.decode_us(batch + 1, context_tokens))
     }
 
-    /// The decode instance with the least predicted step time that keeps the objective, of those that take KV `from`
-    /// this prefill.
+    /// The decode instance with the least predicted step time that keeps the objective, among those that take KV `from`
+    /// this prefill instance.
     pub(crate) fn choose_decode(&self, request: &Request, from: InstanceId, at_us: u64) -> DecodeChoice {
         let need = self.decode_need(request, at_us);
         let mut best: Option<(f64, InstanceId)> = None;
@@ -216,8 +216,8 @@ impl Conductor {
         }
     }
 
-    /// Decode instances worth a closer look, in id order: all of a small pool, those with most
-    /// room of a large one.
+    /// Decode instances that are compared in detail, in id order: all of a small pool, those with the most room of a
+    /// large one.
     pub(crate) fn roomiest_decodes(&self, from: InstanceId) -> Vec<InstanceId> {
         let pool: Vec<InstanceId> = self.fleet.decodes_of(from).collect();
         if pool.len() <= CLOSER_LOOK {
@@ -232,8 +232,7 @@ impl Conductor {
         ids
     }
 
-    /// The decode instance with the least promised context, whatever its state: for policies that
-    /// do not look at objectives.
+    /// The decode instance with the least promised context, whatever its state. Policies that ignore objectives use it.
     pub(crate) fn least_loaded_decode(&self, request: &Request, from: InstanceId) -> Option<InstanceId> {
         let load = |i: &Instance| (i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
         let able = self.fleet.decodes_of(from).filter(|id| self.holds(*id, request));

@@ -1,5 +1,5 @@
-//! Sending placed work to engines: at once for policies that leave the order to the engine, just
-//! in time for those that order queues themselves.
+//! Sends placed work to engines: at once for policies that leave the order to the engine, just in time for policies
+//! that order the queues themselves.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
@@ -13,7 +13,7 @@ use crate::request::{Entry, Stage};
 use crate::{Effect, FailStage, Prediction, Request};
 
 impl Conductor {
-    /// Puts an admitted request on its instance's queue, or straight on its engine.
+    /// Puts an admitted request on its instance's queue, or sends it to the engine at once.
     pub(crate) fn commit(&mut self, mut entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
         let plan = &placement.candidate.plan;
         let id = placement.candidate.instance;
@@ -39,7 +39,7 @@ impl Conductor {
         entry.promised_us = placement.candidate.deadline_us;
         if self.config.policy.orders_queues() {
             entry.stage = Stage::Waiting;
-            // Planned here, settled when the prefill is sent: those who come later see this one.
+            // The decode is planned here and settled when the prefill is sent, so that later requests see this one.
             let at_us = self.now_us + placement.candidate.latest_us;
             let held_until_us = self.held_until_us(&entry, placement, at_us);
             let step_us = self.reserve_decode(&mut entry, placement.decode, at_us);
@@ -126,7 +126,7 @@ impl Conductor {
         entry.gave_way = false;
         let now_us = self.now_us;
         let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
-        // The objective itself: one that only its margin lacks is not given up.
+        // This is the objective without the margin: a request that misses only the margin is not given up.
         let due_us = entry.arrived_us.saturating_add(self.class(&entry.request).ttft_us);
         let work = DispatchedPrefill {
             request: entry.request.id,
@@ -151,7 +151,7 @@ impl Conductor {
         self.requests.insert(entry);
     }
 
-    /// Looks at every queue whose time has come.
+    /// Runs every queue whose wake-up time has come.
     pub(crate) fn run_queues(&mut self, effects: &mut Vec<Effect>) {
         while let Some(id) = self.timers.pop_due(self.now_us) {
             if self.fleet.stores.contains(&id) {
@@ -165,8 +165,9 @@ impl Conductor {
         }
     }
 
-    /// How long before an engine runs dry its next prefill is sent to it, µs. What was sent cannot be overtaken, so it is
-    /// no more than a twentieth of the tightest objective; and no more than half a pass, which is enough to fill passes.
+    /// How long before an engine runs out of work its next prefill is sent to it, µs. Later arrivals cannot overtake a
+    /// sent prefill, so this is at most a twentieth of the tightest objective. It is at most half a pass, which is
+    /// enough to fill passes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -216,7 +217,7 @@ impl Conductor {
         }
     }
 
-    /// Sends one waiting request; false when there is no decode instance to send it for.
+    /// Sends one waiting request; false when no decode instance can take it.
     fn send_waiting(
         &mut self,
         id: InstanceId,
@@ -227,7 +228,7 @@ impl Conductor {
         let mut entry = self.requests.remove(request).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == id, "request {request} waits elsewhere");
         let planned = entry.decode.take();
-        // Its own decode comes after it, not beside it.
+        // The plan of its own decode would count as a decode beside its prefill.
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
         let plan = self.plan(self.fleet.known(id), &entry.request);
@@ -243,7 +244,7 @@ impl Conductor {
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
         let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
-        // What was planned may have become something that does not decode.
+        // The planned instance may have changed to a role that does not decode.
         let decodes = |to: &InstanceId| self.fleet.get(*to).is_some_and(|i| i.spec.role.decodes());
         let Some(decode) = decode.or(planned.filter(|to| decodes(to) && self.fleet.share(id, *to))) else {
             entry.decode = None;
@@ -261,9 +262,10 @@ impl Conductor {
         true
     }
 
-    /// Nobody decodes what would be prefilled here: it goes where somebody does, or waits. Whether it went.
+    /// No instance can decode what this instance prefills: places the request elsewhere if possible, else it waits.
+    /// Returns whether it was moved.
     fn wait_or_leave(&mut self, at: usize, entry: Entry, effects: &mut Vec<Effect>) -> bool {
-        // Where there is such an instance it is of another kind: of this one nobody takes it.
+        // Any candidate is of another kind, since no instance of this kind can decode it.
         let goes = !self.candidate_ids(&entry.request, None).is_empty();
         if !goes {
             self.requests.insert(entry);
@@ -273,7 +275,7 @@ impl Conductor {
         true
     }
 
-    /// Whether an instance that is there to prefill takes the request: it harms nobody there.
+    /// Whether a prefill instance takes the request; prefills there slow no decodes down.
     fn prefills_elsewhere(&self, id: InstanceId, request: &Request) -> bool {
         let only_prefills = |other: InstanceId| {
             other != id && self.fleet.get(other).is_some_and(|i| i.spec.role == Role::Prefill)
@@ -281,8 +283,9 @@ impl Conductor {
         self.candidate_ids(request, None).into_iter().any(only_prefills)
     }
 
-    /// Where the request goes instead of `id`, which it would harm: to an instance that is there to prefill, if placing
-    /// it again finds one best. To another that it harms it does not go: that one would send it on, for ever.
+    /// A new placement for a request whose prefill on `id` would break decodes: on a prefill instance, if placing the
+    /// request again picks one. Another instance whose decodes it would break is not taken, because that one would move
+    /// it on in turn, for ever.
     fn placed_harmlessly(&mut self, id: InstanceId, entry: &Entry) -> Option<Placement> {
         if !self.prefills_elsewhere(id, &entry.request) {
             return None;
@@ -291,12 +294,12 @@ impl Conductor {
         if self.fleet.known(placed.candidate.instance).spec.role == Role::Prefill {
             return Some(placed);
         }
-        // It stays: there was no decision.
+        // The request stays, so there was no decision.
         self.stats.last_decision = None;
         None
     }
 
-    /// Places again what waits on an instance that it cannot be prefilled on.
+    /// Places a waiting request again if its instance cannot prefill it.
     fn move_waiting(&mut self, at: usize, entry: Entry, effects: &mut Vec<Effect>) {
         let waiting = self.fleet.known_mut(entry.prefill).prefill.take_waiting(at);
         assert!(waiting.request == entry.request.id, "one request moves, and another leaves the queue");
@@ -309,8 +312,7 @@ impl Conductor {
         assert!(released, "request {request} was not planned for {planned} (I8)");
     }
 
-    /// The decode instance to hand over to: not the one that the KV did not reach, if there is
-    /// another.
+    /// The decode instance to hand the KV to. The one that the KV did not reach is avoided if there is another.
     pub(crate) fn decode_for(&self, entry: &Entry, at_us: u64) -> Option<InstanceId> {
         let best = self.decode_by_then(&entry.request, entry.prefill, at_us);
         if best.is_none() || best != entry.excluded {
@@ -319,7 +321,7 @@ impl Conductor {
         self.roomiest_decode(&entry.request, entry.prefill, best).or(best)
     }
 
-    /// The decode instance with most room of those that take KV `from` this prefill, `but` one left out.
+    /// The decode instance with the most room among those that take KV `from` this prefill instance, without `but`.
     pub(crate) fn roomiest_decode(
         &self,
         request: &Request,
@@ -331,9 +333,9 @@ impl Conductor {
         serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
-    /// The decode instance to hand over to: one predicted to keep the objective and to have room
-    /// by `at_us`, else the one with most room. Waiting here for room would hold up those behind,
-    /// who may need less; the decode instance itself lets KV in as room is freed (I8).
+    /// The decode instance to hand the KV to: one predicted to keep the objective and to have room by `at_us`, else the
+    /// one with the most room. If the request waited here for room it would delay those behind it, which may need less.
+    /// The decode instance itself admits KV as room becomes free (I8).
     fn decode_by_then(&self, request: &Request, from: InstanceId, at_us: u64) -> Option<InstanceId> {
         if let DecodeChoice::At(id, _) = self.choose_decode(request, from, at_us) {
             return Some(id);

@@ -1,4 +1,4 @@
-//! From candidates to one placement, or to a refusal that says when to come back.
+//! Picks one placement from the candidates, or a refusal with its Retry-After.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
@@ -9,10 +9,10 @@ use crate::fleet::Instance;
 use crate::policies::{Choice, Ties};
 use crate::{CandidateTerms, Decision, RejectReason, Request};
 
-/// More candidates than this are thinned by a cheap lower bound before their terms are worked out.
+/// Above this number, candidates are thinned out by a cheap lower bound before their terms are computed.
 const FULL_TERMS: usize = 48;
 
-/// Nothing serves at all: come back in a second.
+/// No instance serves: the client may retry in a second.
 const NOWHERE: Refusal = Refusal {
     reason: RejectReason::NoInstance,
     retry_after_us: 1_000_000,
@@ -20,22 +20,22 @@ const NOWHERE: Refusal = Refusal {
     closest: None,
 };
 
-/// Why candidates failed, to name the soonest way out.
+/// Why candidates failed. The refusal names the failure that ends first.
 #[derive(Default)]
 struct CandidateFailures {
-    /// The least late of those that break a TTFT.
+    /// The least late candidate that breaks the TTFT objective.
     late: Option<Candidate>,
-    /// The best of those that are in time but make others late.
+    /// The best candidate that is in time but makes other requests late.
     rude: Option<Candidate>,
-    /// The best of those beside whose decodes there is no room for it.
+    /// The best candidate whose decodes leave no room for the prefill.
     harmful: Option<Candidate>,
     /// The earliest of those that failed for their decode alone, and why it did.
     no_decode: Option<(Candidate, RejectReason)>,
 }
 
 impl Conductor {
-    /// Places a request by the policy, among all candidates or (`only_feasible`) among those that
-    /// keep every promise. `excluded` prefills it only where nobody else can.
+    /// Places a request by the policy, among all candidates or (`only_feasible`) among those that keep every promise.
+    /// `excluded` is taken only if no other instance can prefill the request.
     pub(crate) fn place(
         &mut self,
         request: &Request,
@@ -93,7 +93,7 @@ impl Conductor {
                 let own_tokens = request.prompt_tokens.saturating_sub(shared_tokens);
                 (i.decode.reserved_tokens() + own_tokens) * 1000 <= most
             };
-            // Where nobody else prefills it, all of their room will do.
+            // If no other instance prefills it, these may use all of their room.
             ids.is_empty() || fits(0) || fits(i.decode.shared_with(self.kin(&i.decode, &request.chain)))
         };
         let mixing = self.mixing().filter(roomy).map(|i| i.spec.id);
@@ -131,13 +131,13 @@ impl Conductor {
         decodes.filter_map(|id| self.fleet.get(*id)).filter(mixes)
     }
 
-    /// Whether some instance decodes what is prefilled there.
+    /// Whether some instance can decode what is prefilled there.
     fn has_decode(&self, id: InstanceId, request: &Request) -> bool {
         let local = self.fleet.get(id).is_some_and(|i| i.spec.role.decodes());
         local || self.fleet.decodes_of(id).any(|decode| self.holds(decode, request))
     }
 
-    /// Takes the best of candidates that have their scores.
+    /// Takes the best of the scored candidates.
     fn search(
         &mut self,
         request: &Request,
@@ -166,7 +166,7 @@ impl Conductor {
         }
     }
 
-    /// The least score; of equals the one that the policy says.
+    /// The candidate with the least score; `ties` decides between equals.
     fn best_of_all(&mut self, candidates: &[Candidate], ties: Ties) -> Option<Candidate> {
         let mut best: Option<Candidate> = None;
         let mut equals = 1;
@@ -184,8 +184,8 @@ impl Conductor {
         best
     }
 
-    /// The least score among those that keep every promise. Decode instances are looked at for
-    /// the best candidates first, so mostly once.
+    /// The candidate with the least score among those that keep every promise. Decode instances are chosen for the best
+    /// candidates first, so usually only once.
     fn best_feasible(
         &self,
         candidates: &mut [Candidate],
@@ -208,7 +208,7 @@ impl Conductor {
         Some((candidate, Some(decode)))
     }
 
-    /// Checks a candidate's promises; returns its decode instance, or remembers why there is none.
+    /// Checks a candidate's promises. Returns its decode instance, or records why there is none.
     fn judge(
         &self,
         candidate: &mut Candidate,
@@ -219,7 +219,7 @@ impl Conductor {
             if candidate.plan.harms {
                 kept.harmful.get_or_insert(*candidate);
             } else if self.now_us + candidate.latest_us <= candidate.deadline_us {
-                // They come best first.
+                // Candidates come best first.
                 kept.rude.get_or_insert(*candidate);
             } else if kept.late.is_none_or(|c| candidate.latest_us < c.latest_us) {
                 kept.late = Some(*candidate);
@@ -246,7 +246,7 @@ impl Conductor {
         found.ok()
     }
 
-    /// The refusal that is over soonest.
+    /// The refusal with the earliest Retry-After.
     fn soonest(&self, request: &Request, kept: &CandidateFailures) -> Refusal {
         let no_decode = kept.no_decode.map(|(candidate, reason)| self.no_decode(request, candidate, reason));
         let harmful = kept.harmful.filter(|_| kept.late.or(kept.rude).is_none());
@@ -292,13 +292,13 @@ impl Conductor {
         Placement { candidate, decode, room_tokens: self.room_tokens(request) }
     }
 
-    /// Whether the decision at hand is one of those recorded.
+    /// Whether the present decision is recorded.
     const fn explains(&self) -> bool {
         self.config.explain_every > 0 && self.stats.arrived.is_multiple_of(self.config.explain_every as u64)
     }
 }
 
-/// A candidate's terms as the outside sees them.
+/// A candidate's terms for the decision record.
 fn terms(candidate: &Candidate) -> CandidateTerms {
     CandidateTerms {
         instance: candidate.instance,

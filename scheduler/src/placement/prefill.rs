@@ -12,7 +12,7 @@ use crate::request::Entry;
 use crate::{FetchPlan, FirstToken, Request};
 
 impl Plan {
-    /// What the prefill weighs among others, µs: its work, and beyond all else where it harms.
+    /// The weight of the prefill when plans are compared, µs: its work, or more than any work if it breaks decodes.
     pub(crate) const fn burden_us(&self) -> u64 {
         if self.harms { NEVER_US } else { self.work_us }
     }
@@ -23,12 +23,12 @@ impl Conductor {
         if self.config.fetch { self.policy().fetch } else { FetchRule::Never }
     }
 
-    /// Whether the policy ever brings blocks from one instance to another.
+    /// Whether the policy fetches blocks from other instances.
     pub(crate) fn fetches(&self) -> bool {
         self.fetch_rule() != FetchRule::Never
     }
 
-    /// Looks the request's chain up and remembers who holds what.
+    /// Looks the request's chain up in the index and keeps the hits.
     pub(crate) fn look_up(&mut self, request: &Request) {
         self.hits.reset(self.fleet.bound());
         let (hits, fleet) = (&mut self.hits, &self.fleet);
@@ -73,7 +73,7 @@ impl Conductor {
         let cached = self.tokens_of(request, here_blocks);
         let block = u64::from(self.config.block_tokens);
         let below = |tier: usize| u64::from(hit.by_tier[tier]) * block;
-        // The prefill of what comes after them brings them up first.
+        // The prefill behind these blocks loads them first.
         let local_load = if hit.coming > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
         let new_tokens = request.prompt_tokens - cached;
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
@@ -103,7 +103,7 @@ impl Conductor {
             }
             FetchRule::Sooner => {
                 let fetched_us = fetched.load_us + fetched.burden_us();
-                // The bound settles most cases; only the others need the whole estimate.
+                // The bound decides most cases; only the others need the whole estimate.
                 if fetched_us >= local_load + least_work_us(instance, new_tokens, cached) {
                     let local = local();
                     return if fetched_us < local.load_us + local.burden_us() { fetched } else { local };
@@ -114,8 +114,8 @@ impl Conductor {
         if take { fetched } else { local() }
     }
 
-    /// Predicted time to bring `tokens` tokens from `source`, µs. Who lends has most of it on slower memory, and
-    /// reads the end of a chain from there before it leaves.
+    /// Predicted time to fetch `tokens` tokens from `source`, µs. A store instance has most of them in slower memory,
+    /// and reads the end of a chain from there before it sends.
     fn bring_us(&self, source: &Instance, target: &Instance, tokens: u64) -> u64 {
         let over_us = fetch_us(source, target, tokens);
         if source.spec.role != Role::Store {
@@ -126,7 +126,7 @@ impl Conductor {
         over_us.max(load_us(source, 0, flash_tokens))
     }
 
-    /// The holder of the longest prefix beyond `blocks`, the one with fewest transfers among equals.
+    /// The holder of the longest prefix beyond `blocks`; among equals the one with the fewest transfers.
     fn best_source(&self, target: InstanceId, blocks: u32) -> Option<(u32, &Instance)> {
         let able = |id: InstanceId| id != target && self.fleet.share(id, target);
         let usable = self.hits.sources().iter().filter(|(b, id)| *b > blocks && able(*id));
@@ -177,8 +177,8 @@ impl Conductor {
         }
     }
 
-    /// Time that a prefill takes on an instance which has nothing else to do, µs. What was learnt of the instance
-    /// counts for no more than twice its profile: a stall that it had is over some time.
+    /// Time of a prefill on an idle instance, µs. The learnt correction counts for at most a factor of two: a stall of
+    /// the instance will pass.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -193,7 +193,7 @@ impl Conductor {
         (alone_us / f64::from(spec.pipeline_nodes.max(1)) * ratio) as u64
     }
 
-    /// A pipeline is free for the next chunk before the last one has left it, µs.
+    /// Time after which a pipeline is free for the next chunk, µs; that is before the last chunk has left it.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -209,9 +209,8 @@ impl Conductor {
         (pass_us * f64::from(nodes - 1) / f64::from(nodes)) as u64
     }
 
-    /// Time from the end of a prefill to the first token on the decode side: the last layer's KV
-    /// and about one and a half decode steps. Nothing where the prefill is local, or where it is the prefill
-    /// that gives the first token.
+    /// Time from the end of a prefill to the first token on the decode side: the last layer's KV and about one and a
+    /// half decode steps. Zero if the prefill is local, or if the prefill leg draws the first token.
     pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
         if instance.spec.role.decodes() { 0 } else { self.first_step_us() }
     }
@@ -232,7 +231,7 @@ impl Conductor {
         (step_us * 1.5) as u64
     }
 
-    /// Adds the fetch of a request that is sent to the links that it uses.
+    /// Counts the fetch of a sent request on the links that it uses.
     pub(crate) fn begin_fetch(&mut self, entry: &Entry) {
         let Some(fetch) = entry.fetch else { return };
         assert!(fetch.from != entry.prefill, "request {} fetches what is there", entry.request.id);

@@ -1,4 +1,4 @@
-//! When a refused request would be let in: by the predicted ends of what is in its way.
+//! Retry-After: when a refused request would be admitted, by the predicted ends of the work that bars it.
 
 use core::cell::OnceCell;
 
@@ -11,14 +11,14 @@ use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::{RejectReason, Request};
 
-/// The least wait that is ever named, µs: about a decode step, below which predictions say nothing
-/// and a client that comes back only costs a round trip.
+/// The least Retry-After, µs: about one decode step. Predictions are no finer than that, and an earlier retry would
+/// only cost a round trip.
 pub(crate) const MIN_RETRY_AFTER_US: u64 = 100_000;
-/// What is named when nothing that was promised ends in a way that would help, µs.
+/// Retry-After when no promise that ends would help, µs.
 const LATEST_US: u64 = 60_000_000;
 
-/// Who waits for room may be predicted to wait for one in so many parts of what its objective leaves: ends of decodes
-/// are guesses, and one that is off by its own length is not rare.
+/// A request may be predicted to wait for room for one part in so many of what its objective leaves. Ends of decodes
+/// are guesses, and a guess is often off by the whole length of the decode.
 const WAIT_SHARE: u64 = 3;
 
 impl Conductor {
@@ -60,15 +60,15 @@ impl Conductor {
         wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US)
     }
 
-    /// The same candidate once there is room to decode it, and where, if that is in time: what was promised there
-    /// ends before.
+    /// The candidate at the time when there is room to decode it, and the decode instance, if the request is in time
+    /// then. The promises made there end before.
     pub(crate) fn wait_for_room(
         &self,
         request: &Request,
         mut candidate: Candidate,
     ) -> Option<(Candidate, InstanceId)> {
         if !self.config.policy.orders_queues() {
-            // Nothing waits here: it would be sent at once.
+            // This policy holds no requests: the prefill would be sent at once.
             return None;
         }
         let at_us = self.now_us + candidate.latest_us;
@@ -94,8 +94,8 @@ impl Conductor {
         Some((candidate, id))
     }
 
-    /// The refusal of a request whose objectives cannot be met here whatever ends: not its prefill, nor the steps of
-    /// its decode, on any instance that had nothing else to do.
+    /// The refusal of a request whose objectives no idle instance could meet: either its prefill or the steps of its
+    /// decode take too long.
     pub(crate) fn unreachable(&self, request: &Request) -> Option<Refusal> {
         let need = self.decode_need(request, self.now_us);
         let mut decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
@@ -115,7 +115,7 @@ impl Conductor {
         })
     }
 
-    /// The best TTFT that instances with nothing else to do would give, µs, with what is cached now.
+    /// The best TTFT on idle instances with the present caches, µs.
     fn idle_ttft_us(&self, request: &Request) -> Option<u64> {
         let local = self.config.local_prefill && self.config.policy.orders_queues();
         let mixes = |i: &&Instance| i.spec.mixed_chunk_tokens != Some(0);
@@ -126,8 +126,8 @@ impl Conductor {
         able.map(|i| self.idle_prefill_us(i, request)).min()
     }
 
-    /// How much later than `need` says an instance is predicted to take the decode, µs: what it
-    /// has promised ends one by one, the earliest end that makes enough room is the answer.
+    /// How much later than `need` says the instance is predicted to have room for the decode, µs. Its promises end one
+    /// by one. The answer is the earliest end that leaves enough room.
     pub(crate) fn decode_wait_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> u64 {
         let ends = instance.decode.slots().iter().map(|s| s.finish_us).filter(|end| *end > need.at_us);
         let kept = self.kept.ends().filter(|end| need.counts_all_tickets && *end > need.at_us);
@@ -138,7 +138,7 @@ impl Conductor {
             let then = DecodeNeed { at_us: *end, ends_by_us: *end, ..*need };
             self.decode_fits_beside(instance, &then, &kin).is_ok()
         };
-        // Later starts can break the order, but hardly: a binary search is near enough for a hint.
+        // Later starts can break the order, but rarely: a binary search is precise enough for a hint.
         let first = ends.partition_point(|end| !fits(end));
         ends.get(first).or(ends.last()).map_or(LATEST_US, |end| end - need.at_us)
     }

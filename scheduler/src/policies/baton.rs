@@ -1,4 +1,4 @@
-//! Baton's own: the soonest first token of those that keep every promise.
+//! Baton's own policy: the earliest first token among the candidates that keep every promise.
 
 use baton_types::Role;
 
@@ -16,12 +16,12 @@ pub(super) const POLICY: Policy = Policy {
     foresees: false,
 };
 
-/// The predicted TTFT, and the time by which those who wait there come later.
+/// The predicted TTFT plus the delay that it causes to the requests that wait there.
 #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
 pub(super) fn score(conductor: &Conductor, candidate: &Candidate, instance: &Instance) -> f64 {
     let plan = &candidate.plan;
-    // That a decode instance spares the hand-off says nothing for it beside one that is there to prefill: among equals
-    // what is new goes to the pool, and steps stay short.
+    // A decode instance saves the hand-off, but that gives it no advantage over a prefill instance: among equals the
+    // prefill goes to the prefill pool, and decode steps stay short.
     let aside_us = if instance.spec.role == Role::Decode { conductor.first_step_us() + 1 } else { 0 };
     (candidate.ttft_us - plan.work_us + plan.burden_us() + candidate.behind_us + aside_us) as f64
 }

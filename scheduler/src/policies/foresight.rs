@@ -1,4 +1,4 @@
-//! As `baton`, told of what is to come: how much better a policy could be that guesses everything right.
+//! As `baton`, with knowledge of the future: a bound on what a policy with perfect guesses could gain.
 
 use super::{Choice, FetchRule, Policy, QueueLocation, Ties, baton};
 use crate::AdmissionMode;

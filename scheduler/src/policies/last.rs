@@ -1,5 +1,5 @@
-//! The last candidate, whatever it holds and owes. Tests alone compile it: this file and its line in the table are all
-//! that a policy takes, and whatever holds for every policy is tried with it.
+//! Always picks the last candidate. It is compiled only for tests: this file and its line in the table are all that a
+//! new policy needs, and every rule that holds for all policies is tested with it.
 
 use super::{Choice, FetchRule, Policy, QueueLocation, Ties};
 use crate::AdmissionMode;

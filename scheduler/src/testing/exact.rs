@@ -1,5 +1,4 @@
-//! Engines that keep to the predictions to the microsecond: whatever goes wrong with them is the
-//! conductor's doing.
+//! Engines that follow the predictions to the microsecond: every deviation is then the conductor's fault.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -8,7 +7,7 @@ use baton_types::RequestId;
 use super::{naive_prefill_us, starts, step};
 use crate::{Conductor, Effect, Input, Rejection, Request};
 
-/// What became of a series of arrivals.
+/// The outcome of a series of arrivals.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     /// (moment µs, request, instance) of each `StartPrefill`.
@@ -17,7 +16,7 @@ pub(crate) struct Run {
     pub prefilled: BTreeMap<u64, u64>,
     /// Requests that were refused.
     pub rejected: Vec<u64>,
-    /// The same, in full.
+    /// The refusals in full.
     pub refusals: Vec<Rejection>,
 }
 

@@ -1,4 +1,4 @@
-//! An independent account of what each request holds, kept from inputs and effects alone.
+//! An independent account of each request's reservations, kept from inputs and effects alone.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -26,23 +26,23 @@ pub(crate) struct Account {
     pub prefill: Option<InstanceId>,
     pub decode: Option<InstanceId>,
     pub fetch: Option<InstanceId>,
-    /// Instances on which the driver keeps something for it.
+    /// Instances on which the driver holds something for it.
     pub held: BTreeSet<InstanceId>,
 }
 
-/// The books: panics as soon as an order contradicts what was ordered before.
+/// The account: panics as soon as an order contradicts an earlier one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Oracle {
     pub live: BTreeMap<RequestId, Account>,
     pub alive: BTreeMap<InstanceId, Role>,
-    /// Of what kind each is, or was last.
+    /// The present or last kind of each instance.
     pub kinds: BTreeMap<InstanceId, u32>,
     pub accepted: u64,
     pub rejected: u64,
     pub failed: u64,
     pub finished: u64,
     pub cancelled: u64,
-    /// Instances that a copy is on its way to.
+    /// Instances that are receiving a copy.
     pub copying: BTreeSet<InstanceId>,
 }
 
@@ -52,7 +52,7 @@ impl Oracle {
         self.live.iter().filter(|(_, a)| a.phase == phase).map(|(id, _)| *id).collect()
     }
 
-    /// Takes in a fact just before the conductor sees it.
+    /// Records a fact just before the conductor receives it.
     pub(crate) fn hears(&mut self, input: &Input) {
         match input {
             Input::InstanceJoined(spec) => {
@@ -75,7 +75,7 @@ impl Oracle {
                 self.live.insert(request.id, account);
             }
             Input::RequestCancelled { request } => {
-                // What it holds must be released by the effects of this very step.
+                // The effects of this step must release what the request holds.
                 if let Some(account) = self.live.get_mut(request) {
                     account.phase = Phase::Queued;
                     self.cancelled += 1;
@@ -109,7 +109,7 @@ impl Oracle {
         }
     }
 
-    /// An instance died: what was being read from it will not arrive.
+    /// An instance died: reads from it will not arrive.
     pub(crate) fn dies(&mut self, instance: InstanceId) {
         self.alive.remove(&instance);
         for account in self.live.values_mut().filter(|a| a.fetch == Some(instance)) {
@@ -124,7 +124,7 @@ impl Oracle {
         }
     }
 
-    /// Takes in what the conductor ordered.
+    /// Records the conductor's orders.
     pub(crate) fn sees(&mut self, input: &Input, effects: &[Effect]) {
         for effect in effects {
             self.sees_one(effect);
@@ -185,7 +185,7 @@ impl Oracle {
                     "request {request}"
                 );
                 account.phase = Phase::Decoding;
-                // The KV has moved: what remains is the decode side.
+                // The KV has moved: only the decode side remains.
                 account.held = BTreeSet::from([instance]);
             }
             Effect::Handoff { request, from, to, .. } => {

@@ -1,4 +1,4 @@
-//! A conductor played by a script, with an [`Oracle`] listening.
+//! Runs a conductor by a script, checked by an [`Oracle`].
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::{
     SchedulerConfig,
 };
 
-/// One thing that may happen; numbers pick among what there is at that moment.
+/// One event; numbers pick among the candidates at that time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
     /// Time passes, µs, and timers fire.
@@ -28,15 +28,15 @@ pub(crate) enum Act {
     Arrive(u16, u8, u8),
     /// A live prefill, hand-off, fetch or decode ends.
     Advance(u8),
-    /// A fetch ends, for better or worse.
+    /// A fetch ends, successfully or not.
     Fetched(u8, bool),
     /// A hand-off (or the decode side during a prefill) fails.
     Fails(u8),
-    /// A prefill is spoilt on a living instance.
+    /// A prefill fails on a living instance.
     Spoils(u8),
-    /// A decode is spoilt on a living instance, its answer so far.
+    /// A decode fails on a living instance; the length of its answer so far.
     Stalls(u8, u16),
-    /// A request gives way to an older one, its answer so far.
+    /// A request is preempted for an older one; the length of its answer so far.
     Yields(u8, u16),
     /// An answer is longer than its room.
     Outgrows(u8, u16),
@@ -44,23 +44,23 @@ pub(crate) enum Act {
     Cancel(u8),
     /// An instance is lost.
     Lose(u8),
-    /// An instance joins, in a newer life where it was known.
+    /// An instance joins, in a new epoch if it was known.
     Join(u8),
     /// An instance is drained.
     Drain(u8),
     /// An instance takes work again.
     Resume(u8),
-    /// An instance plays another part.
+    /// An instance changes its role.
     Role(u8, u8),
-    /// The settings change, for better or worse.
+    /// The settings change, validly or not.
     Policy(u8, u16),
-    /// Blocks come and go: instance, how many, what.
+    /// Blocks are stored or removed: instance, number, kind of change.
     Cache(u8, u8, u8),
     /// Another router places a request.
     Peer(u8, u8, u16),
-    /// An answer is reported to have come so far, as before the loss of its decode.
+    /// The length of an answer is reported, as before the loss of its decode.
     Emits(u8, u16),
-    /// A message that fits nothing: kind and number.
+    /// A stale message: kind and number.
     Stale(u8, u8),
 }
 
@@ -91,23 +91,23 @@ pub(crate) fn scripts(most: usize) -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..most)
 }
 
-/// Ids of requests that other routers place: apart from our own.
+/// First id of the requests that other routers place.
 const PEERS: u64 = 1 << 32;
 
-/// The conductor, the books, and everything that was ordered.
+/// The conductor, the oracle, and all orders.
 #[derive(Debug)]
 pub(crate) struct Play {
     pub conductor: Conductor,
     pub oracle: Oracle,
     pub now_us: u64,
     pub effects: Vec<Effect>,
-    /// Everything that the conductor was told, with the moment.
+    /// All inputs of the conductor, with their times.
     pub told: Vec<(u64, Input)>,
     epochs: BTreeMap<u32, u32>,
     roles: Vec<Role>,
-    /// Instances are of two kinds, and of the other one in their next life.
+    /// Whether instances are of two kinds, and change their kind with each new epoch.
     upgrades: bool,
-    /// What instances announce that their work costs, if not the usual.
+    /// The cost profile that instances announce, if not the usual one.
     profile: Option<Arc<CostProfile>>,
     next_id: u64,
     foreign: Vec<(RequestId, Phase)>,
@@ -123,12 +123,12 @@ impl Play {
         Self::of_kinds(config, roles, false)
     }
 
-    /// The same over instances of two kinds, if they are to be.
+    /// As [`Self::new`], with instances of two kinds if `upgrades`.
     pub(crate) fn of_kinds(config: SchedulerConfig, roles: &[Role], upgrades: bool) -> Self {
         Self::of(config, roles, (upgrades, None))
     }
 
-    /// The same over instances that announce this profile.
+    /// As [`Self::new`], with instances that announce this profile.
     pub(crate) fn at_cost(config: SchedulerConfig, roles: &[Role], profile: CostProfile) -> Self {
         Self::of(config, roles, (false, Some(Arc::new(profile))))
     }
@@ -155,7 +155,7 @@ impl Play {
         play
     }
 
-    /// Steps the conductor under audit; returns what it ordered.
+    /// Steps the conductor, audits it, and returns its orders.
     pub(crate) fn tell(&mut self, input: Input) -> Vec<Effect> {
         self.oracle.hears(&input);
         self.told.push((self.now_us, input.clone()));
@@ -169,7 +169,7 @@ impl Play {
         effects
     }
 
-    /// Transfers that the conductor believes to share a link are those that are under way.
+    /// Checks that the transfers that the conductor counts on each link are those in progress.
     fn audit_flights(&self) {
         for instance in self.conductor.fleet.iter().filter(|i| i.state != InstanceState::Lost) {
             let id = instance.spec.id;
@@ -197,17 +197,17 @@ impl Play {
         assert_eq!(self.conductor.snapshot().requests as usize, oracle.live.len() + foreign);
     }
 
-    /// Brings an instance (back) in a new epoch.
+    /// Lets an instance join in a new epoch.
     pub(crate) fn join(&mut self, id: u32) {
         let epoch = self.epochs.entry(id).and_modify(|e| *e += 1).or_insert(1);
         let role = self.roles[id as usize];
-        // Room for two or three prompts of the longest: decode room runs out all the time.
+        // Room for two or three of the longest prompts: decode room runs out all the time.
         let kind = if self.upgrades { (id + *epoch) % 2 } else { 0 };
         let plain = spec(id, role);
         let profile = self.profile.clone().unwrap_or_else(|| plain.profile.clone());
         let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, kind, profile, ..plain };
         if *epoch > 1 {
-            // The books learn of the death first: whatever is on the old life ends in this step.
+            // The oracle learns of the death first: everything of the old epoch ends in this step.
             self.oracle.dies(InstanceId(id));
         }
         let back = Input::InstanceJoined(spec);
@@ -233,7 +233,7 @@ impl Play {
         self.tell(Input::RequestArrived(request))
     }
 
-    /// Plays one act; acts for which there is nothing to act upon are skipped.
+    /// Plays one act. An act without a candidate is skipped.
     pub(crate) fn act(&mut self, act: Act) {
         let count = u8::try_from(self.roles.len()).expect("few");
         match act {
@@ -316,7 +316,7 @@ impl Play {
         }
     }
 
-    /// The operator changes a setting: taken on exactly when the check beforehand says so.
+    /// The operator changes a setting. The conductor accepts it exactly when the check beforehand does.
     fn change_policy(&mut self, kind: u8, value: u16) {
         let old = self.conductor.config().clone();
         let mut new = old.clone();
@@ -337,7 +337,7 @@ impl Play {
         assert_eq!(self.conductor.stats().stale_inputs, stale + u64::from(!allowed));
     }
 
-    /// Something that runs comes to its next stop.
+    /// A running part reaches its next stage.
     fn advance(&mut self, n: u8) {
         let mut open: Vec<(RequestId, Phase)> = self.foreign.clone();
         for phase in [Phase::Prefilling, Phase::HandingOff, Phase::Decoding] {
@@ -374,7 +374,7 @@ impl Play {
             2 => CacheChange::Stored { parent: Some(BlockHash(u64::from(what))), hashes, tier },
             _ => CacheChange::Stored { parent: None, hashes, tier },
         };
-        // Now and then the message of an older life.
+        // Sometimes the message is of an older epoch.
         let epoch = Epoch(self.epochs[&id] - u32::from(what % 5 == 4));
         self.tell(Input::Cache(CacheEvent { instance: InstanceId(id), epoch, change }));
     }
@@ -382,7 +382,7 @@ impl Play {
     fn peer(&mut self, prefill: u8, decode: u8, work: u16) {
         let id = PEERS + self.next_id;
         self.next_id += 1;
-        // One past the fleet is an instance that this router has not heard of.
+        // The index one past the fleet is an instance that this router does not know.
         let beyond = u8::try_from(self.roles.len() + 1).expect("few");
         let at = (InstanceId(u32::from(prefill % beyond)), InstanceId(u32::from(decode % beyond)));
         let request = Request { chain: Vec::new(), ..request(id, u64::from(work) / 2 + 1, 0) };
@@ -395,7 +395,7 @@ impl Play {
         self.tell(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us });
     }
 
-    /// A message about something that is not, is no more, or is elsewhere.
+    /// A message about something that never existed, has ended, or is elsewhere.
     fn stale(&mut self, kind: u8, n: u8) {
         let unknown = RequestId(1 << 40 | u64::from(n));
         let queued = pick(&self.oracle.in_phase(Phase::Queued), n).unwrap_or(unknown);
@@ -427,14 +427,14 @@ impl Play {
         });
     }
 
-    /// Lets everything come to its end, on a whole fleet, and checks that nothing is left over.
+    /// Lets all requests end, with the whole fleet present, and checks that nothing is left over.
     pub(crate) fn finish(&mut self) {
         let serves =
             |id: &u32| self.conductor.fleet.get(InstanceId(*id)).is_some_and(crate::fleet::Instance::serves);
         let away: Vec<u32> = self.epochs.keys().copied().filter(|id| !serves(id)).collect();
         away.into_iter().for_each(|id| self.join(id));
-        // The upgrade is completed: with every prefill instance of one kind and every decode instance of the other, what
-        // waits would wait for a fleet that never comes. A start anew changes the kind.
+        // The upgrade is completed first. If all prefill instances were of one kind and all decode instances of the
+        // other, waiting requests would wait for ever. Joining again changes the kind.
         let kind = |id: &u32| self.conductor.fleet.get(InstanceId(*id)).map(|instance| instance.spec.kind);
         let old: Vec<u32> = self.epochs.keys().copied().filter(|id| kind(id) == Some(1)).collect();
         old.into_iter().for_each(|id| self.join(id));

@@ -1,4 +1,4 @@
-//! Who is let in: the paper's three modes, Baton's own, their shadows, and the bounds.
+//! Admission: the paper's three modes, Baton's own, their shadows, and the bounds.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
@@ -91,7 +91,7 @@ fn a_decode_empty_now_and_full_later_is_refused_by_those_who_predict() {
 fn the_baseline_refuses_after_the_prefill_and_counts_the_waste() {
     let mut conductor = full_now(AdmissionMode::AtDecode);
     started(&offer(&mut conductor, 0, foretold(1, 30_000, 10)));
-    // The decode side overstays: it is as full when the prefill has ended.
+    // The decode overstays: the instance is still as full when the prefill has ended.
     let mut effects = step(&mut conductor, 4_000_000, finished(1));
     effects.extend(step(&mut conductor, 4_000_000, Input::HandoffFinished { request: RequestId(1) }));
     let refused = rejection(&effects).expect("the second look");
@@ -160,7 +160,7 @@ fn a_prompt_that_fits_nowhere_is_told_so_and_not_to_come_back() {
 
 #[test]
 fn a_prompt_that_leaves_little_room_for_its_answer_is_served_by_an_empty_instance() {
-    // The expected answer would not fit beside it; an answer as long as there is room does.
+    // The expected answer would not fit beside it; an answer as long as the remaining room does.
     let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);
     let start = started(&offer(&mut conductor, 0, request(1, 99_700, 0)));
     assert!(start.room_tokens > 0 && u64::from(start.room_tokens) <= 300, "{start:?}");
@@ -206,7 +206,7 @@ fn an_unknown_class_counts_as_the_first() {
     assert!(reason(&offer(&mut conductor, 0, offered(1))).is_none());
 }
 
-/// What the shadow of `mode` says of one request, and what that mode itself does with it.
+/// What the shadow of `mode` decides on one request, and what that mode itself decides.
 fn shadow_and_mode(mode: AdmissionMode, state: &[(u64, u64)], prompt: u64) -> (bool, Option<Rejection>) {
     let stage = |config| {
         let decode = |id| InstanceSpec { profile: heavy_decode(), ..spec(id, Role::Decode) };
@@ -258,7 +258,7 @@ proptest! {
         prop_assert_eq!(effects(&[]), effects(&REFUSING));
     }
 
-    /// Under `none` every request that can be served at all is, however late.
+    /// Under `none` every request that can be served at all is admitted, however late.
     #[test]
     fn none_refuses_nobody(prompts in proptest::collection::vec(1u64..90_000, 1..40)) {
         for policy in [PolicyName::Mooncake, PolicyName::Random, PolicyName::Baton, PolicyName::Lmetric] {

@@ -1,5 +1,5 @@
-//! A conversation goes back to the engine that holds its prefix, and what a prefill there is predicted to take follows
-//! what it was measured to take.
+//! A conversation returns to the engine that holds its prefix, and the predicted time of a prefill there follows the
+//! measured ones.
 
 use alloc::sync::Arc;
 use alloc::vec;
@@ -40,7 +40,7 @@ fn turn(conversation: u64, turn: u64) -> Request {
     }
 }
 
-/// Runs one request from beginning to end; says where.
+/// Runs one request from beginning to end; returns its instance.
 fn serve(conductor: &mut Conductor, now_us: u64, request: Request, cached_tokens: u64) -> u32 {
     let (id, chain) = (request.id, request.chain.clone());
     let start = started(&offer(conductor, now_us, request));
@@ -51,7 +51,7 @@ fn serve(conductor: &mut Conductor, now_us: u64, request: Request, cached_tokens
     start.prefill
 }
 
-/// Later turns, of twelve conversations of four, that went where their prefix lay.
+/// Number of later turns, of twelve conversations of four turns, that were placed where their prefix was.
 fn found(conductor: &mut Conductor) -> usize {
     let (mut now_us, mut found) = (0, 0);
     for conversation in 0..12 {
@@ -68,7 +68,7 @@ fn found(conductor: &mut Conductor) -> usize {
     found
 }
 
-/// Two of 36 where `tbt` was 5 s: whole steps were counted, of whatever length the objective allows.
+/// A regression: with `tbt` at 5 s it was two of 36, because whole steps were counted, as long as the objective allows.
 #[test]
 fn later_turns_go_where_their_prefix_lies_whatever_the_objective() {
     for tbt_us in [5_000, 40_000, 100_000, 1_000_000, 5_000_000, 60_000_000] {
@@ -86,7 +86,7 @@ fn later_turns_go_where_their_prefix_lies_whatever_the_objective() {
     }
 }
 
-/// Engines that take no time at all: nothing is gained in µs, and the cache is still the better place.
+/// Engines that take no time at all: the cache saves no time, and is still preferred.
 #[test]
 fn at_equal_cost_more_of_the_prompt_cached_wins() {
     let mut free = (*profile()).clone();
@@ -96,7 +96,7 @@ fn at_equal_cost_more_of_the_prompt_cached_wins() {
     assert_eq!(found(&mut conductor), 36);
 }
 
-/// What a prefill of 4,000 tokens on instance 0 is predicted to take, µs, after 200 that took `measured_us` each.
+/// Predicted time of a prefill of 4,000 tokens on instance 0, µs, after 200 that took `measured_us` each.
 fn predicted_after(role: Role, beside: usize, measured_us: u64) -> u64 {
     let mut conductor = conductor_of(config(100_000, false), &[spec(0, role), spec(1, Role::Decode)]);
     for id in 0..beside as u64 {
@@ -127,7 +127,7 @@ fn predicted_after(role: Role, beside: usize, measured_us: u64) -> u64 {
     terms.clone().find(|c| c.instance.0 == 0).expect("a candidate").compute_us.expect("it can be computed")
 }
 
-/// Only pure prefill instances were corrected.
+/// A regression: only pure prefill instances were corrected.
 #[test]
 fn predictions_follow_what_was_measured_on_engines_of_both_parts_too() {
     for (role, beside) in [(Role::Prefill, 0), (Role::Both, 0), (Role::Both, 3)] {

@@ -1,5 +1,5 @@
-//! Algorithm 1 of the Mooncake paper against a naive retelling of it, and its relatives against
-//! theirs: whoever wins the conductor's search must win, to within rounding, by pen and paper too.
+//! Algorithm 1 of the Mooncake paper against a naive version, and its relatives against theirs: the instance that wins
+//! the conductor's search must win on paper too, to within rounding.
 
 use alloc::vec::Vec;
 use baton_types::{RequestId, Role, Tier};
@@ -11,7 +11,7 @@ use crate::testing::{
 };
 use crate::{AdmissionMode, Conductor, InstanceSpec, PolicyName, SchedulerConfig};
 
-/// Pen and paper: what one prefill instance holds and owes.
+/// The naive model: what one prefill instance holds and owes.
 #[derive(Clone, Debug, Default)]
 struct Paper {
     prefix_blocks: u64,
@@ -21,7 +21,7 @@ struct Paper {
     net_bytes_per_s: u64,
 }
 
-/// What the paper's line 7 decides for one instance.
+/// The decision of the paper's line 7 for one instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct InstanceCost {
     ttft_us: u64,
@@ -59,7 +59,7 @@ fn cost(fleet: &[Paper], at: usize, prompt: u64, threshold: Option<f64>) -> Inst
     InstanceCost { ttft_us: transfer_us + fleet[at].queue_us + naive_prefill_us(prompt - far), fetches }
 }
 
-/// A scene: what each prefill instance holds and owes, and the prompts to come.
+/// A scene: what each prefill instance holds and owes, and the prompts that arrive.
 #[derive(Clone, Debug)]
 struct Scene {
     instances: Vec<(u64, u64)>,
@@ -84,7 +84,7 @@ fn scenes() -> impl Strategy<Value = Scene> {
         })
 }
 
-/// The conductor in that scene, and the same on paper.
+/// The conductor in that scene, and the naive model of it.
 fn stage(config: SchedulerConfig, scene: &Scene) -> (Conductor, Vec<Paper>) {
     let prefills = u32::try_from(scene.instances.len()).expect("few");
     let roles =
@@ -116,7 +116,7 @@ fn stage(config: SchedulerConfig, scene: &Scene) -> (Conductor, Vec<Paper>) {
     (conductor, paper)
 }
 
-/// Plays the scene and compares each decision with paper; the paper then follows the decision.
+/// Plays the scene and compares each decision with the naive model, which then follows the decision.
 fn compare(policy: PolicyName, permille: u32, threshold: Option<f64>, scene: &Scene) {
     let config =
         SchedulerConfig { balancing_threshold_permille: permille, ..plain(policy, AdmissionMode::None) };
@@ -144,7 +144,7 @@ fn compare(policy: PolicyName, permille: u32, threshold: Option<f64>, scene: &Sc
     }
 }
 
-/// Books a decision on paper.
+/// Records a decision in the naive model.
 fn follow(paper: &mut [Paper], view: &[Paper], chosen: PrefillStart, ttft_us: u64, prompt: u64) {
     let at = chosen.prefill as usize;
     let own = view[at].prefix_blocks;

@@ -1,4 +1,4 @@
-//! Settings outside their bounds, and numbers that nobody in their right mind would send.
+//! Settings outside their bounds, and absurd numbers in messages.
 
 use alloc::vec::Vec;
 use baton_types::{
@@ -194,7 +194,7 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// `step` is total: no number in any message stops the conductor or upsets its books.
+    /// `step` is total: no number in any message stops the conductor or breaks its ledgers.
     #[test]
     fn no_number_in_any_message_stops_the_conductor(
         script in proptest::collection::vec((0u8..16, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
@@ -212,7 +212,7 @@ proptest! {
     }
 }
 
-/// A damaged journal can say any time: predictions were added to it, and overflowed.
+/// A regression: a damaged journal may hold any time, and predictions added to it overflowed.
 #[test]
 fn a_time_that_no_clock_shows_is_bounded() {
     let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);

@@ -1,4 +1,4 @@
-//! What an operator changes while the conductor serves: parts that instances play, and settings.
+//! Changes by an operator while the conductor serves: roles of instances, and settings.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -226,7 +226,7 @@ fn what_was_learnt_of_a_class_follows_its_name() {
     assert_eq!(expected(&conductor, 0), long);
 }
 
-/// Settings that may follow others while serving, of every kind of policy.
+/// Pairs of settings of which the second may replace the first while serving, for every kind of policy.
 fn pairs() -> impl Strategy<Value = (SchedulerConfig, SchedulerConfig)> {
     let kin = |policy: PolicyName, at: usize| {
         let kin: Vec<PolicyName> = PolicyName::ALL

@@ -1,5 +1,5 @@
-//! The order of service: strict bands, fair shares between tenants, short work before long within
-//! what was promised, and nothing that waits for ever.
+//! The order of service: strict bands, fair shares between tenants, short work before long within the promises, and no
+//! starvation.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -39,7 +39,7 @@ fn of_tenant(tenant: u32, request: Request) -> Request {
     Request { tenant: TenantId(tenant), ..request }
 }
 
-/// Ends what runs, one after the other; returns who started, in order.
+/// Ends the running prefills one after the other; returns the requests that started, in order.
 fn order_of_service(conductor: &mut Conductor, first: u64) -> Vec<u64> {
     let mut order = Vec::from([first]);
     let mut at = 0;
@@ -104,7 +104,7 @@ fn shorter_work_goes_first_and_work_is_what_is_left_after_the_cache() {
     offer(&mut conductor, 0, request(0, 5_000, 0));
     offer(&mut conductor, 0, request(1, 4_000, 0));
     offer(&mut conductor, 0, request(2, 2_000, 0));
-    // The longest prompt of all, but nearly all of it is cached.
+    // This prompt is the longest, but nearly all of it is cached.
     offer(&mut conductor, 0, request(3, 40 * 512 + 100, 40));
     assert_eq!(order_of_service(&mut conductor, 0), [0, 3, 2, 1]);
 }
@@ -162,7 +162,7 @@ fn timed(arrivals: &[(u64, u64, u32, u16)]) -> Vec<(u64, Request)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Who is let in is on time, if the predictions are true.
+    /// An admitted request is in time, if the predictions are true.
     #[test]
     fn every_promise_is_kept_by_engines_that_keep_to_the_predictions(
         arrivals in arrivals(60, 9_000, 3), prefills in 1u32..4, ahead_us in 0u64..800_000, seconds in 1u64..6,
@@ -183,7 +183,7 @@ proptest! {
         }
     }
 
-    /// Without promises and tenants to mind, service is shortest first.
+    /// Without promises and tenants, the shortest work is served first.
     #[test]
     fn with_nothing_else_to_mind_the_shortest_goes_first(arrivals in arrivals(40, 9_000, 1)) {
         let all: Vec<(u64, Request)> = timed(&arrivals).into_iter().map(|(at, r)| (at, of_class(0, r))).collect();

@@ -1,5 +1,5 @@
-//! The decode side: chosen by its predicted step time at the moment the prefill ends, with room
-//! reserved before any KV moves (I8).
+//! The decode instance is chosen by its predicted step time at the end of the prefill, and room is reserved before any
+//! KV moves (I8).
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
@@ -51,7 +51,7 @@ fn a_decode_that_overstays_its_prediction_still_counts() {
     let mut conductor = heavy(1_000_000);
     decoding(&mut conductor, foretold(101, 30_000, 15), 1);
     decoding(&mut conductor, foretold(102, 10_000, 5_000), 2);
-    // Long after instance 1 should have been empty it has not said so.
+    // Instance 1 should have been empty long ago, but has not reported it.
     assert_eq!(started(&offer(&mut conductor, 5_000_000, foretold(1, 30_000, 100))).decode, 2);
 }
 
@@ -142,8 +142,8 @@ fn a_drained_decode_takes_nothing_new_but_ends_what_it_has() {
 
 #[test]
 fn requests_that_wait_are_seen_by_those_that_come_later() {
-    // Two decodes; many requests are admitted at once and most still wait for their prefill. Their
-    // decodes are planned, so they spread instead of all counting on the same empty instance.
+    // Two decode instances; many requests are admitted at once and most still wait for their prefill. Their decodes are
+    // planned, so they spread instead of all counting on the same empty instance.
     let mut conductor = heavy(40_000);
     let mut placed = [0u32; 3];
     let mut open: Vec<u64> = Vec::new();
@@ -167,8 +167,8 @@ fn requests_that_wait_are_seen_by_those_that_come_later() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The chosen decode has the least step of those with room, by pen and paper, among decodes
-    /// that outlast every prefill.
+    /// The chosen decode instance has the least step of those with room in the naive model, where all decodes outlast
+    /// every prefill.
     #[test]
     fn the_choice_is_the_least_step_with_room(
         loads in proptest::collection::vec(proptest::collection::vec(500u64..20_000, 0..4), 1..6),
@@ -203,7 +203,7 @@ proptest! {
         }
     }
 
-    /// I8 over a busy hour: whatever is sent to prefill has its room counted on its decode.
+    /// I8 over a busy hour: every request that is sent to prefill has its room counted on its decode instance.
     #[test]
     fn every_prefill_that_starts_has_its_room_counted(
         prompts in proptest::collection::vec((500u64..20_000, 1u32..2_000), 1..20),

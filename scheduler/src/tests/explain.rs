@@ -1,4 +1,4 @@
-//! Why it went there, why it was refused, in numbers that add up.
+//! Decision records: the numbers of a placement or a refusal add up.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role, Tier};
@@ -72,7 +72,7 @@ fn the_record_names_the_holder_that_blocks_would_come_from() {
 
 #[test]
 fn a_record_is_given_with_its_own_decision() {
-    // A placement after a loss is a decision too; whatever is recorded of it comes at once.
+    // A placement after a loss is a decision too; its record comes at once.
     let mut conductor = conductor(explaining(PolicyName::Baton, 2), 2, 2);
     offer(&mut conductor, 0, request(1, 1000, 0));
     offer(&mut conductor, 0, request(2, 1000, 0));

@@ -1,5 +1,5 @@
-//! What breaks, at every stage: the pair is one object, and whatever happens to one leg ends the
-//! other (I13); a lost request is placed again so often and then failed by name.
+//! Failures at every stage: the pair is one object, and the end of one leg ends the other (I13). A lost request is
+//! placed again up to a limit and then failed by name.
 
 use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Role, Tier};
@@ -327,7 +327,7 @@ fn a_fetch_that_fails_is_counted_and_the_prefill_goes_on() {
     assert!(conductor.knows(ONE));
 }
 
-/// Reports one leg of request 1 as spoilt; its instance lives on.
+/// Reports one leg of request 1 as failed; its instance lives on.
 fn spoil(conductor: &mut Conductor, stop: Stop) -> Vec<Effect> {
     step(
         conductor,
@@ -354,7 +354,7 @@ fn a_spoilt_leg_is_tried_elsewhere_and_its_instance_goes_on_serving() {
             _ => assert!(again.prefill != start.prefill, "{stop:?} {again:?}"),
         }
         assert_eq!((conductor.stats().retried, conductor.stats().failed), (1, 0));
-        // Whoever was excluded for one request still serves the others.
+        // An instance that is excluded for one request still serves the others.
         let used: Vec<PrefillStart> =
             (2..8).map(|id| started(&offer(&mut conductor, 130_000, request(id, 100, 0)))).collect();
         let serves = |s: &PrefillStart| match stop {

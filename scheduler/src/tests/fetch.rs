@@ -22,7 +22,7 @@ fn networked(prefills: u32, net_bytes_per_s: u64) -> Conductor {
     conductor_of(config, &specs)
 }
 
-/// Keeps an instance busy for longer than anybody would wait.
+/// Keeps an instance busy for longer than any request may wait.
 fn busy(conductor: &mut Conductor, instance: u32) {
     burden(conductor, request(9_000 + u64::from(instance), 1, 0), (instance, instance), 25_000_000);
 }
@@ -85,7 +85,7 @@ fn the_longest_holder_is_the_source_and_among_equals_the_one_that_sends_least() 
 
 #[test]
 fn contention_turns_fetching_into_recomputing_and_its_end_turns_it_back() {
-    // Alone a fetch takes two thirds of the computing; shared by two, four thirds.
+    // Alone a fetch takes two thirds of the time of the prefill; two that share the link take four thirds.
     let mut conductor = networked(2, EVEN_BYTES_PER_S * 3 / 2);
     hold(&mut conductor, 0, &shared_chain(16), Tier::Hbm);
     busy(&mut conductor, 0);

@@ -42,7 +42,7 @@ fn a_prefix_is_not_fetched_from_another_kind() {
         let specs = [holder, of_kind(1, Role::Prefill, 0), of_kind(2, Role::Decode, 0)];
         let mut conductor = conductor_of(config(), &specs);
         hold(&mut conductor, 0, &shared_chain(40), Tier::Hbm);
-        // Who holds it takes nothing new: all that is left is to fetch from it.
+        // The holder takes no new work, so its blocks can only be fetched.
         step(&mut conductor, 0, Input::InstanceDrained { instance: InstanceId(0) });
         let start = started(&offer(&mut conductor, 0, request(1, 20_000, 39)));
         assert_eq!((start.prefill, start.fetch.is_some()), (1, fetched), "{start:?}");
@@ -59,7 +59,7 @@ fn a_handoff_that_fails_is_not_made_to_another_kind() {
         Effect::Handoff { to, .. } => Some(to.0),
         _ => None,
     });
-    // There is one decode instance of its kind: it is tried again, or the request ends; the other kind never has it.
+    // There is one decode instance of its kind: it is tried again, or the request ends. The other kind never gets it.
     assert!(to.is_none_or(|to| to == start.decode), "{effects:?}");
     assert!(releases(&effects).contains(&(1, start.decode)), "{effects:?}");
 }
@@ -72,7 +72,7 @@ fn a_prefill_without_a_decode_of_its_kind_gets_nothing() {
         let start = started(&offer(&mut conductor, id * 2_000_000, request(id, 2_000, 0)));
         assert_eq!(start.prefill, 1);
     }
-    // The only pair loses its decode: nothing fits until somebody of its kind comes.
+    // The only pair loses its decode instance: no instance fits until one of its kind joins.
     let now_us = 20_000_000;
     step(&mut conductor, now_us, Input::InstanceDrained { instance: InstanceId(2) });
     let refused = offer(&mut conductor, now_us, request(9, 2_000, 0));
@@ -82,7 +82,7 @@ fn a_prefill_without_a_decode_of_its_kind_gets_nothing() {
     assert_eq!((start.prefill, start.decode), (0, 3));
 }
 
-/// Who waits where nobody of the kind decodes any more goes to the other kind as soon as that has a pair.
+/// A request that waits where no instance of the kind decodes is moved to the other kind as soon as that has a pair.
 #[test]
 fn who_waits_in_vain_goes_to_the_other_kind() {
     let mut conductor = conductor_of(config(), &[of_kind(0, Role::Prefill, 0), of_kind(1, Role::Decode, 0)]);
@@ -134,7 +134,7 @@ fn two_pairs_pass_to_another_kind_under_load() {
         for instance in [prefill, decode] {
             step(&mut conductor, 0, Input::InstanceDrained { instance: InstanceId(instance) });
         }
-        // Whatever they had has ended by then.
+        // All their work has ended by then.
         drive(&mut conductor, &kinds, 10);
         for (id, role) in [(prefill, Role::Prefill), (decode, Role::Decode)] {
             let instance = InstanceId(id);

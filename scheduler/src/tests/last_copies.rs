@@ -1,4 +1,4 @@
-//! What an instance is about to lose goes to a store instance, and is fetched from there.
+//! Chains that an instance is about to lose go to a store instance, and are fetched from there.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -27,14 +27,14 @@ fn stored(conductor: &mut Conductor, at: u32, hashes: Vec<BlockHash>) -> Vec<Eff
     cache(conductor, at, CacheChange::Stored { parent: None, hashes, tier: Tier::Hbm })
 }
 
-/// A block comes and goes: from now on the instance is known to lose what it holds.
+/// A block is stored and removed: from now on the instance is known to lose blocks.
 fn loses(conductor: &mut Conductor, at: u32) {
     let hashes = vec![BlockHash(u64::MAX - u64::from(at))];
     stored(conductor, at, hashes.clone());
     cache(conductor, at, CacheChange::Removed { hashes, tier: Tier::Hbm });
 }
 
-/// So many blocks of nobody's come in.
+/// Stores so many blocks that belong to no request.
 fn fill(conductor: &mut Conductor, at: u32, blocks: u64) -> Vec<(u32, u32, usize)> {
     let first =
         (conductor.stats().stale_inputs + 1) << 40 | u64::from(at) << 32 | conductor.index().len() as u64;
@@ -49,7 +49,7 @@ fn copies(effects: &[Effect]) -> Vec<(u32, u32, usize)> {
     effects.iter().filter_map(copy).collect()
 }
 
-/// A request of so many blocks is served; both of its instances hold them then.
+/// Serves a request of so many blocks; both of its instances hold them then.
 fn serve(conductor: &mut Conductor, id: u64, blocks: u64) -> Vec<BlockHash> {
     let request = foretold(id, blocks * BLOCK, 4);
     let chain = request.chain.clone();

@@ -1,5 +1,5 @@
-//! Where a prefill runs: on a decode instance where that is sooner and harms nobody, on a
-//! pipeline of nodes where the prompt is long (CPP).
+//! Where a prefill runs: on a decode instance where that is faster and breaks no decode, on a pipeline of nodes where
+//! the prompt is long (CPP).
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role, SloClass, Tier};
@@ -38,7 +38,7 @@ fn a_request_prefills_where_it_decodes_while_the_prefill_pool_is_busy() {
     assert_eq!(effects, [decode], "no hand-off: it decodes at once");
 }
 
-/// Where the prefill pool is gone, decode instances that may prefill do so, whatever share of their room it takes.
+/// Without a prefill pool, decode instances that may prefill do so, whatever share of their room it takes.
 #[test]
 fn without_a_prefill_pool_decode_instances_prefill_if_they_may() {
     let pools = [spec(0, Role::Prefill), spec(1, Role::Decode)];
@@ -133,7 +133,7 @@ fn a_short_prompt_goes_beside_decodes_where_its_step_stays_short() {
     assert!(starts(&second).iter().all(|s| !is_local(*s)), "both would share a step of 110 ms: {second:?}");
 }
 
-/// Passes that no objective bounds run there for 3 s: who decodes from a second on would stand still in them.
+/// Its passes ignore the objective and run for 3 s. A decode that starts after a second would stand still in them.
 #[test]
 fn nobody_is_handed_to_an_instance_whose_passes_are_too_long_for_it() {
     let twin = InstanceSpec { id: baton_types::InstanceId(2), ..coarse() };
@@ -147,12 +147,12 @@ fn nobody_is_handed_to_an_instance_whose_passes_are_too_long_for_it() {
     assert_eq!(refused.map(|r| r.reason), Some(crate::RejectReason::Tbt));
 }
 
-/// It waited for the engine; meanwhile somebody came to decode there. It was sent all the same, and taken for work of
-/// 142 years.
+/// A regression: the request waited for the engine while another started to decode there. It was sent all the same, and
+/// counted as work of 142 years.
 #[test]
 fn what_waits_goes_elsewhere_once_it_would_harm_who_decodes_there() {
     let mut conductor = beside_a_busy_pool(config(), coarse());
-    // Nobody decodes there, and its engine has work for 600 ms.
+    // No request decodes there, and its engine has work for 600 ms.
     burden(&mut conductor, request(902, 100, 0), (1, 0), 600_000);
     assert!(starts(&offer(&mut conductor, 0, request(1, 4_000, 0))).is_empty(), "it waits");
     decoding(&mut conductor, foretold(903, 1_000, 5_000), 1);
@@ -201,8 +201,8 @@ fn an_engine_that_does_both_keeps_both_legs() {
     );
 }
 
-/// Steps were predicted at nine tenths of the objective, here a minute, while prompts wait: answers of ten tokens
-/// then seemed to stay for ten minutes, and what came next was refused for want of room until after that.
+/// A regression: while prompts waited, steps were predicted at nine tenths of the objective, here a minute. Answers of
+/// ten tokens then seemed to last ten minutes, and new requests were refused for want of room until after that.
 #[test]
 fn a_generous_objective_does_not_stretch_the_steps_that_are_predicted() {
     let step_us = |tbt_us, mixed_chunk_tokens| {

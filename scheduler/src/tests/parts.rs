@@ -1,4 +1,4 @@
-//! The conductor's parts against naive ones that cannot be wrong.
+//! The conductor's parts against naive ones.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -49,7 +49,7 @@ fn ledger(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
     ledger
 }
 
-/// When each ends if all are served by deadline from `start_us` on: (deadline, end) in that order.
+/// The end of each if all are served by deadline from `start_us` on: (deadline, end) in that order.
 fn by_deadline(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u64)> {
     let mut sorted = all.to_vec();
     sorted.sort_by_key(|w| (w.deadline_us, w.arrived_us, w.request));
@@ -61,7 +61,7 @@ fn by_deadline(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u6
     sorted.into_iter().map(end).collect()
 }
 
-/// Those that meet their deadline when served by deadline.
+/// The requests that meet their deadline when served by deadline.
 fn kept(all: &[WaitingPrefill], start_us: u64) -> Vec<RequestId> {
     by_deadline(all, start_us)
         .iter()
@@ -94,7 +94,7 @@ proptest! {
         prop_assert_eq!(outlook.keeps_promises, before.iter().all(|id| after.contains(id)));
     }
 
-    /// Who goes next, by the rules as written at the top of `queue.rs`.
+    /// The next request, by the rules at the top of `queue.rs`.
     #[test]
     fn the_next_is_who_the_rules_name(works in works(), ahead_us in 0u64..400, now_us in 300u64..2_000) {
         let ledger = ledger(&works, ahead_us);
@@ -130,7 +130,7 @@ proptest! {
         }
     }
 
-    /// Who has to leave for new work, against a search through all subsets.
+    /// The requests that have to leave for new work, against a search through all subsets.
     #[test]
     fn the_fewest_leave_for_new_work(
         works in proptest::collection::vec((1u64..500, 1u64..2_000, 0u64..300, 0i32..2, 0u32..3), 1..9),
@@ -182,7 +182,7 @@ proptest! {
         }
     }
 
-    /// A look-up's answer is forgotten before the next one, and its sources are the longest.
+    /// A look-up's result is cleared before the next one, and its sources are the longest.
     #[test]
     fn hits_keep_the_longest_sources_of_the_last_look_up(
         looks in proptest::collection::vec(proptest::collection::btree_map(0u32..40, 1u32..30, 0..40), 1..5),
@@ -206,8 +206,8 @@ proptest! {
         }
     }
 
-    /// Fairness over any order of charges: nobody's account goes back, and a newcomer starts with
-    /// the least served of those that were.
+    /// Fairness over any order of charges: no account decreases, and a new tenant starts with the least service of the
+    /// others.
     #[test]
     fn accounts_only_grow_and_newcomers_get_no_credit(
         charges in proptest::collection::vec((0u32..5, 1u32..4, 1u64..1000), 1..60),

@@ -1,5 +1,4 @@
-//! Several routers: what others placed counts in the loads, is never acted upon, and
-//! vanishes when it ends.
+//! Several routers: requests of other routers count in the loads, get no orders, and vanish when they end.
 
 use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId, Role, SloClass};
@@ -74,7 +73,7 @@ fn no_trouble_of_a_peer_request_makes_us_act() {
             let known = conductor.knows(PEER);
             let stats = conductor.stats();
             assert_eq!((stats.failed, stats.retried, stats.cancelled), (0, 0, 0), "{input:?}");
-            // The prefill instance may die once the KV has moved; anything else is the end of it here.
+            // The prefill instance may die once the KV has moved; any other loss ends the request here.
             assert!(!known || handed_off, "{input:?}");
         }
     }
@@ -112,7 +111,7 @@ fn peers_cannot_outgrow_the_bound() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Two routers that tell each other everything decide as one that sees everything.
+    /// Two routers that share all inputs decide as one that sees everything.
     #[test]
     fn two_routers_that_tell_each_other_everything_decide_as_one(
         arrivals in proptest::collection::vec((1u64..3_000, any::<bool>()), 1..30),
@@ -134,7 +133,7 @@ proptest! {
         prop_assert_eq!(loads(&alone), loads(&routers[1]));
     }
 
-    /// Whatever is said of a peer's request, no order comes of it.
+    /// No report about a peer's request causes an order.
     #[test]
     fn nothing_said_of_peers_gives_an_order(what in proptest::collection::vec((0u8..7, 0u64..4), 1..40)) {
         let mut conductor = pool();

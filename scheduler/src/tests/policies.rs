@@ -51,7 +51,7 @@ fn random_is_even_and_repeats_with_its_seed() {
     }
 }
 
-/// What the router has sent to one instance, by the published formulas.
+/// The load that the router has sent to one instance, by the published formulas.
 #[derive(Clone, Copy, Debug, Default)]
 struct SentLoad {
     blocks_held: u64,
@@ -84,7 +84,7 @@ fn compare(policy: PolicyName, holds: &[u64], prompts: &[u64], score: impl Fn(&S
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Blocks to prefill, those under way included, less those cached.
+    /// Blocks to prefill, those in progress included, less those cached.
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     #[test]
     fn dynamo_minimises_blocks_to_prefill(

@@ -1,4 +1,4 @@
-//! Popular prefixes are copied ahead of demand, and never more than asked for.
+//! Popular prefixes are copied ahead of demand, and no further.
 
 use alloc::vec::Vec;
 use baton_types::{BlockHash, CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Role, Tier};

@@ -1,4 +1,4 @@
-//! An answer whose decode dies goes on elsewhere from where its client is.
+//! An answer whose decode dies continues elsewhere after the client's last token.
 
 use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId, Tier};
@@ -20,7 +20,7 @@ fn decoding(request: Request) -> (Conductor, PrefillStart) {
     (conductor, start)
 }
 
-/// Its decode says how far it came and dies; returns how it starts again.
+/// The length of its answer is reported and its decode dies; returns how it starts again.
 fn resumed(conductor: &mut Conductor, start: PrefillStart, emitted_tokens: u32) -> PrefillStart {
     let told = Input::TokensEmitted { request: ONE, emitted_tokens };
     assert!(step(conductor, 5_000_000, told).is_empty());
@@ -104,7 +104,7 @@ fn nothing_has_been_emitted_before_the_decode() {
 
 #[test]
 fn a_resumed_answer_is_not_refused_a_second_time() {
-    // It was let in once and its client has half of it: being late now is our fault.
+    // It was admitted and its client has half of the answer: being late now is our fault.
     let config =
         SchedulerConfig { classes: Vec::from([tight()]), ..plain(PolicyName::Baton, AdmissionMode::Slo) };
     let mut conductor = conductor(config, 1, 2);

@@ -1,5 +1,4 @@
-//! A refusal says when the same request would be let in, and that is true: not much later,
-//! and not much earlier.
+//! Retry-After is accurate: the same request would be admitted not much later and not much earlier.
 
 use alloc::vec::Vec;
 use baton_types::{ClassId, Role, SloClass};
@@ -14,10 +13,10 @@ use crate::{
     SchedulerConfig,
 };
 
-/// What other routers have placed before: (work µs, prompt tokens, output tokens).
+/// The load that other routers have placed: (work µs, prompt tokens, output tokens).
 type Load = Vec<(u64, u64, u32)>;
 
-/// One prefill, one decode, that load, and nobody else.
+/// One prefill instance, one decode instance and that load.
 fn stage(load: &[(u64, u64, u32)], capacity_tokens: u64) -> Conductor {
     let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens, ..spec(1, Role::Decode) };
     let prefill = InstanceSpec { capacity_tokens: 1_000_000, ..spec(0, Role::Prefill) };
@@ -44,13 +43,13 @@ fn offered_at(
     rejection(&offer(&mut conductor, now_us, request))
 }
 
-/// Checks the refusal of `request`, if there is one, against what happens to those who come back.
+/// Checks the refusal of `request`, if there is one, against the outcome of retries.
 fn check(load: &[(u64, u64, u32)], capacity_tokens: u64, request: &Request) -> Option<Rejection> {
     let refused = offered_at(load, capacity_tokens, 0, request.clone())?;
     let after_us = refused.retry_after_us;
     let back = offered_at(load, capacity_tokens, after_us, request.clone());
     assert_eq!(back, None, "told to come back after {after_us} µs ({:?})", refused.reason);
-    // The shortest answer is a tenth of a second: no promise is finer than that.
+    // The shortest Retry-After is a tenth of a second: predictions are no finer than that.
     assert!(after_us >= MIN_RETRY_AFTER_US, "{refused:?}");
     if after_us > MIN_RETRY_AFTER_US {
         let early = offered_at(load, capacity_tokens, after_us / 5 * 4, request.clone());
@@ -123,7 +122,7 @@ fn refusals_of_the_paper_modes_name_a_time_too() {
     }
 }
 
-/// What became of a late-comer of the urgent class behind waiting work of the other.
+/// The refusal, if any, of a late request of the urgent class behind waiting work of the other.
 fn behind(works: &[u64], tokens: u64, at_us: u64) -> Option<Rejection> {
     let class = |name: &str, ttft_us| SloClass { name: name.into(), ttft_us, ..SloClass::default() };
     let config = SchedulerConfig {

@@ -1,4 +1,4 @@
-//! What happens when answers are longer than was thought and KV runs short: nobody who was let in is lost.
+//! Answers are longer than predicted and KV runs short: no admitted request is lost.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -30,7 +30,7 @@ fn reserved(conductor: &Conductor, instance: usize) -> u64 {
     conductor.snapshot().instances[instance].reserved_tokens
 }
 
-/// An answer on its way: what its client has, and where it is.
+/// An answer in progress: the client's tokens, and its instance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Answer {
     emitted: u32,
@@ -40,8 +40,8 @@ struct Answer {
     prefills: bool,
 }
 
-/// One decode instance that does what Baton's nodes do: every decoding answer grows by a token a step, each takes
-/// blocks as it grows, and when there is none the youngest gives way.
+/// One decode instance that behaves as Baton's nodes: each decoding answer grows by a token a step and takes blocks as
+/// it grows. When there is none left, the youngest is preempted.
 struct Stage {
     conductor: Conductor,
     now_us: u64,
@@ -75,7 +75,7 @@ impl Stage {
         self.answers.values().filter(|a| a.decodes).map(|a| self.blocks(a)).sum()
     }
 
-    /// Every prefill that was sent ends, and its KV lands if there is room for it and for what it was promised.
+    /// Every sent prefill ends, and its KV lands if there is room for it and for the promised output.
     fn land(&mut self) {
         let sent: Vec<u64> = self.answers.iter().filter(|(_, a)| a.prefills).map(|(id, _)| *id).collect();
         for id in sent {
@@ -121,7 +121,7 @@ impl Stage {
     }
 }
 
-/// `count` answers that are far longer than is thought of them, all at once.
+/// `count` answers that are far longer than predicted, all at once.
 fn crowd(count: u64, output_tokens: u32) -> Stage {
     let mut stage = Stage {
         conductor: small_pair(8),
@@ -159,11 +159,11 @@ fn long_answers_on_a_small_instance_all_come_to_their_end() {
     // Two at a time fit to the end.
     assert!(stage.now_us < 40 * 400 * 10_000, "{} us, {} gave way", stage.now_us, stage.preempted);
     assert_eq!(stage.conductor.stats().preempted, stage.preempted);
-    // One that fills the instance alone gets there, too.
+    // A request that fills the instance alone is served too.
     crowd(6, 1_000);
 }
 
-/// Brings requests 1 to `count` to their decodes.
+/// Lets requests 1 to `count` reach their decodes.
 fn all_decode(conductor: &mut Conductor, count: u64) {
     for id in 1..=count {
         assert_eq!(starts(&offer(conductor, 0, request(id, 100, 0))).len(), 1, "request {id}");
@@ -201,7 +201,7 @@ fn whoever_gave_way_waits_for_room_and_the_oldest_goes_first() {
         assert_eq!((failure(&effects), starts(&effects)), (None, Vec::new()), "there is no room for {id}");
     }
     assert_eq!(starts(&step(&mut conductor, 900_000_000, Input::TimerFired)), Vec::new(), "nor later");
-    // Answers as long as the first are known by now: there is room for one more of them.
+    // The estimator knows answers as long as the first by now: there is room for one more of them.
     for (ends, goes) in [(1, 2), (2, 3)] {
         let ended = Input::DecodeFinished { request: RequestId(ends), output_tokens: 700 };
         let next = starts(&step(&mut conductor, 900_000_000, ended));
@@ -269,7 +269,7 @@ fn who_finds_no_room_waits_for_it_within_the_objective() {
         let effects = offer(&mut conductor, 200_000, for_one(id));
         assert_eq!((rejection(&effects), starts(&effects)), (None, Vec::new()), "request {id} waits");
     }
-    // As each ends the next goes, in order, and nobody before.
+    // When one ends the next is sent, in order, and no other before it.
     for id in 1..=3 {
         let now_us = 1_000_000 * id;
         let before = step(&mut conductor, now_us, Input::TimerFired);
@@ -283,7 +283,7 @@ fn who_finds_no_room_waits_for_it_within_the_objective() {
 
 #[test]
 fn who_would_find_room_too_late_is_refused_at_once_and_told_when() {
-    // A decode takes a second or so, and a third of the time may be waited for room: there is time for one or two.
+    // A decode takes about a second, and a third of the time may be spent waiting for room: enough for one or two.
     let mut conductor = pair_for_one(5_000_000);
     let refusals: Vec<_> =
         (1..=10).filter_map(|id| rejection(&offer(&mut conductor, 0, for_one(id)))).collect();
@@ -312,7 +312,7 @@ fn what_no_idle_instance_could_do_in_time_is_said_so() {
     let refused = rejection(&offer(&mut conductor, 0, for_one(1))).expect("60 ms of prefill in 48");
     assert_eq!((refused.reason, refused.retry_after_us), (RejectReason::Unreachable, 0), "{refused:?}");
     assert!(refused.predicted_ttft_us.is_some_and(|us| (50_000..70_000).contains(&us)), "{refused:?}");
-    // Load alone is no such reason.
+    // Load alone does not make an objective unreachable.
     let mut busy = pair_for_one(200_000);
     burden(&mut busy, request(900, 1, 0), (0, 1), 10_000_000);
     let refused = rejection(&offer(&mut busy, 0, for_one(1))).expect("ten seconds of queue");

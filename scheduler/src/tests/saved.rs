@@ -1,4 +1,4 @@
-//! A conductor written down at any moment and brought back goes on as if nothing had happened.
+//! A conductor that is saved at any time and restored continues as if nothing had happened.
 
 use alloc::string::String;
 use baton_types::RequestId;
@@ -41,8 +41,8 @@ proptest! {
     }
 }
 
-/// Room comes for ten at once, of whom eight are looked at in that step: the others go on with the next one, and did
-/// not where a restart came between.
+/// Room for ten comes free at once, and eight are checked in that step; the others follow in the next one. A
+/// regression: they did not if a restart came between.
 #[test]
 fn who_has_not_been_looked_at_is_looked_at_after_a_restart() {
     let mut one = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);
@@ -77,7 +77,7 @@ fn a_state_that_contradicts_itself_is_refused_by_name() {
         ("\"free\":[]", "\"free\":[7]", "live requests"),
         ("\"stage\":\"Prefilling\"", "\"stage\":\"Waiting\"", "I5"),
         ("\"block_tokens\":512", "\"block_tokens\":0", "block_tokens"),
-        // Ledgers whose sums are off ran below zero when what they hold ended.
+        // Ledgers with wrong sums fell below zero when their requests ended.
         ("\"waiting_us\":0", "\"waiting_us\":7", "I5"),
         ("\"dispatched_us\":101001", "\"dispatched_us\":0", "I5"),
         ("\"active_tokens\":1000", "\"active_tokens\":0", "I5"),

@@ -1,5 +1,5 @@
-//! Any script of inputs, sensible or not: no panic, the books agree after every step, nothing is
-//! left over at the end (I5, I8, I13), and the same script gives the same effects (I10).
+//! Any script of inputs, sensible or not: no panic, the ledgers agree after every step, nothing is left over at the end
+//! (I5, I8, I13), and the same script gives the same effects (I10).
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -86,7 +86,7 @@ proptest! {
     }
 }
 
-/// Which kinds of order a play gave, as bits.
+/// The kinds of orders that a play gave.
 fn kinds(effects: &[Effect]) -> BTreeSet<&'static str> {
     let kind = |effect: &Effect| match effect {
         Effect::StartPrefill { fetch: Some(_), .. } => "fetch",
@@ -105,7 +105,7 @@ fn kinds(effects: &[Effect]) -> BTreeSet<&'static str> {
 
 #[test]
 fn the_scripts_reach_every_kind_of_order() {
-    // Otherwise the properties above would say little.
+    // Otherwise the properties above would prove little.
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen = BTreeMap::<&'static str, u32>::new();
     for _ in 0..400 {
@@ -139,7 +139,7 @@ fn the_scripts_reach_every_kind_of_order() {
     }
 }
 
-/// A profile that is valid by its form and says of some work that it takes for ever.
+/// A profile of valid form in which some work takes for ever.
 fn absurd() -> impl Strategy<Value = CostProfile> {
     let cost = || prop_oneof![Just(0.0), Just(100.0), Just(1e15), Just(1e18), Just(1e30), Just(f64::MAX)];
     (cost(), cost(), cost(), cost(), cost()).prop_map(|(token, pair, step, context, shared)| {
@@ -156,8 +156,7 @@ fn absurd() -> impl Strategy<Value = CostProfile> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A node may announce any costs: estimates that are beyond all time overflow nowhere, and no step goes round
-    /// for ever.
+    /// A node may announce any costs: huge estimates overflow nowhere, and every step ends.
     #[test]
     fn absurd_costs_keep_the_books_too(
         config in configs(), script in scripts(60), mixed in any::<bool>(), costs in absurd(),

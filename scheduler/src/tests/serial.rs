@@ -1,4 +1,4 @@
-//! Inputs and effects survive being written down: what a journal or a wire carries is what was said.
+//! Inputs and effects survive serialisation: a journal or a wire carries them unchanged.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -20,7 +20,7 @@ fn round<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Stri
     text
 }
 
-/// The word that names an enum's variant in its JSON form.
+/// The name of an enum's variant in its JSON form.
 fn variant(text: &str) -> String {
     text.split('"').nth(1).unwrap_or_default().to_string()
 }

@@ -1,4 +1,5 @@
-//! Prompts that begin alike: what one of them holds, or is about to hold, another need not have again.
+//! Prompts with a common beginning: blocks that one of them holds, or is about to hold, are not computed again for
+//! another.
 
 use baton_types::RequestId;
 
@@ -21,7 +22,7 @@ fn ask(conductor: &mut Conductor, now_us: u64, id: u64) -> alloc::vec::Vec<Effec
     offer(conductor, now_us, request(id, SHARED * BLOCK + OWN, SHARED))
 }
 
-/// What the only prefill instance was predicted to find and to take, tokens and µs.
+/// The predicted cached tokens and work of the only prefill instance, tokens and µs.
 fn predicted(effects: &[Effect]) -> (u64, u64, u64) {
     let found = effects.iter().find_map(|e| if let Effect::Explain(d) = e { Some(d.clone()) } else { None });
     let Decision { candidates, .. } = found.expect("every decision is explained");
@@ -42,7 +43,7 @@ fn room_for_what_prompts_share_is_kept_once_until_the_last_of_them_leaves() {
     }
     let (block, shared) = (BLOCK, SHARED * BLOCK);
     let own = (reserved(&conductor) - shared) / 10;
-    // What is its own of the prompt, and room for an answer.
+    // Its own part of the prompt, and room for an answer.
     assert!(own.is_multiple_of(block) && own >= 2 * block, "{own}");
     for id in 0..10 {
         assert_eq!(reserved(&conductor), shared + (10 - id) * own);
@@ -76,15 +77,15 @@ fn what_was_under_way_is_not_when_it_is_given_up_or_over_without_a_word_of_its_b
     }
 }
 
-/// What a client has of an answer whose decode is about to be lost becomes part of its prompt once it is placed anew. Until
-/// then its room is kept for the prompt of before, whose last, partial block another shares.
+/// Tokens that the client has of an answer whose decode is about to be lost become part of its prompt once it is placed
+/// again. Until then its room is kept for the old prompt, whose last, partial block another request shares.
 #[test]
 fn a_decode_that_is_about_to_be_lost_shares_what_it_shared() {
     let mut conductor = pair();
     for id in [1, 2] {
         crate::testing::decoding(&mut conductor, request(id, 2 * BLOCK + OWN, 3), 1);
     }
-    // Each of these checks the books.
+    // Each of these steps checks the ledgers.
     step(&mut conductor, 9_000_000, Input::TokensEmitted { request: RequestId(1), emitted_tokens: 91 });
     offer(&mut conductor, 9_100_000, request(3, 2 * BLOCK + OWN, 3));
     let room = reserved(&conductor);

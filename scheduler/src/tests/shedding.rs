@@ -1,5 +1,5 @@
-//! Whoever is not sheddable takes the place of sheddable requests that only wait; nobody
-//! else is touched, and nobody in vain.
+//! A request that is not sheddable takes the place of sheddable ones that only wait. No other request is touched, and
+//! none in vain.
 
 use alloc::vec::Vec;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass};
@@ -34,7 +34,7 @@ fn of(class: u16, id: u64, tokens: u64) -> Request {
     Request { class: ClassId(class), ..request(id, tokens, 0) }
 }
 
-/// Who was refused, and why.
+/// The refused requests, and why.
 fn refused(effects: &[Effect]) -> Vec<(u64, RejectReason)> {
     let one = |e: &Effect| if let Effect::Reject(r) = e { Some((r.request.0, r.reason)) } else { None };
     effects.iter().filter_map(one).collect()
@@ -72,7 +72,7 @@ fn a_sheddable_arrival_displaces_nobody() {
 fn nobody_is_refused_in_vain() {
     let mut conductor = full(SloClass::default());
     let before = conductor.snapshot();
-    // Even alone behind what was sent it would be late.
+    // It would be late even if it were alone behind the sent work.
     assert_eq!(refused(&offer(&mut conductor, 10, of(DEAR, 10, 90_000))), [(10, RejectReason::Ttft)]);
     let mut after = conductor.snapshot();
     after.instances[0].backlog_us = before.instances[0].backlog_us;
@@ -112,7 +112,7 @@ fn who_was_placed_twice_is_not_displaced() {
     for id in 1..=2 {
         offer(&mut conductor, 0, of(CHEAP, id, 39_000));
     }
-    // What was sent to the lost instance waits on the other now.
+    // The lost instance's work waits on the other one now.
     step(&mut conductor, 10, Input::InstanceLost { instance: InstanceId(0), epoch: Epoch(1) });
     assert_eq!(conductor.snapshot().instances[1].waiting, 1);
     let effects = offer(&mut conductor, 20, of(DEAR, 10, 39_000));
@@ -132,7 +132,7 @@ fn other_modes_shed_nobody() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whoever stays is on time, displaced or not; only sheddable ones are refused as costly.
+    /// A request that stays is in time, displaced or not; only sheddable ones are refused as costly.
     #[test]
     fn shedding_breaks_no_promise_to_those_who_stay(
         arrivals in proptest::collection::vec((0u64..300_000, 1u64..9_000, 0u16..2), 1..60), prefills in 1u32..4,

@@ -1,5 +1,5 @@
-//! Dynamo's cost behind a queue of the router: nothing is placed while every instance is busy; then the request with the
-//! least work goes first.
+//! Dynamo's cost behind a queue in the router: no request is placed while every instance is busy; then the request with
+//! the least work is placed first.
 
 use alloc::vec::Vec;
 use baton_types::RequestId;
@@ -28,7 +28,7 @@ impl Conductor {
         self.requests.insert(entry);
     }
 
-    /// Places what the router's queue lets go.
+    /// Places the requests that the router's queue releases.
     pub(crate) fn run_unplaced(&mut self, effects: &mut Vec<Effect>) {
         while !self.unplaced.is_empty() && self.any_instance_free() {
             let Some(at) = self.shortest_unplaced() else { return };
@@ -48,7 +48,7 @@ impl Conductor {
             .any(|i| i.prefill.active_tokens() * 1000 <= u64::from(i.spec.pass_tokens) * permille)
     }
 
-    /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
+    /// Keys are computed once at arrival (`new_tokens`), as Dynamo does within its refresh interval.
     fn shortest_unplaced(&self) -> Option<usize> {
         let key = |(at, id): &(usize, &RequestId)| {
             let entry = self.requests.get(**id).expect("a request that is in the router's queue is live");

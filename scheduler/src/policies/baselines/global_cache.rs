@@ -1,4 +1,4 @@
-//! All caches as one: Algorithm 1 that fetches whatever is longer elsewhere.
+//! All caches as one: Algorithm 1, fetching every longer prefix.
 
 use super::mooncake;
 use crate::AdmissionMode;

@@ -1,4 +1,4 @@
-//! LMetric: what is to compute times who shares the step.
+//! LMetric: outstanding prefill tokens times batch size.
 
 use crate::AdmissionMode;
 use crate::conductor::Conductor;

@@ -1,4 +1,4 @@
-//! In turn, whoever is there.
+//! Takes the instances in turn.
 
 use crate::AdmissionMode;
 use crate::conductor::Conductor;
