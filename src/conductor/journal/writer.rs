@@ -217,11 +217,9 @@ impl JournalWriter {
                 self.end(End::Truncated);
                 self.state = State::Off;
             }
-            State::Lossy(lost) if small && relaxed => {
-                if self.hand_over(ORDER_BYTES, Order::Lost(lost)) {
-                    self.end(End::Rotated);
-                    self.begin(conductor);
-                }
+            State::Lossy(lost) if small && relaxed && self.hand_over(ORDER_BYTES, Order::Lost(lost)) => {
+                self.end(End::Rotated);
+                self.begin(conductor);
             }
             State::Off if small && quiet && relaxed => self.begin(conductor),
             _ => {}
