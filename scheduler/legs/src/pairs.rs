@@ -55,9 +55,9 @@ pub trait Core {
     fn last_token_us(&self, request: RequestId) -> u64;
     /// Whether an instance's engine moves KV by itself: it has to be asked for every leg.
     fn moves_kv(&self, instance: InstanceId) -> bool;
-    /// Whether there are instances that could prefill and decode a request.
+    /// As [`baton_scheduler::Conductor::can_serve`].
     fn can_serve(&self) -> bool;
-    /// How many instances prefill.
+    /// As [`baton_scheduler::Conductor::prefills`].
     fn prefills(&self) -> usize;
 }
 
@@ -154,7 +154,7 @@ pub struct Pairs {
     parked: BTreeSet<RequestId>,
     /// The next time at which parked requests are retried, µs.
     try_at_us: u64,
-    /// When the last pair of instances was lost, µs, unless there is one again.
+    /// When an instance was lost and none was left that could serve, µs, unless there is one again.
     unserved_since_us: Option<u64>,
     /// Requests that were in an engine when it died and that are tried once more now.
     on_trial: BTreeSet<RequestId>,
@@ -321,7 +321,9 @@ impl Pairs {
         self.pending.push_back(input);
         while let Some(input) = self.pending.pop_front() {
             let mut orders = core::mem::take(&mut self.orders);
+            let lost = matches!(input, Input::InstanceLost { .. });
             core.step(self.now_us, input, &mut orders);
+            self.note_service(lost, core);
             for order in orders.drain(..) {
                 self.ordered(order, core, effects);
             }

@@ -365,6 +365,24 @@ async fn requests_of_nodes_that_die_go_on_elsewhere_alike() {
     at_least(&kinds, &[("Blame", 15), ("Prefill", 600)]);
 }
 
+/// The prefill instance dies, and the decode instances' engines never mix a prefill into a decode step.
+#[tokio::test]
+async fn without_an_instance_that_may_prefill_requests_wait_alike() {
+    let mut waiting = 0;
+    for seed in 40..44 {
+        let tune = |setup: &mut Setup| {
+            setup.faults = FaultPlan { deaths: 6, seed, ..FaultPlan::default() };
+            setup.pools[0].count = 1;
+            setup.pools.iter_mut().for_each(|pool| pool.mix = Mix::PrefillFirst);
+        };
+        let (config, steps) = scenario(seed, AdmissionMode::Auto, tune);
+        let waits = |step: &&Step| matches!(step.heard, News::Arrived(_)) && step.effects.is_empty();
+        waiting += steps.iter().filter(waits).count();
+        play(config, &steps).await.unwrap_or_else(|why| panic!("seed {seed}, {why}"));
+    }
+    assert!(waiting > 20, "{waiting} requests waited for the prefill instance");
+}
+
 #[tokio::test]
 async fn replicas_are_ordered_alike() {
     let mut kinds = BTreeMap::new();

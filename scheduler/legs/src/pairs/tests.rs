@@ -269,7 +269,6 @@ fn what_was_parked_or_promised_is_not_refused_and_what_comes_new_is() {
     bench.core.refuses = None;
     bench.arrive(A, 10);
     bench.core.serves = false;
-    bench.pairs.unserved(bench.now_us);
     bench.lose(P);
     assert_eq!((bench.pairs.parked(), *bench.pairs.get(A).unwrap().stage()), (1, Stage::Parked));
     // It is asked for every 50 ms, and waits as long as it is refused.
@@ -297,7 +296,6 @@ fn nothing_waits_for_a_pair_of_instances_for_ever() {
     bench.arrive(A, 10);
     bench.core.serves = false;
     bench.core.refuses = Some(RejectReason::NoInstance);
-    bench.pairs.unserved(bench.now_us);
     bench.lose(P);
     bench.wait(2_900_000);
     assert_eq!(bench.pairs.parked(), 1);

@@ -62,14 +62,14 @@ impl Pairs {
         }
     }
 
-    /// The last pair of instances was lost just now.
-    pub const fn unserved(&mut self, now_us: u64) {
-        self.unserved_since_us = Some(now_us);
-    }
-
-    /// There is a pair of instances.
-    pub const fn served(&mut self) {
-        self.unserved_since_us = None;
+    /// Notes whether there is a pair of instances after a step of the conductor; in it, an instance may have been
+    /// `lost`. No pair that an operator took away by draining is waited for, only one whose instance went.
+    pub(super) fn note_service(&mut self, lost: bool, core: &impl Core) {
+        if core.can_serve() {
+            self.unserved_since_us = None;
+        } else if lost {
+            self.unserved_since_us.get_or_insert(self.now_us);
+        }
     }
 
     /// Whether the last pair was lost so lately that its nodes may be about to come back.

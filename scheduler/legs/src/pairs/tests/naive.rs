@@ -250,7 +250,13 @@ impl Naive {
 
     pub(super) fn tell(&mut self, input: Input) {
         let mut orders = Vec::new();
+        let lost = matches!(input, Input::InstanceLost { .. });
         self.core.step(self.now_us, input, &mut orders);
+        self.unserved_us = match self.unserved_us {
+            _ if self.core.can_serve() => None,
+            None if lost => Some(self.now_us),
+            before => before,
+        };
         orders.into_iter().for_each(|order| self.ordered(order));
         while !self.forget.is_empty() {
             let request = self.forget.remove(0);
@@ -697,10 +703,6 @@ impl Naive {
         }
         told.into_iter().for_each(|input| self.tell(input));
         self.tell(Input::InstanceLost { instance, epoch });
-    }
-
-    pub(super) fn serves(&mut self, serves: bool) {
-        self.unserved_us = if serves { None } else { Some(self.now_us) };
     }
 
     pub(super) fn excuse(&mut self, pause_us: u64) {

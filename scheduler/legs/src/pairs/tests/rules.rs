@@ -257,6 +257,30 @@ fn what_is_parked_and_promised_is_given_up_when_its_time_is_over() {
 }
 
 #[test]
+fn a_pair_whose_instance_went_is_waited_for_and_one_that_was_drained_is_not() {
+    let mut bench = Bench::new();
+    bench.core.refuses = Some(RejectReason::NoInstance);
+    bench.core.serves = false;
+    // No instance went: an operator drained one.
+    assert!(matches!(bench.arrive(A, 10)[..], [Effect::Refuse(_)]));
+    bench.lose(P);
+    assert_eq!((bench.arrive(A, 10), bench.pairs.parked()), (Vec::new(), 1));
+    // What is lost after that was no part of a pair: the five seconds go on.
+    bench.sleep(3_000_000);
+    bench.lose(D);
+    bench.sleep(1_999_999);
+    assert_eq!((bench.arrive(B, 10), bench.pairs.parked()), (Vec::new(), 2));
+    bench.sleep(1);
+    assert!(matches!(bench.arrive(RequestId(3), 10)[..], [Effect::Refuse(_)]));
+    // There was a pair meanwhile, so the next loss begins anew.
+    bench.core.serves = true;
+    bench.act(|pairs, now_us, core, effects| pairs.step(now_us, Input::TimerFired, core, effects));
+    bench.core.serves = false;
+    bench.lose(P);
+    assert_eq!(bench.arrive(RequestId(4), 10), []);
+}
+
+#[test]
 fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
