@@ -156,16 +156,13 @@ impl ScheduleRun {
         };
         for effect in effects {
             match *effect {
-                Effect::Prefill { request, attempt, instance, decode, alone, .. } => {
-                    if decode != instance && !alone {
-                        add(decode, "expect", request, attempt);
-                    }
+                Effect::Prefill { request, attempt, instance, .. } => {
                     add(instance, "prefill", request, attempt);
                 }
-                Effect::Handoff { request, attempt, from, to, .. } => {
-                    add(to, "expect", request, attempt);
-                    add(from, "handoff", request, attempt);
+                Effect::Expect { request, attempt, instance, .. } => {
+                    add(instance, "expect", request, attempt);
                 }
+                Effect::Handoff { request, attempt, from, .. } => add(from, "handoff", request, attempt),
                 Effect::Decode { request, attempt, instance } => add(instance, "decode", request, attempt),
                 Effect::Release { request, attempt, instance } => add(instance, "release", request, attempt),
                 Effect::Order(Order::Replicate { to, .. }) => add(to, "replicate", RequestId(0), 0),
@@ -303,7 +300,7 @@ fn count(kinds: &mut BTreeMap<String, usize>, effects: &[Effect]) {
         let text = format!("{effect:?}");
         let name = text.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
         *kinds.entry(name).or_default() += 1;
-        if let Effect::Prefill { alone: true, .. } = effect {
+        if let Effect::Prefill { room_tokens: 0, .. } = effect {
             *kinds.entry("alone".to_owned()).or_default() += 1;
         }
     }

@@ -435,7 +435,8 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
 
     // Where one token was asked for, the decode leg gets no order at all.
     let effects = bench.arrive(A, 1);
-    assert!(matches!(effects[0], Effect::Prefill { alone: true, .. }));
+    assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: P, room_tokens: 0, .. }));
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Expect { .. })), "{effects:?}");
     bench.hear(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     let effects = bench.hear(A, P, PREFILLED);

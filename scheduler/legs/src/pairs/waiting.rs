@@ -256,7 +256,7 @@ impl Pairs {
         let streams = |pair: &&Pair| match &pair.stage {
             Stage::Prefilling(PrefillStage { legs: other, .. })
             | Stage::HandingOff(HandoffStage { legs: other, .. }) => {
-                other.decode == legs.decode || other.prefill == legs.prefill
+                other.decode.is_some() && (other.decode == legs.decode || other.prefill == legs.prefill)
             }
             Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
         };

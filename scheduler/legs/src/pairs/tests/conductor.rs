@@ -163,17 +163,15 @@ impl World {
             failed: false,
         };
         match effect {
-            Effect::Prefill { request, attempt, instance, decode, alone, .. } => {
-                let to = (!alone).then_some(decode);
-                self.order(request, instance, Leg { attempt, prefills: true, to, ..idle });
-                if decode != instance && !alone {
-                    self.order(request, decode, Leg { attempt, ..idle });
-                }
+            Effect::Prefill { request, attempt, instance, decode, .. } => {
+                self.order(request, instance, Leg { attempt, prefills: true, to: Some(decode), ..idle });
             }
-            Effect::Handoff { request, attempt, from, to, .. } => {
+            Effect::Expect { request, attempt, instance, .. } => {
+                self.order(request, instance, Leg { attempt, ..idle });
+            }
+            Effect::Handoff { request, attempt, from, to } => {
                 let leg = self.legs.get_mut(&(request, from)).expect("the KV is there");
                 (leg.attempt, leg.to, leg.told, leg.failed) = (attempt, Some(to), false, false);
-                self.order(request, to, Leg { attempt, ..idle });
             }
             Effect::Decode { request, attempt, instance } => {
                 let leg = self.legs.get_mut(&(request, instance)).expect("it was ordered");
@@ -295,7 +293,7 @@ impl World {
             self.token(request, at);
         }
         let answered = self.pairs.get(request).is_some_and(|pair| pair.is_answered());
-        let over = answered && (leg.to.is_none() || leg.to == Some(at));
+        let over = answered && leg.to == Some(at);
         if over {
             self.conclude(request, at);
             self.over = Some((request, at));

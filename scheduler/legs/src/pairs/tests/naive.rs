@@ -30,7 +30,6 @@ struct Row {
     emitted: u32,
     given: u32,
     room: u32,
-    alone: bool,
     landed: bool,
     moves: u32,
     foreseen_us: u64,
@@ -77,7 +76,9 @@ impl Row {
             }
             Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs => open,
             Fact::Ended => open || decoding,
-            Fact::Offered => self.at == NaivePairState::Prefilling && prefills && !decodes,
+            Fact::Offered => {
+                self.at == NaivePairState::Prefilling && prefills && !decodes && self.decode.is_some()
+            }
             Fact::HandedOff { ok: true } => before && decodes,
             Fact::HandedOff { ok: false } => before,
             Fact::Failed(_) => before || decoding,
@@ -279,11 +280,12 @@ impl Naive {
             }
             Order::Handoff { request, from, to, room_tokens } => {
                 let Some(row) = self.find(request) else { return };
-                (row.decode, row.room, row.alone) = (Some(to), room_tokens, false);
+                (row.decode, row.room) = (Some(to), room_tokens);
                 row.attempt += 1;
                 let (attempt, given_tokens) = (row.attempt, row.given);
                 self.hands_off(request);
-                self.effects.push(Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens });
+                self.effects.push(Effect::Expect { request, attempt, instance: to, room_tokens, given_tokens });
+                self.effects.push(Effect::Handoff { request, attempt, from, to });
             }
             Order::Release { request, instance } => self.released(request, instance),
             Order::Reject(rejection) => self.rejected(rejection),
@@ -310,8 +312,9 @@ impl Naive {
             row.foreseen_us = at_us.max(now_us) - now_us;
         }
         (row.given, row.room, row.landed) = (row.emitted, room_tokens, false);
-        row.alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
-        (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), Some(decode));
+        let alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
+        let to = if alone { None } else { Some(decode) };
+        (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), to);
         let copy = *row;
         let done = self.count(&copy, false);
         let row = self.find(request).unwrap();
@@ -322,13 +325,16 @@ impl Naive {
             request,
             attempt: copy.attempt,
             instance,
-            decode,
+            decode: if alone { instance } else { decode },
             fetch,
-            room_tokens,
+            room_tokens: if alone { 0 } else { room_tokens },
             order,
             given_tokens: copy.given,
-            alone: copy.alone,
         });
+        if !alone && decode != instance {
+            let (attempt, given_tokens) = (copy.attempt, copy.given);
+            self.effects.push(Effect::Expect { request, attempt, instance: decode, room_tokens, given_tokens });
+        }
     }
 
     fn hands_off(&mut self, request: RequestId) {
@@ -343,13 +349,14 @@ impl Naive {
     }
 
     fn released(&mut self, request: RequestId, instance: InstanceId) {
-        let row = self.copy(request);
-        let unordered = row.is_some_and(|row| row.alone && row.decode == Some(instance));
-        if !unordered {
-            let attempt = row.map_or(0, |row| row.attempt);
-            self.effects.push(Effect::Release { request, attempt, instance });
+        let Some(row) = self.copy(request) else {
+            return self.effects.push(Effect::Release { request, attempt: 0, instance });
+        };
+        if row.prefill != Some(instance) && row.decode != Some(instance) {
+            return;
         }
-        let Some(row) = self.find(request).filter(|row| row.phase() != Phase::Waiting) else { return };
+        self.effects.push(Effect::Release { request, attempt: row.attempt, instance });
+        let row = self.find(request).unwrap();
         if row.prefill == Some(instance) || row.at == NaivePairState::Decoding {
             row.prefill = None;
         }
@@ -457,7 +464,6 @@ impl Naive {
             emitted: 0,
             given: 0,
             room: 0,
-            alone: false,
             landed: false,
             moves: 0,
             foreseen_us: 0,
@@ -598,7 +604,7 @@ impl Naive {
         if row.prefill != row.decode {
             self.tell(Input::HandoffFinished { request });
             for instance in [row.prefill, row.decode].into_iter().flatten() {
-                if !row.alone {
+                if row.decode.is_some() {
                     self.effects.push(Effect::Release { request, attempt, instance });
                 }
             }
@@ -798,6 +804,7 @@ impl Naive {
         let beside = |other: &Row| {
             [NaivePairState::Prefilling, NaivePairState::HandingOff].contains(&other.at)
                 && (other.prefill == row.prefill || other.decode == row.decode)
+                && other.decode.is_some()
         };
         self.core.handoff_us(row.arrival.request) * self.all(beside).len() as u64
     }

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
-use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
+use super::super::{Arrival, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::naive::{Limits, Naive, View};
 use super::scripted::{ROLES, ScriptedCore, spec};
 
@@ -318,7 +318,7 @@ fn count(effect: &Effect, counts: &mut Counts) {
         Effect::Refuse(rejection) => format!("refuse {:?}", rejection.reason),
         Effect::GiveUp { impatient, .. } => format!("give up {impatient}"),
         Effect::Fail { stage, .. } => format!("fail {stage:?}"),
-        Effect::Prefill { alone, .. } => format!("prefill {alone}"),
+        Effect::Prefill { instance, decode, .. } => format!("prefill {}", instance == decode),
         Effect::Order(order) => format!("order {}", name(order)),
         other => name(other),
     };
@@ -356,6 +356,7 @@ const WANTED: &[(u32, &[&str])] = &[
             "Ended",
             "prefill false",
             "prefill true",
+            "Expect",
             "again",
         ],
     ),
