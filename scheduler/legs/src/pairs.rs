@@ -235,7 +235,7 @@ impl Pairs {
         let request = arrival.request;
         let before = self.pairs.insert(request, Pair::new(&arrival));
         debug_assert!(before.is_none(), "{request} arrived twice");
-        self.set_deadline(request, now_us + self.config.queue_stage_us(arrival.class));
+        self.set_deadline(request, now_us + self.config.parked_stage_us(arrival.class));
         self.ask(request, core, effects);
     }
 
@@ -266,7 +266,8 @@ impl Pairs {
         match pair.stage {
             Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.legs),
             Stage::Decoding(_) => self.conclude(request, core, effects),
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {}
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {
+            }
         }
     }
 
@@ -306,13 +307,19 @@ impl Pairs {
     fn ask(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert_eq!(pair.legs(), [None; 2], "{request} is asked for while it is sent");
+        let promised = pair.stage != Stage::Unpromised;
         let Some(asked) = core.request(request, pair.emitted_tokens) else { return };
         self.tell(Input::RequestArrived(asked), core, effects);
-        let parked = self.parked.contains(&request);
-        if let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !parked && !pair.admitted) {
-            pair.admitted = true;
-            effects.push(Effect::Admitted { request });
+        if promised || self.parked.contains(&request) {
+            return;
         }
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        if pair.stage == Stage::Unpromised {
+            pair.stage = Stage::Queued;
+            let stage_us = self.config.queue_stage_us(pair.class);
+            self.set_deadline(request, self.now_us + stage_us);
+        }
+        effects.push(Effect::Admitted { request });
     }
 
     /// One step of the conductor, its orders read, and what follows from them.
@@ -376,7 +383,7 @@ impl Pairs {
             if knows(*request) == parked {
                 return Err(format!("{request} is parked: {parked}, and the conductor disagrees: {pair:?}"));
             }
-            if parked && pair.stage != Stage::Parked {
+            if parked && !matches!(pair.stage, Stage::Unpromised | Stage::Parked) {
                 return Err(format!("{request} is parked and sent: {pair:?}"));
             }
         }

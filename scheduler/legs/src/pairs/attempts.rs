@@ -48,6 +48,8 @@ impl Phase {
 /// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Its client was promised nothing: it has just come, or nothing could take it so far.
+    Unpromised,
     /// The conductor holds it back.
     Queued,
     /// Nothing can take it right now. The conductor does not know it, or was asked again and holds it back.
@@ -123,8 +125,6 @@ pub struct Pair {
     pub(super) foreseen_us: u64,
     /// Hand-offs that failed, and the attempt of the latest.
     pub(super) failed_handoffs: (u32, u32),
-    /// Its client was promised an answer.
-    pub(super) admitted: bool,
     /// Engines that died while it was in them.
     pub(super) deaths: u32,
     /// It was once in an engine that died with another in it that was on trial: that death was the other's.
@@ -147,10 +147,9 @@ impl Pair {
             moves: 0,
             foreseen_us: 0,
             failed_handoffs: (0, 0),
-            admitted: false,
             deaths: 0,
             spared: false,
-            stage: Stage::Queued,
+            stage: Stage::Unpromised,
             deadline_us: 0,
         }
     }
@@ -165,7 +164,7 @@ impl Pair {
     #[must_use]
     pub const fn phase(&self) -> Phase {
         match self.stage {
-            Stage::Queued | Stage::Parked => Phase::Waiting,
+            Stage::Unpromised | Stage::Queued | Stage::Parked => Phase::Waiting,
             Stage::Prefilling(_) | Stage::Answered(_) => Phase::Prefilling,
             Stage::HandingOff(_) => Phase::HandingOff,
             Stage::Decoding(_) => Phase::Decoding,
@@ -193,7 +192,7 @@ impl Pair {
 
     pub(super) const fn both(&self) -> AttemptLegs {
         match self.stage {
-            Stage::Queued | Stage::Parked => AttemptLegs { prefill: None, decode: None },
+            Stage::Unpromised | Stage::Queued | Stage::Parked => AttemptLegs { prefill: None, decode: None },
             Stage::Answered(legs)
             | Stage::Prefilling(PrefillStage { legs, .. })
             | Stage::HandingOff(HandoffStage { legs, .. })
@@ -221,7 +220,9 @@ impl Pair {
         match &self.stage {
             Stage::Prefilling(prefilling) => prefilling.legs.prefill == Some(instance),
             Stage::Decoding(decoding) => decoding.legs.decode == Some(instance),
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => false,
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {
+                false
+            }
         }
     }
 }
@@ -348,7 +349,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let (decodes, answered) = (pair.phase() == Phase::Decoding, pair.is_answered());
         let legs = match &mut pair.stage {
-            Stage::Queued | Stage::Parked => return,
+            Stage::Unpromised | Stage::Queued | Stage::Parked => return,
             Stage::Answered(legs)
             | Stage::Prefilling(PrefillStage { legs, .. })
             | Stage::HandingOff(HandoffStage { legs, .. })
@@ -392,8 +393,7 @@ impl Pairs {
         // A request that was sent somewhere is not refused for what happened to its instances since; a
         // policy that looks again after the prefill means it.
         let lacks_pair = rejection.reason == RejectReason::NoInstance && !core.can_serve();
-        let waits =
-            |pair: &Pair| pair.attempt > 0 || (pair.stage == Stage::Parked && pair.admitted) || lacks_pair;
+        let waits = |pair: &Pair| pair.attempt > 0 || pair.stage == Stage::Parked || lacks_pair;
         let waits = self.pairs.get(&rejection.request).is_some_and(waits);
         if waits && rejection.wasted_tokens == 0 && self.park(rejection.request, core, effects) {
             return;
@@ -438,9 +438,9 @@ impl Pairs {
         core: &impl Core,
         effects: &mut Vec<Effect>,
     ) {
-        let admitted = self.pairs.get(&request).is_some_and(|pair| pair.admitted);
+        let promised = self.pairs.get(&request).is_some_and(|pair| pair.stage != Stage::Unpromised);
         if stage == FailStage::NoPlacement {
-            if admitted && self.park(request, core, effects) {
+            if promised && self.park(request, core, effects) {
                 return;
             }
             if !core.can_serve() {

@@ -284,7 +284,13 @@ impl Naive {
                 row.attempt += 1;
                 let (attempt, given_tokens) = (row.attempt, row.given);
                 self.hands_off(request);
-                self.effects.push(Effect::Expect { request, attempt, instance: to, room_tokens, given_tokens });
+                self.effects.push(Effect::Expect {
+                    request,
+                    attempt,
+                    instance: to,
+                    room_tokens,
+                    given_tokens,
+                });
                 self.effects.push(Effect::Handoff { request, attempt, from, to });
             }
             Order::Release { request, instance } => self.released(request, instance),
@@ -311,7 +317,7 @@ impl Naive {
         if let Some(at_us) = at_us {
             row.foreseen_us = at_us.max(now_us) - now_us;
         }
-        (row.given, row.room, row.landed) = (row.emitted, room_tokens, false);
+        (row.given, row.room, row.landed, row.admitted) = (row.emitted, room_tokens, false, true);
         let alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
         let to = if alone { None } else { Some(decode) };
         (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), to);
@@ -333,7 +339,13 @@ impl Naive {
         });
         if !alone && decode != instance {
             let (attempt, given_tokens) = (copy.attempt, copy.given);
-            self.effects.push(Effect::Expect { request, attempt, instance: decode, room_tokens, given_tokens });
+            self.effects.push(Effect::Expect {
+                request,
+                attempt,
+                instance: decode,
+                room_tokens,
+                given_tokens,
+            });
         }
     }
 
@@ -385,7 +397,7 @@ impl Naive {
     fn hold(&mut self, request: RequestId) {
         let Some(row) = self.find(request) else { return };
         (row.trial, row.waits) = (false, true);
-        if row.at != NaivePairState::Parked {
+        if row.admitted && row.at != NaivePairState::Parked {
             (row.at, row.prefill, row.decode) = (NaivePairState::Parked, None, None);
             let row = *row;
             self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
@@ -395,9 +407,9 @@ impl Naive {
 
     fn rejected(&mut self, rejection: Rejection) {
         let unserved = rejection.reason == RejectReason::NoInstance && !self.core.can_serve();
-        let promised = self.copy(rejection.request).is_some_and(|row| {
-            row.attempt > 0 || unserved || (row.at == NaivePairState::Parked && row.admitted)
-        });
+        let promised = self
+            .copy(rejection.request)
+            .is_some_and(|row| row.attempt > 0 || unserved || row.at == NaivePairState::Parked);
         if rejection.wasted_tokens == 0 && promised && self.park(rejection.request) {
             return;
         }
@@ -481,7 +493,7 @@ impl Naive {
             deadline_us: 0,
         });
         let row = self.copy(request).unwrap();
-        self.give(request, self.limits.queue_us(&row));
+        self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
         self.ask(request);
     }
 
@@ -489,10 +501,12 @@ impl Naive {
         let Some(row) = self.copy(request) else { return };
         let asked = self.core.request(request, row.emitted).unwrap();
         self.tell(Input::RequestArrived(asked));
-        if let Some(row) = self.find(request).filter(|row| !row.waits && !row.admitted) {
-            row.admitted = true;
-            self.effects.push(Effect::Admitted { request });
+        let Some(now) = self.copy(request).filter(|now| !now.waits && !row.admitted) else { return };
+        if !now.admitted {
+            self.find(request).unwrap().admitted = true;
+            self.give(request, self.limits.queue_us(&row));
         }
+        self.effects.push(Effect::Admitted { request });
     }
 
     pub(super) fn cancel(&mut self, request: RequestId) {
