@@ -26,7 +26,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::cli::engines::Engines;
 use front::FrontThreads;
 use limits::{Connections, open_door};
 pub use servers::NodeFactory;
@@ -36,6 +35,7 @@ use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, 
 use crate::config::Config;
 use crate::guard::{ClusterGuard, open_port, to_attach};
 use crate::metrics::Metrics;
+use crate::node::EngineChoice;
 use crate::spans::{ExportTask, Spans};
 
 /// How long what is asked to end may take to do so, where no drain went before.
@@ -113,8 +113,16 @@ pub struct Plan {
     pub layout: Layout,
     /// Whether each is a process of its own.
     pub processes: bool,
-    /// The engines of the nodes.
-    pub engines: Engines,
+    /// The engine of each node.
+    pub engine: EngineChoice,
+    /// The same in a few words, for a person.
+    pub engine_words: String,
+    /// The same as arguments of `baton node`, for processes that are started.
+    pub engine_arguments: Vec<String>,
+    /// KV blocks of each node's DRAM tier.
+    pub dram_blocks: u64,
+    /// KV blocks of each node's SSD tier; 0 for none.
+    pub ssd_blocks: u64,
     /// Folder of their SSD tiers.
     pub data: Option<PathBuf>,
     /// Log filter, for processes that are started.
@@ -392,14 +400,14 @@ async fn keep_up(metrics: Metrics, stop: CancellationToken) {
     }
 }
 
-/// Runs everything until a signal comes.
+/// Runs everything until a signal comes; `read` reads the tokenizer of the engines' model.
 ///
 /// # Errors
 /// In words: what could not be started.
-pub async fn run(plan: Plan) -> Result<(), String> {
+pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>) -> Result<(), String> {
     let stop = crate::shutdown::on_signal()?;
     let started = std::time::Instant::now();
-    let tokenization = plan.engines.tokenization()?;
+    let tokenization = read()?;
     let (path, alone) = (plan.config_path.clone(), (Lead::alone(), None));
     let mut service = Service::start_led(&plan.config, tokenization, path, alone, plan.threads).await?;
     let front_door_failed = service.failed();
@@ -428,7 +436,7 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
     announce!(
         "baton: {} node(s) of {}, front door on {scheme}://{address} after {:.2} s; Ctrl-C drains and stops",
         plan.layout.nodes().len(),
-        plan.engines.words(),
+        plan.engine_words,
         after.as_secs_f64()
     );
     announce!(

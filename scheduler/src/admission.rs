@@ -83,8 +83,7 @@ impl Conductor {
         if self.requests.len() >= self.config.max_waiting_requests as usize {
             return refusal(RejectReason::QueueFull, 1_000_000);
         }
-        let prefills = !self.fleet.prefills.is_empty() || self.mixing().next().is_some();
-        if !prefills || self.fleet.decodes.is_empty() {
+        if !self.can_serve() {
             return refusal(RejectReason::NoInstance, 1_000_000);
         }
         if self.too_long(request) {

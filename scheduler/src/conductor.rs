@@ -183,6 +183,24 @@ impl Conductor {
         self.requests.contains(request)
     }
 
+    /// Whether some instance decodes what another of its kind, or itself, is there to prefill.
+    #[must_use]
+    pub fn has_pair(&self) -> bool {
+        self.fleet.prefills.iter().any(|id| self.fleet.decodes_of(*id).next().is_some())
+    }
+
+    /// Whether a request could be prefilled and decoded: by a pair, or by a decode instance alone where it may prefill.
+    #[must_use]
+    pub fn can_serve(&self) -> bool {
+        self.has_pair() || self.mixing().next().is_some()
+    }
+
+    /// How many instances that are there to prefill take work.
+    #[must_use]
+    pub fn prefills(&self) -> usize {
+        self.fleet.prefills.len()
+    }
+
     /// When a request's decode began or is predicted to begin, µs.
     #[must_use]
     pub fn decodes_at_us(&self, request: RequestId) -> Option<u64> {

@@ -26,7 +26,7 @@ use baton_legs::Effect as LegEffect;
 use baton_legs::pairs::{Effect as PairEffect, Pairs, PairsConfig};
 use baton_scheduler::Conductor;
 use baton_store::Effect as StoreEffect;
-use baton_types::{ChainHasher, Rng, Role};
+use baton_types::{ChainHasher, Rng};
 use hashbrown::HashMap;
 
 use crate::engine::{Engine, EngineEvent, Moment};
@@ -93,13 +93,6 @@ pub struct World {
     leg_effects: Vec<LegEffect>,
     network_effects: Vec<NetworkEffect>,
     ended: Vec<EngineEvent>,
-}
-
-/// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
-pub(crate) fn can_serve(nodes: &[Node], setup: &Setup) -> bool {
-    let alone = setup.scheduler.local_prefill && setup.scheduler.policy.orders_queues();
-    let any = |part: fn(Role) -> bool| nodes.iter().any(|node| node.alive && part(node.spec.role));
-    any(Role::decodes) && (alone || any(Role::prefills))
 }
 
 /// Seed of block names: trace ids are no secret.

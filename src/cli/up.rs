@@ -62,13 +62,17 @@ pub fn run(mut args: UpArgs) -> Result<ExitCode, String> {
         config_path: args.config,
         layout: args.nodes,
         processes: args.processes,
-        engines: args.engines,
+        engine: args.engines.choice()?,
+        engine_words: args.engines.words(),
+        engine_arguments: args.engines.arguments(),
+        dram_blocks: args.engines.dram_blocks,
+        ssd_blocks: args.engines.ssd_blocks,
         data: args.data,
         log: args.log,
         threads: args.threads,
     };
     let runtime = super::runtime(args.threads)?;
-    runtime.block_on(crate::up::run(plan))?;
+    runtime.block_on(crate::up::run(plan, || args.engines.tokenization()))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
 }

@@ -43,19 +43,10 @@ pub struct CanaryOutcome {
 }
 
 impl Driver {
-    /// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
-    pub(super) fn can_serve(&self) -> bool {
-        self.fleet.can_serve(&self.config.scheduler)
-    }
-
     /// Sends one when there is a pair that none has passed through.
     pub(super) fn look_after_canary(&mut self) {
-        if self.can_serve() {
-            self.pairs.served();
-        } else {
-            self.canary.passed = false;
-        }
-        if self.fleet.has_pair() && !self.canary.passed && !self.canary.flying && !self.closing {
+        self.canary.passed &= self.core.can_serve();
+        if self.core.has_pair() && !self.canary.passed && !self.canary.flying && !self.closing {
             self.canary.flying = self.send_canary();
         }
         self.publish_readiness();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use baton_legs::pairs::{Core, Effect, Pairs};
-use baton_scheduler::{Conductor, Effect as Order, Input, Request, SchedulerConfig};
+use baton_scheduler::{Conductor, Effect as Order, Input, Request};
 use baton_types::{InstanceId, RequestId};
 
 use super::block_keys::BlockKeys;
@@ -20,7 +20,6 @@ pub(super) struct LiveCore<'a> {
     names: &'a mut BlockKeys,
     sessions: &'a BTreeMap<RequestId, Session>,
     fleet: &'a Fleet,
-    scheduler: &'a SchedulerConfig,
     naming: (u64, u32),
 }
 
@@ -68,11 +67,11 @@ impl Core for LiveCore<'_> {
     }
 
     fn can_serve(&self) -> bool {
-        self.fleet.can_serve(self.scheduler)
+        self.conductor.can_serve()
     }
 
     fn prefills(&self) -> usize {
-        self.fleet.prefills()
+        self.conductor.prefills()
     }
 }
 
@@ -113,7 +112,6 @@ impl Driver {
             names: &mut self.names,
             sessions: &self.sessions,
             fleet: &self.fleet,
-            scheduler: &self.config.scheduler,
             naming,
         };
         let result = act(&mut self.pairs, self.now_us, &mut live, &mut effects);

@@ -411,7 +411,7 @@ impl Driver {
 
     /// Publishes to the router whether the conductor can serve requests.
     pub(super) fn publish_readiness(&self) {
-        let pair = self.fleet.has_pair();
+        let pair = self.core.has_pair();
         let nodes = self.fleet.iter().count();
         let detail = match (pair, self.canary.passed()) {
             _ if self.closing => format!("draining: {}", under_way(self.sessions.len() as u64)),
@@ -421,7 +421,7 @@ impl Driver {
             (false, false) => format!("{nodes} nodes; a prefill or a decode instance is missing"),
         };
         self.metrics.nodes(nodes);
-        let ready = self.can_serve() && self.canary.passed() && !self.closing;
+        let ready = self.core.can_serve() && self.canary.passed() && !self.closing;
         *self.shared.readiness.lock() = Some(Readiness { ready, detail });
     }
 }

@@ -59,13 +59,8 @@ impl Driver {
         if !self.fleet.is_current(instance, epoch) {
             return;
         }
-        let served = self.can_serve();
         let Some(node) = self.fleet.remove(instance, self.now_us) else { return };
         let why = loss.why();
-        // One that drained has left those that it still served without a pair.
-        if (served || node.draining) && !self.can_serve() {
-            self.pairs.unserved(self.now_us);
-        }
         self.tell_of_loss((&node.name, instance, epoch), loss);
         let trouble = Trouble { cause: format!("{} was lost: {why}", node.name), failure: "node_lost" };
         let died = matches!(loss, Loss::Died(_));

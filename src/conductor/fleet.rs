@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use baton_scheduler::{InstanceSpec, SchedulerConfig};
+use baton_scheduler::InstanceSpec;
 use baton_types::{CostProfile, Epoch, InstanceId, Role};
 use baton_wire::{PROTOCOL_VERSION, v1};
 use tokio::sync::mpsc;
@@ -81,32 +81,6 @@ impl Fleet {
     /// Whether this is the present life of an attached node (I12).
     pub(super) fn is_current(&self, instance: InstanceId, epoch: Epoch) -> bool {
         self.get(instance).is_some_and(|node| node.epoch == epoch)
-    }
-
-    /// Whether a request can be prefilled and decoded.
-    pub(super) fn has_pair(&self) -> bool {
-        let of = |part: fn(Role) -> bool| {
-            self.iter().filter(move |(_, n)| !n.draining && part(n.role)).map(|(_, n)| n.kind)
-        };
-        let decodes: BTreeSet<u32> = of(Role::decodes).collect();
-        of(Role::prefills).any(|kind| decodes.contains(&kind))
-    }
-
-    /// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
-    pub(super) fn can_serve(&self, scheduler: &SchedulerConfig) -> bool {
-        let alone = scheduler.local_prefill && scheduler.policy.orders_queues();
-        self.has_pair() || (alone && self.decodes_prefill())
-    }
-
-    /// Whether a decode instance takes work that would prefill what it decodes.
-    fn decodes_prefill(&self) -> bool {
-        let mixes = |n: &Node| n.role == Role::Decode && n.hello.mixed_chunk_tokens != Some(0);
-        self.iter().any(|(_, n)| !n.draining && mixes(n))
-    }
-
-    /// Instances whose part it is to prefill and that take work.
-    pub(super) fn prefills(&self) -> usize {
-        self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count()
     }
 
     /// How peers reach an instance's KV.

@@ -22,16 +22,6 @@ struct Prefill {
     room_tokens: u32,
     order: u64,
     given_tokens: u32,
-    alone: bool,
-}
-
-/// Another hand-off as it is ordered.
-struct Handoff {
-    attempt: u32,
-    from: InstanceId,
-    to: InstanceId,
-    room_tokens: u32,
-    given_tokens: u32,
 }
 
 impl Driver {
@@ -51,15 +41,20 @@ impl Driver {
                 room_tokens,
                 order,
                 given_tokens,
-                alone,
             } => {
-                let prefill =
-                    Prefill { attempt, instance, decode, fetch, room_tokens, order, given_tokens, alone };
+                let prefill = Prefill { attempt, instance, decode, fetch, room_tokens, order, given_tokens };
                 self.start_prefill(request, &prefill);
             }
+            Effect::Expect { request, attempt, instance, room_tokens, given_tokens } => {
+                self.expect(request, (attempt, instance), room_tokens, given_tokens);
+            }
             Effect::Decode { request, attempt, instance } => self.start_decode(request, attempt, instance),
-            Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens } => {
-                self.hand_off(request, &Handoff { attempt, from, to, room_tokens, given_tokens });
+            Effect::Handoff { request, attempt, from, to } => {
+                if let Some(session) = self.sessions.get_mut(&request) {
+                    session.prediction = None;
+                }
+                let handoff = v1::Handoff { to: self.fleet.peer(to) };
+                self.push(from, request, attempt, v1::order::Order::Handoff(handoff));
             }
             Effect::Release { request, attempt, instance } => {
                 self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
@@ -97,8 +92,7 @@ impl Driver {
     fn start_prefill(&mut self, request: RequestId, ordered: &Prefill) {
         let Prefill { attempt, instance, decode, room_tokens, .. } = *ordered;
         let naming = self.naming();
-        let local = decode == instance;
-        let peer = (!local && !ordered.alone).then(|| self.fleet.peer(decode)).flatten();
+        let peer = (decode != instance).then(|| self.fleet.peer(decode)).flatten();
         let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));
         let terms = self.decisions.of(request).and_then(chosen);
         let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
@@ -112,20 +106,12 @@ impl Driver {
         session.prediction = prediction.filter(|_| attempt == 1);
         let expected_tokens = session.expected.map(|(_, tokens)| tokens);
         let named = self.fleet.get(instance).is_some_and(|node| node.hello.wants_body);
-        let work = prefill_work(session, ordered.given_tokens, named.then_some(naming));
-        let asked = self.fleet.get(decode).is_some_and(|node| node.hello.engine_moves_kv);
-        let expect = (!local && !ordered.alone)
-            .then(|| if asked { work.clone() } else { decode_work(session, ordered.given_tokens, naming) });
-        if let Some(work) = expect {
-            let expect = v1::Expect { work: Some(work), room_tokens };
-            self.push(decode, request, attempt, v1::order::Order::Expect(expect));
-        }
         let prefill = v1::Prefill {
-            work: Some(work),
+            work: Some(prefill_work(session, ordered.given_tokens, named.then_some(naming))),
             decode: peer,
             fetch_from,
             fetch_blocks: ordered.fetch.map_or(0, |f| f.blocks),
-            room_tokens: if ordered.alone { 0 } else { room_tokens },
+            room_tokens,
             order: ordered.order,
             expected_tokens,
         };
@@ -141,22 +127,24 @@ impl Driver {
         self.push(instance, request, attempt, order);
     }
 
-    fn hand_off(&mut self, request: RequestId, ordered: &Handoff) {
-        let Handoff { attempt, from, to, room_tokens, given_tokens } = *ordered;
+    /// KV will come: of the tokens that were prefilled. The decode node decodes the answer's later tokens itself.
+    fn expect(
+        &mut self,
+        request: RequestId,
+        (attempt, instance): (u32, InstanceId),
+        room_tokens: u32,
+        given_tokens: u32,
+    ) {
         let naming = self.naming();
-        let peer = self.fleet.peer(to);
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        session.prediction = None;
-        // The hand-off covers the tokens that were prefilled. The decode node decodes the answer's later tokens itself.
-        let asked = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
+        let Some(session) = self.sessions.get(&request) else { return };
+        let asked = self.fleet.get(instance).is_some_and(|node| node.hello.engine_moves_kv);
         let work = if asked {
             prefill_work(session, given_tokens, Some(naming))
         } else {
             decode_work(session, given_tokens, naming)
         };
         let expect = v1::Expect { work: Some(work), room_tokens };
-        self.push(to, request, attempt, v1::order::Order::Expect(expect));
-        self.push(from, request, attempt, v1::order::Order::Handoff(v1::Handoff { to: peer }));
+        self.push(instance, request, attempt, v1::order::Order::Expect(expect));
     }
 
     fn replicate(&mut self, from: InstanceId, to: InstanceId, chain: &[baton_types::BlockHash]) {

@@ -41,11 +41,11 @@ impl Nodes {
                     kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
                     rdma: RdmaDevices::default(),
                     host: super::host_name(),
-                    engine: plan.engines.choice()?,
+                    engine: plan.engine.clone(),
                     // The front door's is read from the same folder.
                     tokenizer: String::new(),
-                    dram_blocks: plan.engines.dram_blocks,
-                    ssd_blocks: plan.engines.ssd_blocks,
+                    dram_blocks: plan.dram_blocks,
+                    ssd_blocks: plan.ssd_blocks,
                     store: plan.config.store.clone(),
                     guard: guard.clone(),
                     publish: None,
@@ -100,7 +100,7 @@ fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Res
         .arg(format!("--conductor={control}"))
         .arg(format!("--log={}", plan.log))
         .arg("--until-stdin-ends")
-        .args(plan.engines.arguments())
+        .args(&plan.engine_arguments)
         // The end of the pipe signals to the node that this process is gone, even if it was killed.
         .stdin(Stdio::piped())
         .kill_on_drop(true);

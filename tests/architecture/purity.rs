@@ -56,6 +56,18 @@ pub fn check_simulator(path: &str, source: &str) -> Vec<Finding> {
     named.map(|t| Finding::new(path, t.line, "baton_sim on the serving path", remedy)).collect()
 }
 
+/// The command line named by what its commands run.
+pub fn check_command_line(path: &str, source: &str) -> Vec<Finding> {
+    if !path.starts_with("src/") || path.starts_with("src/cli/") {
+        return Vec::new();
+    }
+    let outline = Outline::of(source);
+    let named = outline.tokens.iter().enumerate();
+    let named = named.filter(|(at, _)| outline.reads(*at, &["crate", ":", ":", "cli"]));
+    let remedy = "src/cli/ reads the arguments and passes on what follows from them";
+    named.map(|(_, t)| Finding::new(path, t.line, "the service names its command line", remedy)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +104,20 @@ mod tests {
     fn only_the_command_line_names_the_simulator() {
         let sources = crate::reach::production_sources();
         assert_clean(sources.iter().flat_map(|(path, text)| check_simulator(path, text)).collect());
+    }
+
+    #[test]
+    fn nothing_behind_the_command_line_names_it() {
+        let sources = crate::reach::production_sources();
+        assert_clean(sources.iter().flat_map(|(path, text)| check_command_line(path, text)).collect());
+    }
+
+    #[test]
+    fn planted_command_line_behind_itself_is_caught() {
+        let source = "use crate::cluster;\nuse crate::cli::engines::Engines;\n";
+        assert_caught(&check_command_line("src/up.rs", source), 2, "its command line");
+        assert_eq!(check_command_line("src/cli/up.rs", source), []);
+        assert_eq!(check_command_line("src/main.rs", "mod cli;\nfn main() { cli::run() }"), []);
     }
 
     #[test]

@@ -52,9 +52,9 @@ pub trait Core {
     fn last_token_us(&self, request: RequestId) -> u64;
     /// Whether an instance's engine moves KV by itself: it has to be asked for every leg.
     fn moves_kv(&self, instance: InstanceId) -> bool;
-    /// Whether there are instances that could prefill and decode a request.
+    /// As [`baton_scheduler::Conductor::can_serve`].
     fn can_serve(&self) -> bool;
-    /// How many instances prefill.
+    /// As [`baton_scheduler::Conductor::prefills`].
     fn prefills(&self) -> usize;
 }
 
@@ -151,7 +151,7 @@ pub struct Pairs {
     parked: BTreeSet<RequestId>,
     /// The next time at which parked requests are retried, µs.
     try_at_us: u64,
-    /// When the last pair of instances was lost, µs, unless there is one again.
+    /// When an instance was lost and none was left that could serve, µs, unless there is one again.
     unserved_since_us: Option<u64>,
     /// Requests that were in an engine when it died and that are tried once more now.
     on_trial: BTreeSet<RequestId>,
@@ -230,7 +230,7 @@ impl Pairs {
         let request = arrival.request;
         let before = self.pairs.insert(request, Pair::new(&arrival));
         debug_assert!(before.is_none(), "{request} arrived twice");
-        self.set_deadline(request, now_us + self.config.queue_stage_us(arrival.class));
+        self.set_deadline(request, now_us + self.config.parked_stage_us(arrival.class));
         self.ask(request, core, effects);
     }
 
@@ -261,7 +261,8 @@ impl Pairs {
         match pair.stage {
             Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.legs),
             Stage::Decoding(_) => self.conclude(request, core, effects),
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {}
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {
+            }
         }
     }
 
@@ -301,13 +302,19 @@ impl Pairs {
     fn ask(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert_eq!(pair.legs(), [None; 2], "{request} is asked for while it is sent");
+        let promised = pair.stage != Stage::Unpromised;
         let Some(asked) = core.request(request, pair.emitted_tokens) else { return };
         self.tell(Input::RequestArrived(asked), core, effects);
-        let parked = self.parked.contains(&request);
-        if let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !parked && !pair.admitted) {
-            pair.admitted = true;
-            effects.push(Effect::Admitted { request });
+        if promised || self.parked.contains(&request) {
+            return;
         }
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        if pair.stage == Stage::Unpromised {
+            pair.stage = Stage::Queued;
+            let stage_us = self.config.queue_stage_us(pair.class);
+            self.set_deadline(request, self.now_us + stage_us);
+        }
+        effects.push(Effect::Admitted { request });
     }
 
     /// One step of the conductor, its orders read, and what follows from them.
@@ -316,7 +323,9 @@ impl Pairs {
         self.pending.push_back(input);
         while let Some(input) = self.pending.pop_front() {
             let mut orders = core::mem::take(&mut self.orders);
+            let lost = matches!(input, Input::InstanceLost { .. });
             core.step(self.now_us, input, &mut orders);
+            self.note_service(lost, core);
             for order in orders.drain(..) {
                 self.ordered(order, core, effects);
             }
@@ -369,7 +378,7 @@ impl Pairs {
             if knows(*request) == parked {
                 return Err(format!("{request} is parked: {parked}, and the conductor disagrees: {pair:?}"));
             }
-            if parked && pair.stage != Stage::Parked {
+            if parked && !matches!(pair.stage, Stage::Unpromised | Stage::Parked) {
                 return Err(format!("{request} is parked and sent: {pair:?}"));
             }
         }

@@ -117,12 +117,8 @@ impl Conductor {
 
     /// The best TTFT on idle instances with the present caches, µs.
     fn idle_ttft_us(&self, request: &Request) -> Option<u64> {
-        let local = self.config.local_prefill && self.config.policy.orders_queues();
-        let mixes = |i: &&Instance| i.spec.mixed_chunk_tokens != Some(0);
-        let decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
-        let others = decodes.filter(mixes).filter(|_| local);
         let prefills = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
-        let able = prefills.chain(others).filter(|i| self.holds(i.spec.id, request));
+        let able = prefills.chain(self.mixing()).filter(|i| self.holds(i.spec.id, request));
         able.map(|i| self.idle_prefill_us(i, request)).min()
     }
 

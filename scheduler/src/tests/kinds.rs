@@ -148,3 +148,30 @@ fn two_pairs_pass_to_another_kind_under_load() {
     let stats = conductor.stats();
     assert_eq!((stats.failed, stats.retried, stats.rejected_total()), (0, 0, 0), "{stats:?}");
 }
+
+#[test]
+fn a_conductor_serves_with_a_pair_of_one_kind_or_with_decode_instances_that_may_prefill() {
+    let instance = InstanceId(1);
+    let local = SchedulerConfig { local_prefill: true, ..config() };
+    let unordered = SchedulerConfig { policy: PolicyName::Mooncake, ..local.clone() };
+    let never_mixes = |spec: InstanceSpec| InstanceSpec { mixed_chunk_tokens: Some(0), ..spec };
+    let decode = of_kind(1, Role::Decode, 0);
+    let (fits, other) = (of_kind(0, Role::Prefill, 0), of_kind(0, Role::Prefill, 1));
+    for (config, specs, pair, serves) in [
+        (config(), &[fits, decode.clone()][..], true, true),
+        (config(), &[other, decode.clone()], false, false),
+        (config(), &[of_kind(1, Role::Both, 0)], true, true),
+        (config(), &[decode.clone()], false, false),
+        (local.clone(), &[decode.clone()], false, true),
+        (local, &[never_mixes(decode.clone())], false, false),
+        // An engine of this policy orders its queue itself, and gets no prefills where it decodes.
+        (unordered, &[decode], false, false),
+    ] {
+        let mut conductor = conductor_of(config, specs);
+        assert_eq!((conductor.has_pair(), conductor.can_serve()), (pair, serves), "{specs:?}");
+        step(&mut conductor, 0, Input::InstanceDrained { instance });
+        assert!(!conductor.has_pair() && !conductor.can_serve(), "{specs:?}");
+        step(&mut conductor, 0, Input::InstanceResumed { instance });
+        assert_eq!((conductor.has_pair(), conductor.can_serve()), (pair, serves), "{specs:?}");
+    }
+}

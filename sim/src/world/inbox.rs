@@ -131,11 +131,11 @@ impl Core for ModelledCore<'_> {
     }
 
     fn can_serve(&self) -> bool {
-        super::can_serve(self.nodes, self.setup)
+        self.conductor.can_serve()
     }
 
     fn prefills(&self) -> usize {
-        self.nodes.iter().filter(|node| node.alive && node.spec.role.prefills()).count()
+        self.conductor.prefills()
     }
 }
 

@@ -16,15 +16,11 @@ impl World {
             self.share_order(router, &effect);
         }
         match effect {
-            Effect::Prefill {
-                request, attempt, instance, decode, fetch, room_tokens, order, alone, ..
-            } => {
+            Effect::Prefill { request, attempt, instance, decode, fetch, room_tokens, order, .. } => {
                 let Some(slot) = self.slot_of(request) else { return };
                 self.witness_clean(slot);
                 let live = &mut self.live[slot as usize];
                 live.attempt = attempt;
-                // Alone it draws the whole answer: its KV stays, and no room is needed for more.
-                let (decode, room_tokens) = if alone { (instance, 0) } else { (decode, room_tokens) };
                 (live.prefill, live.decode) = (instance.0, decode.0);
                 (live.fetch, live.room_tokens, live.order) = (fetch, room_tokens, order);
                 self.enter_prefill(slot);
@@ -34,14 +30,12 @@ impl World {
                     self.start_decode(slot, instance.0);
                 }
             }
-            Effect::Handoff { request, attempt, to, room_tokens, .. } => {
+            Effect::Expect { request, attempt, instance, room_tokens, .. } => {
                 let Some(slot) = self.slot_of(request) else { return };
                 let live = &mut self.live[slot as usize];
-                live.attempt = attempt;
-                (live.decode, live.room_tokens) = (to.0, room_tokens);
-                let prefill = live.prefill;
-                self.leg(prefill, LegInput::HandOff { request });
+                (live.attempt, live.decode, live.room_tokens) = (attempt, instance.0, room_tokens);
             }
+            Effect::Handoff { request, from, .. } => self.leg(from.0, LegInput::HandOff { request }),
             Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from.0, to.0, &chain),
             Effect::Order(Order::Explain(decision)) => self.metrics.explained(decision),
             Effect::Release { request, instance, .. } => self.release(request, instance),

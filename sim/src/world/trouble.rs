@@ -1,15 +1,14 @@
 //! Faults: processes die, nodes slow down, links go away, and all of it heals.
 
 use crate::network::{Input as NetworkInput, LinkId};
-use baton_legs::pairs::Pairs;
 use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
 use baton_types::Epoch;
 
+use super::World;
 use super::flights::Purpose;
 use super::inbox::News;
 use super::node::{EGRESS, INGRESS};
-use super::{World, can_serve};
 use crate::faults::Fault;
 
 impl World {
@@ -38,7 +37,6 @@ impl World {
         if !self.nodes[at as usize].alive {
             return;
         }
-        let served = can_serve(&self.nodes, &self.setup);
         let mut lost = Vec::new();
         self.engine(at, |engine, moment, ended| lost = engine.clear(moment, ended));
         for decode in lost {
@@ -52,10 +50,6 @@ impl World {
         self.forget_holds(at);
         self.fail_flights_of(at);
         self.step_store(at, StoreInput::Clear);
-        if served && !can_serve(&self.nodes, &self.setup) {
-            let now_us = self.now_us;
-            self.pairs.iter_mut().for_each(|pairs| pairs.unserved(now_us));
-        }
         for router in 0..self.setup.routers {
             self.tell(router, News::Lost(instance, epoch));
         }
@@ -96,8 +90,5 @@ impl World {
         node.spec.epoch = Epoch(node.spec.epoch.0 + 1);
         let spec = node.spec.clone();
         self.tell_all(&Input::InstanceJoined(spec));
-        if can_serve(&self.nodes, &self.setup) {
-            self.pairs.iter_mut().for_each(Pairs::served);
-        }
     }
 }

@@ -130,7 +130,7 @@ impl Bench {
         for name in names {
             bench.join(name).await;
         }
-        if bench.driver.fleet.has_pair() {
+        if bench.driver.core.has_pair() {
             bench.pass_canary().await;
             assert!(bench.door.readiness().ready);
         }

@@ -117,7 +117,7 @@ async fn a_draining_node_finishes_what_it_has_and_gets_nothing_new() {
     assert_eq!(state(&drained), "drained");
     let other = if drained == "p0" { "p1" } else { "p0" };
     ask(&mut bench, order(other, true)).await.unwrap();
-    assert!(!bench.driver.fleet.has_pair());
+    assert!(!bench.driver.core.has_pair());
     ask(&mut bench, order(&drained, false)).await.unwrap();
     bench.drop_canaries().await;
     bench.submit("e", 2).await;
@@ -174,7 +174,7 @@ async fn two_versions_serve_side_by_side_in_pairs_of_their_own() {
     let mut bench = Bench::new(super::bench::config());
     bench.say_hello(of("p0x", "prefill", "vllm nixl 1")).await.unwrap();
     bench.say_hello(of("d0x", "decode", "vllm nixl 2")).await.unwrap();
-    assert!(bench.books.open.is_empty() && !bench.driver.fleet.has_pair(), "no pair of two versions");
+    assert!(bench.books.open.is_empty() && !bench.driver.core.has_pair(), "no pair of two versions");
     for engine in ["vllm mooncake 1", "sglang nixl 1", "vllm"] {
         let refused = bench.say_hello(of("p1x", "prefill", engine)).await;
         assert!(refused.is_err_and(|why| why.contains("cannot share KV")), "{engine}");
@@ -183,9 +183,9 @@ async fn two_versions_serve_side_by_side_in_pairs_of_their_own() {
     let refused = bench.say_hello(of("p1", "prefill", "vllm nixl 3")).await;
     assert!(refused.is_err_and(|why| why.contains("cannot share KV")));
     bench.say_hello(of("d1x", "decode", "vllm nixl 1 a")).await.unwrap();
-    assert!(!bench.driver.fleet.has_pair(), "another revision");
+    assert!(!bench.driver.core.has_pair(), "another revision");
     bench.say_hello(of("p1x", "prefill", "vllm nixl 1 a")).await.unwrap();
-    assert!(bench.driver.fleet.has_pair());
+    assert!(bench.driver.core.has_pair());
     let canary = bench.books.open.values().find(|leg| leg.prefills).unwrap();
     assert_eq!(canary.node, "p1x", "it goes through the pair");
     let builds: Vec<_> = bench.status().nodes.into_iter().map(|node| node.build).collect();

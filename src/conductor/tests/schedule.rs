@@ -156,16 +156,13 @@ impl ScheduleRun {
         };
         for effect in effects {
             match *effect {
-                Effect::Prefill { request, attempt, instance, decode, alone, .. } => {
-                    if decode != instance && !alone {
-                        add(decode, "expect", request, attempt);
-                    }
+                Effect::Prefill { request, attempt, instance, .. } => {
                     add(instance, "prefill", request, attempt);
                 }
-                Effect::Handoff { request, attempt, from, to, .. } => {
-                    add(to, "expect", request, attempt);
-                    add(from, "handoff", request, attempt);
+                Effect::Expect { request, attempt, instance, .. } => {
+                    add(instance, "expect", request, attempt);
                 }
+                Effect::Handoff { request, attempt, from, .. } => add(from, "handoff", request, attempt),
                 Effect::Decode { request, attempt, instance } => add(instance, "decode", request, attempt),
                 Effect::Release { request, attempt, instance } => add(instance, "release", request, attempt),
                 Effect::Order(Order::Replicate { to, .. }) => add(to, "replicate", RequestId(0), 0),
@@ -303,7 +300,7 @@ fn count(kinds: &mut BTreeMap<String, usize>, effects: &[Effect]) {
         let text = format!("{effect:?}");
         let name = text.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
         *kinds.entry(name).or_default() += 1;
-        if let Effect::Prefill { alone: true, .. } = effect {
+        if let Effect::Prefill { room_tokens: 0, .. } = effect {
             *kinds.entry("alone".to_owned()).or_default() += 1;
         }
     }
@@ -363,6 +360,24 @@ async fn requests_of_nodes_that_die_go_on_elsewhere_alike() {
         count(&mut kinds, &same_orders(seed, AdmissionMode::Auto, tune).await);
     }
     at_least(&kinds, &[("Blame", 15), ("Prefill", 600)]);
+}
+
+/// The prefill instance dies, and the decode instances' engines never mix a prefill into a decode step.
+#[tokio::test]
+async fn without_an_instance_that_may_prefill_requests_wait_alike() {
+    let mut waiting = 0;
+    for seed in 40..44 {
+        let tune = |setup: &mut Setup| {
+            setup.faults = FaultPlan { deaths: 6, seed, ..FaultPlan::default() };
+            setup.pools[0].count = 1;
+            setup.pools.iter_mut().for_each(|pool| pool.mix = Mix::PrefillFirst);
+        };
+        let (config, steps) = scenario(seed, AdmissionMode::Auto, tune);
+        let waits = |step: &&Step| matches!(step.heard, News::Arrived(_)) && step.effects.is_empty();
+        waiting += steps.iter().filter(waits).count();
+        play(config, &steps).await.unwrap_or_else(|why| panic!("seed {seed}, {why}"));
+    }
+    assert!(waiting > 20, "{waiting} requests waited for the prefill instance");
 }
 
 #[tokio::test]

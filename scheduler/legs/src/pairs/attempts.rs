@@ -48,6 +48,8 @@ impl Phase {
 /// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Its client was promised nothing: it has just come, or nothing could take it so far.
+    Unpromised,
     /// The conductor holds it back.
     Queued,
     /// Nothing can take it right now. The conductor does not know it, or was asked again and holds it back.
@@ -62,7 +64,8 @@ pub enum Stage {
     Decoding(DecodeStage),
 }
 
-/// The legs of an attempt; a leg that was let go is none.
+/// The legs of an attempt. A leg that was let go is none, and so is the decode leg where the prefill draws all that is
+/// left of the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttemptLegs {
     pub(super) prefill: Option<InstanceId>,
@@ -117,15 +120,11 @@ pub struct Pair {
     /// Answer tokens with which it was last prefilled.
     pub(super) given_tokens: u32,
     pub(super) room_tokens: u32,
-    /// The prefill draws all that is left of the answer: the decode leg was ordered nothing.
-    pub(super) alone: bool,
     moves: u32,
     /// Predicted time to its first token when it was last placed, µs.
     pub(super) foreseen_us: u64,
     /// Hand-offs that failed, and the attempt of the latest.
     pub(super) failed_handoffs: (u32, u32),
-    /// Its client was promised an answer.
-    pub(super) admitted: bool,
     /// Engines that died while it was in them.
     pub(super) deaths: u32,
     /// It was once in an engine that died with another in it that was on trial: that death was the other's.
@@ -145,14 +144,12 @@ impl Pair {
             attempt: 0,
             given_tokens: 0,
             room_tokens: 0,
-            alone: false,
             moves: 0,
             foreseen_us: 0,
             failed_handoffs: (0, 0),
-            admitted: false,
             deaths: 0,
             spared: false,
-            stage: Stage::Queued,
+            stage: Stage::Unpromised,
             deadline_us: 0,
         }
     }
@@ -167,7 +164,7 @@ impl Pair {
     #[must_use]
     pub const fn phase(&self) -> Phase {
         match self.stage {
-            Stage::Queued | Stage::Parked => Phase::Waiting,
+            Stage::Unpromised | Stage::Queued | Stage::Parked => Phase::Waiting,
             Stage::Prefilling(_) | Stage::Answered(_) => Phase::Prefilling,
             Stage::HandingOff(_) => Phase::HandingOff,
             Stage::Decoding(_) => Phase::Decoding,
@@ -195,7 +192,7 @@ impl Pair {
 
     pub(super) const fn both(&self) -> AttemptLegs {
         match self.stage {
-            Stage::Queued | Stage::Parked => AttemptLegs { prefill: None, decode: None },
+            Stage::Unpromised | Stage::Queued | Stage::Parked => AttemptLegs { prefill: None, decode: None },
             Stage::Answered(legs)
             | Stage::Prefilling(PrefillStage { legs, .. })
             | Stage::HandingOff(HandoffStage { legs, .. })
@@ -223,7 +220,9 @@ impl Pair {
         match &self.stage {
             Stage::Prefilling(prefilling) => prefilling.legs.prefill == Some(instance),
             Stage::Decoding(decoding) => decoding.legs.decode == Some(instance),
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => false,
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {
+                false
+            }
         }
     }
 }
@@ -236,11 +235,9 @@ impl Pairs {
         core: &impl Core,
         effects: &mut Vec<Effect>,
     ) {
-        let legs = AttemptLegs { prefill: Some(sent.instance), decode: Some(sent.decode) };
-        let turn = StageProgress::new(self.prefilled_by(legs));
         let now_us = self.now_us;
         let foreseen_us = core.decodes_at_us(request).map(|at_us| at_us.saturating_sub(now_us));
-        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        let Some(pair) = self.pairs.get(&request) else { return };
         if pair.is_answered() {
             self.pending.push_back(Input::RequestCancelled { request });
             self.end(request);
@@ -249,30 +246,36 @@ impl Pairs {
         }
         debug_assert_eq!(pair.both(), AttemptLegs::default(), "{request} is sent while it has legs");
         debug_assert!(!self.parked.contains(&request), "{request} is sent, and would be asked for again");
+        let PlacementOrder { instance, decode, fetch, room_tokens, order } = sent;
+        // A prefill that draws the last token of the answer needs no decode leg, and no KV has to move.
+        let left_tokens = pair.asked_tokens.saturating_sub(pair.emitted_tokens);
+        let goes_on = left_tokens > 1 || decode == instance || core.moves_kv(decode);
+        let decode = goes_on.then_some(decode);
+        let legs = AttemptLegs { prefill: Some(instance), decode };
+        let turn = StageProgress::new(self.prefilled_by(legs));
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.attempt += 1;
         pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
-        (pair.given_tokens, pair.room_tokens) = (pair.emitted_tokens, sent.room_tokens);
-        // It draws the last token of the answer: no instance decodes on, and no KV has to move.
-        let left_tokens = pair.asked_tokens.saturating_sub(pair.given_tokens);
-        pair.alone = left_tokens <= 1 && sent.decode != sent.instance && !core.moves_kv(sent.decode);
+        (pair.given_tokens, pair.room_tokens) = (pair.emitted_tokens, room_tokens);
         pair.stage = Stage::Prefilling(PrefillStage { legs, turn, landed: false });
-        let (attempt, given_tokens, alone) = (pair.attempt, pair.given_tokens, pair.alone);
+        let (attempt, given_tokens) = (pair.attempt, pair.given_tokens);
         let stage_us = self.config.prefill_stage_us(pair);
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
-        let PlacementOrder { instance, decode, fetch, room_tokens, order } = sent;
         effects.push(Effect::Prefill {
             request,
             attempt,
             instance,
-            decode,
+            decode: decode.unwrap_or(instance),
             fetch,
-            room_tokens,
+            room_tokens: if goes_on { room_tokens } else { 0 },
             order,
             given_tokens,
-            alone,
         });
+        if let Some(instance) = decode.filter(|to| *to != instance) {
+            effects.push(Effect::Expect { request, attempt, instance, room_tokens, given_tokens });
+        }
     }
 
     pub(super) fn start_decode(
@@ -306,13 +309,14 @@ impl Pairs {
         let turn = StageProgress::new(self.handed_by(legs));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.attempt += 1;
-        (pair.room_tokens, pair.alone) = (room_tokens, false);
+        pair.room_tokens = room_tokens;
         pair.stage = Stage::HandingOff(HandoffStage { legs, turn, since_us: self.now_us });
         let (attempt, given_tokens) = (pair.attempt, pair.given_tokens);
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
         self.entered(request, effects);
-        effects.push(Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens });
+        effects.push(Effect::Expect { request, attempt, instance: to, room_tokens, given_tokens });
+        effects.push(Effect::Handoff { request, attempt, from, to });
     }
 
     /// The prefill is over; its KV may be on the way still.
@@ -333,13 +337,11 @@ impl Pairs {
 
     pub(super) fn release(&mut self, request: RequestId, instance: InstanceId, effects: &mut Vec<Effect>) {
         let pair = self.pairs.get(&request);
-        let attempt = pair.map_or(0, |pair| pair.attempt);
-        // A decode leg that was ordered nothing has nothing to let go.
-        let nothing = |pair: &Pair| pair.alone && pair.both().decode == Some(instance);
-        if !pair.is_some_and(nothing) {
+        if pair.is_none_or(|pair| pair.legs().contains(&Some(instance))) {
+            let attempt = pair.map_or(0, |pair| pair.attempt);
             effects.push(Effect::Release { request, attempt, instance });
+            self.leg_is_over(request, instance, effects);
         }
-        self.leg_is_over(request, instance, effects);
     }
 
     /// Nothing more is believed of a leg that was let go. Without any, the request waits again.
@@ -347,7 +349,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let (decodes, answered) = (pair.phase() == Phase::Decoding, pair.is_answered());
         let legs = match &mut pair.stage {
-            Stage::Queued | Stage::Parked => return,
+            Stage::Unpromised | Stage::Queued | Stage::Parked => return,
             Stage::Answered(legs)
             | Stage::Prefilling(PrefillStage { legs, .. })
             | Stage::HandingOff(HandoffStage { legs, .. })
@@ -391,8 +393,7 @@ impl Pairs {
         // A request that was sent somewhere is not refused for what happened to its instances since; a
         // policy that looks again after the prefill means it.
         let lacks_pair = rejection.reason == RejectReason::NoInstance && !core.can_serve();
-        let waits =
-            |pair: &Pair| pair.attempt > 0 || (pair.stage == Stage::Parked && pair.admitted) || lacks_pair;
+        let waits = |pair: &Pair| pair.attempt > 0 || pair.stage == Stage::Parked || lacks_pair;
         let waits = self.pairs.get(&rejection.request).is_some_and(waits);
         if waits && rejection.wasted_tokens == 0 && self.park(rejection.request, core, effects) {
             return;
@@ -431,9 +432,9 @@ impl Pairs {
         core: &impl Core,
         effects: &mut Vec<Effect>,
     ) {
-        let admitted = self.pairs.get(&request).is_some_and(|pair| pair.admitted);
+        let promised = self.pairs.get(&request).is_some_and(|pair| pair.stage != Stage::Unpromised);
         if stage == FailStage::NoPlacement {
-            if admitted && self.park(request, core, effects) {
+            if promised && self.park(request, core, effects) {
                 return;
             }
             if !core.can_serve() {

@@ -36,7 +36,7 @@ pub enum Effect {
         /// Where it is prefilled, and where it is decoded.
         legs: [Option<InstanceId>; 2],
     },
-    /// Order both legs of a new attempt.
+    /// Order the prefill leg of a new attempt.
     Prefill {
         /// The request.
         request: RequestId,
@@ -44,18 +44,31 @@ pub enum Effect {
         attempt: u32,
         /// The prefill instance.
         instance: InstanceId,
-        /// The decode instance.
+        /// Where its KV goes; the prefill instance itself where it is decoded, or where the prefill draws all of the
+        /// answer.
         decode: InstanceId,
         /// KV to bring first.
         fetch: Option<FetchPlan>,
-        /// Tokens for which the decode node keeps room.
+        /// Tokens of the answer for which there has to be room where it is decoded.
         room_tokens: u32,
         /// Its place in the node's queue.
         order: u64,
         /// Tokens that its client has already, as part of the prompt.
         given_tokens: u32,
-        /// The prefill draws the last token: nothing is decoded, and no KV moves.
-        alone: bool,
+    },
+    /// Order the decode leg of a new attempt: KV comes from elsewhere. It is ordered together with the prefill or the
+    /// hand-off, so that there is room when the KV is ready.
+    Expect {
+        /// The request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// The decode instance.
+        instance: InstanceId,
+        /// Tokens for which it keeps room.
+        room_tokens: u32,
+        /// As in [`Effect::Prefill`], when it was prefilled.
+        given_tokens: u32,
     },
     /// Order decoding.
     Decode {
@@ -76,10 +89,6 @@ pub enum Effect {
         from: InstanceId,
         /// The instance that gets it.
         to: InstanceId,
-        /// Tokens for which the decode node keeps room.
-        room_tokens: u32,
-        /// As in [`Effect::Prefill`], when it was prefilled.
-        given_tokens: u32,
     },
     /// Take a leg back.
     Release {

@@ -19,7 +19,9 @@ impl Pair {
                 Stage::Prefilling(_) | Stage::Answered(_),
                 Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs | Fact::Ended,
             ) => prefills,
-            (Stage::Prefilling(_), Fact::Offered) => prefills && !decodes,
+            (Stage::Prefilling(PrefillStage { legs, .. }), Fact::Offered) => {
+                prefills && legs.decode.is_some_and(|decode| decode != instance)
+            }
             (
                 Stage::Prefilling(_) | Stage::Answered(_) | Stage::HandingOff(_),
                 Fact::HandedOff { ok: true },
@@ -122,7 +124,7 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
-        let (legs, attempt, alone, answered) = (pair.both(), pair.attempt, pair.alone, pair.is_answered());
+        let (legs, attempt, answered) = (pair.both(), pair.attempt, pair.is_answered());
         let landed = matches!(pair.stage, Stage::Prefilling(PrefillStage { landed: true, .. }));
         if let Some(prefill) = legs.prefill {
             self.paces.entry(prefill).or_default().prefilled += 1;
@@ -133,7 +135,7 @@ impl Pairs {
         }
         self.tell(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
         if answered {
-            self.conclude_early((request, attempt), (legs, alone), core, effects);
+            self.conclude_early((request, attempt), legs, core, effects);
         } else if landed {
             self.tell(Input::HandoffFinished { request }, core, effects);
         }
@@ -143,7 +145,7 @@ impl Pairs {
     fn conclude_early(
         &mut self,
         (request, attempt): (RequestId, u32),
-        (legs, alone): (AttemptLegs, bool),
+        legs: AttemptLegs,
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
@@ -151,9 +153,12 @@ impl Pairs {
         debug_assert!(pair.is_answered() && pair.attempt == attempt, "{request} went on: {pair:?}");
         if legs.prefill != legs.decode {
             self.tell(Input::HandoffFinished { request }, core, effects);
-            // A node that had nothing to hand off has let go by itself.
-            let both = [legs.prefill, legs.decode].into_iter().flatten().filter(|_| !alone);
-            effects.extend(both.map(|instance| Effect::Release { request, attempt, instance }));
+        }
+        // A node that had nothing to hand off has let go by itself.
+        if let AttemptLegs { prefill: Some(prefill), decode: Some(decode) } = legs
+            && prefill != decode
+        {
+            effects.extend([prefill, decode].map(|instance| Effect::Release { request, attempt, instance }));
         }
         self.conclude(request, core, effects);
     }

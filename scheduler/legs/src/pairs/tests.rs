@@ -268,7 +268,6 @@ fn what_was_parked_or_promised_is_not_refused_and_what_comes_new_is() {
     bench.core.refuses = None;
     bench.arrive(A, 10);
     bench.core.serves = false;
-    bench.pairs.unserved(bench.now_us);
     bench.lose(P);
     assert_eq!((bench.pairs.parked(), *bench.pairs.get(A).unwrap().stage()), (1, Stage::Parked));
     // It is asked for every 50 ms, and waits as long as it is refused.
@@ -296,7 +295,6 @@ fn nothing_waits_for_a_pair_of_instances_for_ever() {
     bench.arrive(A, 10);
     bench.core.serves = false;
     bench.core.refuses = Some(RejectReason::NoInstance);
-    bench.pairs.unserved(bench.now_us);
     bench.lose(P);
     bench.wait(2_900_000);
     assert_eq!(bench.pairs.parked(), 1);
@@ -436,7 +434,8 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
 
     // Where one token was asked for, the decode leg gets no order at all.
     let effects = bench.arrive(A, 1);
-    assert!(matches!(effects[0], Effect::Prefill { alone: true, .. }));
+    assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: P, room_tokens: 0, .. }));
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Expect { .. })), "{effects:?}");
     bench.hear(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     let effects = bench.hear(A, P, PREFILLED);

@@ -62,14 +62,14 @@ impl Pairs {
         }
     }
 
-    /// The last pair of instances was lost just now.
-    pub const fn unserved(&mut self, now_us: u64) {
-        self.unserved_since_us = Some(now_us);
-    }
-
-    /// There is a pair of instances.
-    pub const fn served(&mut self) {
-        self.unserved_since_us = None;
+    /// Notes whether there is a pair of instances after a step of the conductor; in it, an instance may have been
+    /// `lost`. No pair that an operator took away by draining is waited for, only one whose instance went.
+    pub(super) fn note_service(&mut self, lost: bool, core: &impl Core) {
+        if core.can_serve() {
+            self.unserved_since_us = None;
+        } else if lost {
+            self.unserved_since_us.get_or_insert(self.now_us);
+        }
     }
 
     /// Whether the last pair was lost so lately that its nodes may be about to come back.
@@ -94,7 +94,7 @@ impl Pairs {
         self.on_trial.remove(&request);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         debug_assert_eq!(pair.both(), AttemptLegs::default(), "{request} is parked with its legs");
-        if pair.stage != Stage::Parked {
+        if !matches!(pair.stage, Stage::Unpromised | Stage::Parked) {
             pair.stage = Stage::Parked;
             let wait_us = self.config.parked_stage_us(pair.class);
             self.set_deadline(request, self.now_us + wait_us);
@@ -117,8 +117,8 @@ impl Pairs {
                 self.parked.insert(request);
             }
         }
-        let parked = |request| self.pairs.get(request).is_some_and(|pair| pair.stage == Stage::Parked);
-        debug_assert!(self.parked.iter().all(parked), "what waits is sent nowhere: {:?}", self.parked);
+        let sent = |request| self.pairs.get(request).is_none_or(|pair| pair.both() != AttemptLegs::default());
+        debug_assert!(!self.parked.iter().any(sent), "what waits is sent nowhere: {:?}", self.parked);
     }
 
     /// When there is something to do at the latest, µs, unless an input comes before.
@@ -177,7 +177,7 @@ impl Pairs {
         let (phase, emitted_tokens, impatient) =
             (pair.phase(), pair.emitted_tokens, pair.time_limit_us <= now_us);
         effects.push(Effect::Late { request, attempt: pair.attempt, phase });
-        let lacks_pair = !pair.admitted || (!impatient && !core.can_serve());
+        let lacks_pair = pair.stage == Stage::Unpromised || (!impatient && !core.can_serve());
         let input = match phase {
             Phase::Waiting if lacks_pair => {
                 if !self.parked.contains(&request) {
@@ -235,14 +235,18 @@ impl Pairs {
                 let done = self.handed_by(legs);
                 (done, !handing_off.turn.gets_on(done) && legs.decode.is_some_and(waits))
             }
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => return None,
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => {
+                return None;
+            }
         };
         let pair = self.pairs.get_mut(&request)?;
         let to_come = match &mut pair.stage {
             Stage::Prefilling(PrefillStage { turn, .. }) | Stage::HandingOff(HandoffStage { turn, .. }) => {
                 turn.is_to_come(done, others, live)
             }
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => {
+                false
+            }
         };
         let stage_us = match pair.stage {
             Stage::Prefilling(_) => self.config.prefill_stage_us(pair),
@@ -256,9 +260,11 @@ impl Pairs {
         let streams = |pair: &&Pair| match &pair.stage {
             Stage::Prefilling(PrefillStage { legs: other, .. })
             | Stage::HandingOff(HandoffStage { legs: other, .. }) => {
-                other.decode == legs.decode || other.prefill == legs.prefill
+                other.decode.is_some() && (other.decode == legs.decode || other.prefill == legs.prefill)
             }
-            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
+            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => {
+                false
+            }
         };
         let streams = self.pairs.values().filter(streams).count() as u64;
         core.handoff_us(request).saturating_mul(streams)

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use baton_scheduler::{
     AdmissionMode, Conductor, Effect as Order, FirstToken, Input, PolicyName, Request, SchedulerConfig,
 };
-use baton_types::{BlockHash, ClassId, Epoch, InstanceId, RequestId, Rng, Role, SloClass};
+use baton_types::{BlockHash, ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
 use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::scripted::{ROLES, spec};
@@ -35,8 +35,6 @@ struct RealCore {
     /// They end what they have, and take nothing new.
     draining: [bool; 5],
     epochs: [u32; 5],
-    /// Whether decode instances may prefill on their own.
-    local: bool,
     prompts: BTreeMap<RequestId, u64>,
     tokens_us: BTreeMap<RequestId, u64>,
 }
@@ -71,14 +69,11 @@ impl Core for RealCore {
     }
 
     fn can_serve(&self) -> bool {
-        let any = |wanted: fn(Role) -> bool| {
-            (0..5).any(|at| self.alive[at] && !self.draining[at] && wanted(ROLES[at]))
-        };
-        any(Role::decodes) && (self.local || any(Role::prefills))
+        self.conductor.can_serve()
     }
 
     fn prefills(&self) -> usize {
-        (0..5).filter(|at| self.alive[*at] && ROLES[*at].prefills()).count()
+        self.conductor.prefills()
     }
 }
 
@@ -119,7 +114,6 @@ impl World {
         let mut rng = Rng::new(seed);
         let config = config(&mut rng);
         let pairs = Pairs::new(PairsConfig::new(&config.classes, 4, 1_000_000));
-        let local = config.local_prefill && config.policy.orders_queues();
         let conductor = Conductor::new(config).expect("a valid configuration");
         let (prompts, tokens_us) = (BTreeMap::new(), BTreeMap::new());
         let core = RealCore {
@@ -127,7 +121,6 @@ impl World {
             alive: [false; 5],
             draining: [false; 5],
             epochs: [0; 5],
-            local,
             prompts,
             tokens_us,
         };
@@ -170,17 +163,15 @@ impl World {
             failed: false,
         };
         match effect {
-            Effect::Prefill { request, attempt, instance, decode, alone, .. } => {
-                let to = (!alone).then_some(decode);
-                self.order(request, instance, Leg { attempt, prefills: true, to, ..idle });
-                if decode != instance && !alone {
-                    self.order(request, decode, Leg { attempt, ..idle });
-                }
+            Effect::Prefill { request, attempt, instance, decode, .. } => {
+                self.order(request, instance, Leg { attempt, prefills: true, to: Some(decode), ..idle });
             }
-            Effect::Handoff { request, attempt, from, to, .. } => {
+            Effect::Expect { request, attempt, instance, .. } => {
+                self.order(request, instance, Leg { attempt, ..idle });
+            }
+            Effect::Handoff { request, attempt, from, to } => {
                 let leg = self.legs.get_mut(&(request, from)).expect("the KV is there");
                 (leg.attempt, leg.to, leg.told, leg.failed) = (attempt, Some(to), false, false);
-                self.order(request, to, Leg { attempt, ..idle });
             }
             Effect::Decode { request, attempt, instance } => {
                 let leg = self.legs.get_mut(&(request, instance)).expect("it was ordered");
@@ -235,9 +226,6 @@ impl World {
         self.act(|pairs, now_us, core, effects| {
             pairs.step(now_us, Input::InstanceJoined(spec), core, effects)
         });
-        if self.core.can_serve() {
-            self.pairs.served();
-        }
     }
 
     fn drain(&mut self, at: usize, drains: bool) {
@@ -246,21 +234,14 @@ impl World {
             if drains { Input::InstanceDrained { instance } } else { Input::InstanceResumed { instance } };
         self.core.draining[at] = drains;
         self.act(|pairs, now_us, core, effects| pairs.step(now_us, input, core, effects));
-        if self.core.can_serve() {
-            self.pairs.served();
-        }
     }
 
     fn lose(&mut self, at: usize, died: bool) {
         let (instance, epoch) = (InstanceId(u32::try_from(at).unwrap()), Epoch(self.core.epochs[at]));
-        let served = self.core.can_serve();
         self.core.alive[at] = false;
         let before = self.legs.len();
         self.legs.retain(|(_, here), _| *here != instance);
         self.counts[3] += u32::try_from(before - self.legs.len()).unwrap();
-        if (served || self.core.draining[at]) && !self.core.can_serve() {
-            self.pairs.unserved(self.now_us);
-        }
         self.act(|pairs, now_us, core, effects| pairs.lost(now_us, (instance, epoch, died), core, effects));
     }
 
@@ -312,7 +293,7 @@ impl World {
             self.token(request, at);
         }
         let answered = self.pairs.get(request).is_some_and(|pair| pair.is_answered());
-        let over = answered && (leg.to.is_none() || leg.to == Some(at));
+        let over = answered && leg.to == Some(at);
         if over {
             self.conclude(request, at);
             self.over = Some((request, at));

@@ -30,7 +30,6 @@ struct Row {
     emitted: u32,
     given: u32,
     room: u32,
-    alone: bool,
     landed: bool,
     moves: u32,
     foreseen_us: u64,
@@ -77,7 +76,9 @@ impl Row {
             }
             Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs => open,
             Fact::Ended => open || decoding,
-            Fact::Offered => self.at == NaivePairState::Prefilling && prefills && !decodes,
+            Fact::Offered => {
+                self.at == NaivePairState::Prefilling && prefills && !decodes && self.decode.is_some()
+            }
             Fact::HandedOff { ok: true } => before && decodes,
             Fact::HandedOff { ok: false } => before,
             Fact::Failed(_) => before || decoding,
@@ -247,7 +248,13 @@ impl Naive {
 
     pub(super) fn tell(&mut self, input: Input) {
         let mut orders = Vec::new();
+        let lost = matches!(input, Input::InstanceLost { .. });
         self.core.step(self.now_us, input, &mut orders);
+        self.unserved_us = match self.unserved_us {
+            _ if self.core.can_serve() => None,
+            None if lost => Some(self.now_us),
+            before => before,
+        };
         orders.into_iter().for_each(|order| self.ordered(order));
         while !self.forget.is_empty() {
             let request = self.forget.remove(0);
@@ -270,11 +277,18 @@ impl Naive {
             }
             Order::Handoff { request, from, to, room_tokens } => {
                 let Some(row) = self.find(request) else { return };
-                (row.decode, row.room, row.alone) = (Some(to), room_tokens, false);
+                (row.decode, row.room) = (Some(to), room_tokens);
                 row.attempt += 1;
                 let (attempt, given_tokens) = (row.attempt, row.given);
                 self.hands_off(request);
-                self.effects.push(Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens });
+                self.effects.push(Effect::Expect {
+                    request,
+                    attempt,
+                    instance: to,
+                    room_tokens,
+                    given_tokens,
+                });
+                self.effects.push(Effect::Handoff { request, attempt, from, to });
             }
             Order::Release { request, instance } => self.released(request, instance),
             Order::Reject(rejection) => self.rejected(rejection),
@@ -300,9 +314,10 @@ impl Naive {
         if let Some(at_us) = at_us {
             row.foreseen_us = at_us.max(now_us) - now_us;
         }
-        (row.given, row.room, row.landed) = (row.emitted, room_tokens, false);
-        row.alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
-        (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), Some(decode));
+        (row.given, row.room, row.landed, row.admitted) = (row.emitted, room_tokens, false, true);
+        let alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
+        let to = if alone { None } else { Some(decode) };
+        (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), to);
         let copy = *row;
         let done = self.count(&copy, false);
         let row = self.find(request).unwrap();
@@ -313,13 +328,22 @@ impl Naive {
             request,
             attempt: copy.attempt,
             instance,
-            decode,
+            decode: if alone { instance } else { decode },
             fetch,
-            room_tokens,
+            room_tokens: if alone { 0 } else { room_tokens },
             order,
             given_tokens: copy.given,
-            alone: copy.alone,
         });
+        if !alone && decode != instance {
+            let (attempt, given_tokens) = (copy.attempt, copy.given);
+            self.effects.push(Effect::Expect {
+                request,
+                attempt,
+                instance: decode,
+                room_tokens,
+                given_tokens,
+            });
+        }
     }
 
     fn hands_off(&mut self, request: RequestId) {
@@ -334,13 +358,14 @@ impl Naive {
     }
 
     fn released(&mut self, request: RequestId, instance: InstanceId) {
-        let row = self.copy(request);
-        let unordered = row.is_some_and(|row| row.alone && row.decode == Some(instance));
-        if !unordered {
-            let attempt = row.map_or(0, |row| row.attempt);
-            self.effects.push(Effect::Release { request, attempt, instance });
+        let Some(row) = self.copy(request) else {
+            return self.effects.push(Effect::Release { request, attempt: 0, instance });
+        };
+        if row.prefill != Some(instance) && row.decode != Some(instance) {
+            return;
         }
-        let Some(row) = self.find(request).filter(|row| row.phase() != Phase::Waiting) else { return };
+        self.effects.push(Effect::Release { request, attempt: row.attempt, instance });
+        let row = self.find(request).unwrap();
         if row.prefill == Some(instance) || row.at == NaivePairState::Decoding {
             row.prefill = None;
         }
@@ -369,7 +394,7 @@ impl Naive {
     fn hold(&mut self, request: RequestId) {
         let Some(row) = self.find(request) else { return };
         (row.trial, row.waits) = (false, true);
-        if row.at != NaivePairState::Parked {
+        if row.admitted && row.at != NaivePairState::Parked {
             (row.at, row.prefill, row.decode) = (NaivePairState::Parked, None, None);
             let row = *row;
             self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
@@ -379,9 +404,9 @@ impl Naive {
 
     fn rejected(&mut self, rejection: Rejection) {
         let unserved = rejection.reason == RejectReason::NoInstance && !self.core.can_serve();
-        let promised = self.copy(rejection.request).is_some_and(|row| {
-            row.attempt > 0 || unserved || (row.at == NaivePairState::Parked && row.admitted)
-        });
+        let promised = self
+            .copy(rejection.request)
+            .is_some_and(|row| row.attempt > 0 || unserved || row.at == NaivePairState::Parked);
         if rejection.wasted_tokens == 0 && promised && self.park(rejection.request) {
             return;
         }
@@ -440,7 +465,6 @@ impl Naive {
             emitted: 0,
             given: 0,
             room: 0,
-            alone: false,
             landed: false,
             moves: 0,
             foreseen_us: 0,
@@ -458,7 +482,7 @@ impl Naive {
             deadline_us: 0,
         });
         let row = self.copy(request).unwrap();
-        self.give(request, self.limits.queue_us(&row));
+        self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
         self.ask(request);
     }
 
@@ -466,10 +490,12 @@ impl Naive {
         let Some(row) = self.copy(request) else { return };
         let asked = self.core.request(request, row.emitted).unwrap();
         self.tell(Input::RequestArrived(asked));
-        if let Some(row) = self.find(request).filter(|row| !row.waits && !row.admitted) {
-            row.admitted = true;
-            self.effects.push(Effect::Admitted { request });
+        let Some(now) = self.copy(request).filter(|now| !now.waits && !row.admitted) else { return };
+        if !now.admitted {
+            self.find(request).unwrap().admitted = true;
+            self.give(request, self.limits.queue_us(&row));
         }
+        self.effects.push(Effect::Admitted { request });
     }
 
     pub(super) fn cancel(&mut self, request: RequestId) {
@@ -581,7 +607,7 @@ impl Naive {
         if row.prefill != row.decode {
             self.tell(Input::HandoffFinished { request });
             for instance in [row.prefill, row.decode].into_iter().flatten() {
-                if !row.alone {
+                if row.decode.is_some() {
                     self.effects.push(Effect::Release { request, attempt, instance });
                 }
             }
@@ -688,10 +714,6 @@ impl Naive {
         self.tell(Input::InstanceLost { instance, epoch });
     }
 
-    pub(super) fn serves(&mut self, serves: bool) {
-        self.unserved_us = if serves { None } else { Some(self.now_us) };
-    }
-
     pub(super) fn excuse(&mut self, pause_us: u64) {
         self.back_us = self.now_us;
         if let Some(at_us) = &mut self.unserved_us {
@@ -785,6 +807,7 @@ impl Naive {
         let beside = |other: &Row| {
             [NaivePairState::Prefilling, NaivePairState::HandingOff].contains(&other.at)
                 && (other.prefill == row.prefill || other.decode == row.decode)
+                && other.decode.is_some()
         };
         self.core.handoff_us(row.arrival.request) * self.all(beside).len() as u64
     }

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
-use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
+use super::super::{Arrival, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::naive::{Limits, Naive, View};
 use super::scripted::{ROLES, ScriptedCore, spec};
 
@@ -27,7 +27,6 @@ enum Step {
     TryParked,
     Lost(InstanceId, bool),
     Told(Input),
-    Serves(bool),
     Excuse(u64),
     Configure(Limits),
 }
@@ -98,8 +97,6 @@ impl Script {
             Step::TryParked => pairs.try_parked(now_us, core, effects),
             Step::Lost(instance, died) => pairs.lost(now_us, (instance, Epoch(1), died), core, effects),
             Step::Told(input) => pairs.step(now_us, input, core, effects),
-            Step::Serves(true) => pairs.served(),
-            Step::Serves(false) => pairs.unserved(now_us),
             Step::Excuse(pause_us) => pairs.excuse(now_us, pause_us),
             Step::Configure(limits) => pairs.configure(config_of(&limits)),
         }
@@ -120,7 +117,6 @@ impl Script {
             Step::TryParked => naive.try_parked(),
             Step::Lost(instance, died) => naive.lost(instance, Epoch(1), died),
             Step::Told(input) => naive.tell(input),
-            Step::Serves(serves) => naive.serves(serves),
             Step::Excuse(pause_us) => naive.excuse(pause_us),
             Step::Configure(limits) => naive.configure(limits),
         }
@@ -226,24 +222,17 @@ impl Script {
         Step::Hear((request, attempt, leg), fact)
     }
 
-    /// An instance leaves or comes back, and the driver says whether there is a pair of instances.
+    /// An instance leaves or comes back.
     fn fleet(&mut self, counts: &mut Counts) {
         let at = self.below(5);
         let instance = InstanceId(u32::try_from(at).unwrap());
-        let served = self.core.can_serve();
         if !self.core.alive[at] {
             self.epoch += 1;
             let joined = Input::InstanceJoined(spec(instance.0, ROLES[at], self.epoch));
             self.step(&Step::Told(joined), counts);
-            if self.core.can_serve() {
-                self.step(&Step::Serves(true), counts);
-            }
         } else if self.rng.chance_permille(400) {
             self.core.alive[at] = false;
             self.naive.core.alive[at] = false;
-            if served && !self.core.can_serve() {
-                self.step(&Step::Serves(false), counts);
-            }
             let died = self.rng.chance_permille(600);
             self.step(&Step::Lost(instance, died), counts);
         }
@@ -329,7 +318,7 @@ fn count(effect: &Effect, counts: &mut Counts) {
         Effect::Refuse(rejection) => format!("refuse {:?}", rejection.reason),
         Effect::GiveUp { impatient, .. } => format!("give up {impatient}"),
         Effect::Fail { stage, .. } => format!("fail {stage:?}"),
-        Effect::Prefill { alone, .. } => format!("prefill {alone}"),
+        Effect::Prefill { instance, decode, .. } => format!("prefill {}", instance == decode),
         Effect::Order(order) => format!("order {}", name(order)),
         other => name(other),
     };
@@ -367,6 +356,7 @@ const WANTED: &[(u32, &[&str])] = &[
             "Ended",
             "prefill false",
             "prefill true",
+            "Expect",
             "again",
         ],
     ),
@@ -374,17 +364,7 @@ const WANTED: &[(u32, &[&str])] = &[
     (900, &["late Waiting", "late Prefilling", "late HandingOff", "late Decoding"]),
     (900, &["blame Leg", "blame Handoff", "blame Lost"]),
     (900, &["blame Late(Prefilling)", "blame Late(HandingOff)", "blame Late(Decoding)"]),
-    (
-        500,
-        &[
-            "give up false",
-            "give up true",
-            "order Explain",
-            "order Replicate",
-            "Serves",
-            "heard PromptLogprobs",
-        ],
-    ),
+    (500, &["give up false", "give up true", "order Explain", "order Replicate", "heard PromptLogprobs"]),
     (
         500,
         &[

@@ -233,6 +233,30 @@ fn what_is_parked_and_promised_is_given_up_when_its_time_is_over() {
 }
 
 #[test]
+fn a_pair_whose_instance_went_is_waited_for_and_one_that_was_drained_is_not() {
+    let mut bench = Bench::new();
+    bench.core.refuses = Some(RejectReason::NoInstance);
+    bench.core.serves = false;
+    // No instance went: an operator drained one.
+    assert!(matches!(bench.arrive(A, 10)[..], [Effect::Refuse(_)]));
+    bench.lose(P);
+    assert_eq!((bench.arrive(A, 10), bench.pairs.parked()), (Vec::new(), 1));
+    // What is lost after that was no part of a pair: the five seconds go on.
+    bench.sleep(3_000_000);
+    bench.lose(D);
+    bench.sleep(1_999_999);
+    assert_eq!((bench.arrive(B, 10), bench.pairs.parked()), (Vec::new(), 2));
+    bench.sleep(1);
+    assert!(matches!(bench.arrive(RequestId(3), 10)[..], [Effect::Refuse(_)]));
+    // There was a pair meanwhile, so the next loss begins anew.
+    bench.core.serves = true;
+    bench.act(|pairs, now_us, core, effects| pairs.step(now_us, Input::TimerFired, core, effects));
+    bench.core.serves = false;
+    bench.lose(P);
+    assert_eq!(bench.arrive(RequestId(4), 10), []);
+}
+
+#[test]
 fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
@@ -320,23 +344,56 @@ fn an_answer_that_outgrows_its_room_says_so_and_then_less_and_less_often() {
 }
 
 #[test]
+fn a_decode_leg_is_ordered_together_with_the_prefill_and_with_each_hand_off() {
+    let mut bench = Bench::new();
+    let expect = |attempt, instance| Effect::Expect {
+        request: A,
+        attempt,
+        instance,
+        room_tokens: 100,
+        given_tokens: 0,
+    };
+    let effects = bench.arrive(A, 10);
+    assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: D, room_tokens: 100, .. }));
+    assert_eq!(effects[1], expect(1, D));
+    bench.hear(A, P, PREFILLED);
+    let effects = bench.hear(A, P, NOT_LANDED);
+    let again = Effect::Handoff { request: A, attempt: 2, from: P, to: E };
+    assert_eq!(effects[1..], [release(D, 1), expect(2, E), again]);
+}
+
+#[test]
+fn a_leg_that_the_attempt_does_not_have_is_not_let_go() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    assert_eq!(bench.act(|pairs, _, _, effects| pairs.release(A, E, effects)), []);
+    for instance in [P, D] {
+        let effects = bench.act(|pairs, _, _, effects| pairs.release(A, instance, effects));
+        assert_eq!(effects, [release(instance, 1)]);
+    }
+}
+
+#[test]
 fn a_prefill_that_draws_all_that_is_left_is_alone() {
     let mut bench = Bench::new();
     let alone = |effects: &[Effect]| {
         effects.iter().find_map(|effect| match effect {
-            Effect::Prefill { alone, given_tokens, .. } => Some((*alone, *given_tokens)),
+            Effect::Prefill { decode, given_tokens, .. } => Some((*decode == P, *given_tokens)),
             _ => None,
         })
     };
+    let expects = |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::Expect { .. }));
     // All but one of three tokens are given when it starts over.
     let first = bench.arrive(A, 3);
-    assert_eq!(alone(&first), Some((false, 0)));
+    assert_eq!((alone(&first), expects(&first)), (Some((false, 0)), true));
     bench.hear(A, P, TOKEN);
     bench.hear(A, P, PREFILLED);
     bench.hear(A, D, LANDED);
     bench.hear(A, D, token(1));
     let again = bench.hear(A, D, FAILED);
-    assert_eq!((alone(&again), bench.pairs.get(A).unwrap().moves()), (Some((true, 2)), 1));
+    assert_eq!((alone(&again), expects(&again)), (Some((true, 2)), false));
+    let pair = bench.pairs.get(A).unwrap();
+    assert_eq!((pair.moves(), pair.legs()), (1, [Some(P), None]));
     // It is let go where it was ordered, and there alone.
     let effects = bench.hear(A, P, FAILED);
     assert!(effects.contains(&release(P, 2)) && !effects.contains(&release(D, 2)), "{effects:?}");
@@ -356,7 +413,7 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
     let ended = Effect::Ended { request: A };
     for fact in [FAILED, NOT_LANDED, CUT_OFF] {
         let mut bench = answered(&[]);
-        assert_eq!(bench.hear(A, P, fact), [release(P, 1), release(D, 1), release(E, 1), ended.clone()]);
+        assert_eq!(bench.hear(A, P, fact), [release(P, 1), release(D, 1), ended.clone()]);
         assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
     }
     // Its time is over: no client waits, so nothing is late.
