@@ -18,7 +18,7 @@ use super::require::Requirement;
 use super::{cluster, cpu, live, out, table};
 use crate::config::{self, Config};
 
-/// How far ahead a policy with foresight knows arrivals, µs.
+/// How far ahead the policy `baton_informed` knows arrivals, µs.
 const FORESIGHT_US: u64 = 60_000_000;
 
 /// Arguments of `baton replay`.
@@ -98,6 +98,9 @@ pub struct ReplayArgs {
 }
 
 fn policy(text: &str) -> Result<PolicyName, String> {
+    if let Some(error) = config::renamed(text) {
+        return Err(error);
+    }
     let names = || PolicyName::ALL.iter().map(|p| p.name());
     PolicyName::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| unknown(text, names()))
 }
