@@ -92,8 +92,8 @@ impl<'a> Bench<'a> {
             let wake = wakes.iter().flatten().map(|(at_us, _)| *at_us).min();
             let Some(now_us) = due.iter().map(|(at_us, _)| *at_us).chain(wake).min() else { break };
             self.now_us = now_us;
-            for at in 0..wakes.len() {
-                if let Some((_, version)) = wakes[at].take_if(|(at_us, _)| *at_us == now_us) {
+            for (at, wake) in wakes.iter_mut().enumerate() {
+                if let Some((_, version)) = wake.take_if(|(at_us, _)| *at_us == now_us) {
                     assert_eq!(self.engines[at].advance(version, &mut self.ended), None, "no pipelines");
                     self.take_in(at);
                 }
@@ -101,10 +101,8 @@ impl<'a> Bench<'a> {
             for (_, request) in due.extract_if(.., |(at_us, _)| *at_us == now_us) {
                 self.send(request, order[request] as u64);
             }
-            for at in 0..wakes.len() {
-                if let Some(wake) = self.engines[at].poll(now_us) {
-                    wakes[at] = Some(wake);
-                }
+            for (wake, engine) in wakes.iter_mut().zip(&mut self.engines) {
+                *wake = engine.poll(now_us).or(*wake);
             }
         }
         self.in_slo
