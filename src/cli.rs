@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, and who answers.
 
 mod bench;
+mod bound;
 mod check;
 pub(crate) mod cluster;
 mod completions;

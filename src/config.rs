@@ -18,7 +18,7 @@ mod fuzz;
 mod read;
 mod simulated;
 
-pub use read::{bytes, load, parse, place, read};
+pub use read::{bytes, load, parse, place, read, renamed};
 pub use simulated::{
     ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
 };

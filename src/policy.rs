@@ -208,12 +208,17 @@ mod tests {
 
     #[test]
     fn a_change_names_the_setting_and_both_values() {
-        let found =
-            changes(&config(""), &config("[scheduler]\nprior_output_tokens = 500\npolicy = \"foresight\""));
+        let found = changes(
+            &config(""),
+            &config("[scheduler]\nprior_output_tokens = 500\npolicy = \"baton_informed\""),
+        );
         let shown: Vec<String> = found.iter().map(Change::to_string).collect();
         assert_eq!(
             shown,
-            ["scheduler.policy: \"baton\" -> \"foresight\"", "scheduler.prior_output_tokens: 256 -> 500"]
+            [
+                "scheduler.policy: \"baton\" -> \"baton_informed\"",
+                "scheduler.prior_output_tokens: 256 -> 500"
+            ]
         );
     }
 

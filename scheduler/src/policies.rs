@@ -1,7 +1,7 @@
 //! The policies: each is a value in a file of its own, and a line in the table at the end of this one.
 
 mod baton;
-mod foresight;
+mod informed;
 #[cfg(test)]
 mod last;
 
@@ -37,8 +37,7 @@ pub(crate) struct Policy {
     pub queueing: QueueLocation,
     /// What the admission mode `auto` stands for.
     pub admission: AdmissionMode,
-    /// Whether it is given output lengths and later arrivals. Only a simulator knows these, so such a policy is a
-    /// bound.
+    /// Whether it knows how long answers will be, and what arrives next. Only a simulator can know that.
     pub foresees: bool,
 }
 
@@ -143,7 +142,7 @@ impl PolicyName {
         matches!(self.policy().queueing, QueueLocation::ByInstance)
     }
 
-    /// Whether it needs output lengths and later arrivals.
+    /// Whether it knows how long answers will be, and what arrives next.
     #[must_use]
     pub const fn foresees(self) -> bool {
         self.policy().foresees
@@ -171,8 +170,8 @@ policies! {
     Lmetric = "lmetric", baselines::lmetric::POLICY;
     /// Baton's own: the soonest first token of those that keep every promise, prefills in an order of its own.
     Baton = "baton", baton::POLICY;
-    /// Baton's own with knowledge of output lengths and of the near future: a bound, for the simulator only.
-    Foresight = "foresight", foresight::POLICY;
+    /// As `baton`, with known output lengths and known arrivals of the next 60 s: a heuristic, for the simulator only.
+    BatonInformed = "baton_informed", informed::POLICY;
     /// The last candidate; for tests alone, which it shows what a policy takes.
     #[cfg(test)]
     Last = "last", last::POLICY;

@@ -23,9 +23,9 @@ pub struct Request {
     pub emitted_tokens: u32,
     /// The most output tokens that its client takes, in all.
     pub max_output_tokens: Option<u32>,
-    /// Output length, when it is known beforehand (the foresight policy only).
+    /// Output length, when it is known beforehand (the policy `baton_informed` only).
     pub known_output_tokens: Option<u32>,
-    /// The longest admissible work per this request's value, µs (the foresight policy only).
+    /// The longest admissible work per this request's value, µs (the policy `baton_informed` only).
     pub known_work_bound_us: Option<u64>,
 }
 

@@ -3,6 +3,7 @@
 //! [`World`] carries the cores' effects out against models of engines, links and disks; a run is
 //! repeatable bit for bit from its [`Setup`] and workload. No threads inside a run, no clock.
 
+pub mod bound;
 pub mod engine;
 pub mod events;
 pub mod faults;

@@ -12,6 +12,7 @@ macro_rules! put {
 }
 
 mod axis;
+mod bounds;
 mod classes;
 mod curves;
 mod heat;
@@ -103,7 +104,13 @@ fn body(runs: &[RunResult], labels: &[String]) -> String {
         .collect();
     [
         first,
-        section("Summary", &(summary + &parts::outcomes(runs, labels) + &classes::figure(runs, labels))),
+        section(
+            "Summary",
+            &(summary
+                + &bounds::figure(runs, labels)
+                + &parts::outcomes(runs, labels)
+                + &classes::figure(runs, labels)),
+        ),
         section("Latency", &curves::latencies(drawn, named)),
         section("Over time", &(time::figures(drawn, named) + &parts::oscillation(runs, labels))),
         section("Load of each instance", &(load_note() + &heats)),

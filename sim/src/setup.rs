@@ -116,7 +116,7 @@ pub struct Setup {
     pub routers: u32,
     /// How late one router learns what another did, µs.
     pub router_sync_us: u64,
-    /// Arrivals that the foresight policy knows ahead, µs.
+    /// Arrivals that the policy `baton_informed` knows ahead, µs.
     pub foresight_us: u64,
     /// Time limit of a stage, as a multiple of the time that its objective allows.
     pub stage_slack: u32,

@@ -15,10 +15,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
 
 use super::require::Requirement;
-use super::{cluster, cpu, live, out, table};
+use super::{bound, cluster, cpu, live, out, table};
 use crate::config::{self, Config};
 
-/// How far ahead a policy with foresight knows arrivals, µs.
+/// How far ahead the policy `baton_informed` knows arrivals, µs.
 const FORESIGHT_US: u64 = 60_000_000;
 
 /// Arguments of `baton replay`.
@@ -28,10 +28,11 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --policy mooncake,baton --speed 1,2,3\n  \
     baton replay trace.jsonl --config cluster.toml --html report.html --json out.json\n  \
     baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it\n  \
+    baton replay trace.jsonl --speed 3,4 --bound       how much a better scheduler could gain at most\n  \
     baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
     /// Step a conductor again through a file of a live service's journal and compare what it orders
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "decisions", "calibration", "html", "require", "spread", "window", "rows"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "decisions", "calibration", "bound", "html", "require", "spread", "window", "rows"])]
     journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
@@ -84,6 +85,10 @@ pub struct ReplayArgs {
     /// Print how well predictions held, for each service class and way to the first token; --json and --html always have it
     #[arg(long, conflicts_with = "live")]
     calibration: bool,
+    /// Report an upper bound on the requests in SLO, which no scheduler exceeds on this cluster, and the best run of all
+    /// policies with all admission modes; this runs all of them (minutes for a long trace)
+    #[arg(long, conflicts_with = "live")]
+    bound: bool,
     /// Write a self-contained report page to this file
     #[arg(long, value_name = "OUT")]
     pub(super) html: Option<PathBuf>,
@@ -101,6 +106,9 @@ pub struct ReplayArgs {
 }
 
 fn policy(text: &str) -> Result<PolicyName, String> {
+    if let Some(error) = config::renamed(text) {
+        return Err(error);
+    }
     let names = || PolicyName::ALL.iter().map(|p| p.name());
     PolicyName::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| unknown(text, names()))
 }
@@ -141,10 +149,20 @@ const DAY_MS: f64 = 86_400_000.0;
 const SPAN_MAX_MS: f64 = 366.0 * DAY_MS;
 
 /// One run to do.
+#[derive(Clone)]
 pub(super) struct Job {
-    policy: PolicyName,
-    speed: f64,
+    pub(super) policy: PolicyName,
+    pub(super) speed: f64,
     pub(super) setup: Setup,
+}
+
+impl Job {
+    /// The same with this policy, and what that one may know beforehand.
+    pub(super) fn of(mut self, policy: PolicyName) -> Self {
+        (self.policy, self.setup.scheduler.policy) = (policy, policy);
+        self.setup.foresight_us = if policy.foresees() { FORESIGHT_US } else { 0 };
+        self
+    }
 }
 
 /// What is kept of a run for the terminal and the files.
@@ -171,7 +189,11 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
         Some(path) => config::load(path)?,
         None => Config::default(),
     };
-    let jobs = jobs(&args, &config)?;
+    let mut jobs = jobs(&args, &config)?;
+    let asked = jobs.len();
+    if args.bound {
+        jobs.extend(bound::rivals(&jobs));
+    }
     let trace = Arc::new(read(&args)?);
     warn_outside(&trace, &jobs[0].setup);
     let workers = args.jobs.unwrap_or(0);
@@ -181,7 +203,11 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     let done: Result<Vec<FinishedRun>, String> =
         pool.install(|| jobs.par_iter().map(|job| simulate(job, &args, &trace, &bar)).collect());
     bar.finish_and_clear();
-    let done = done?;
+    let mut done = done?;
+    if args.bound {
+        pool.install(|| bound::attach(&mut done, &jobs, |job| workload(job, &args, &trace)))?;
+        done.truncate(asked);
+    }
     let runs: Vec<RunResult> = done.iter().map(|done| done.figures.clone()).collect();
     out::say(&format!("{}\n", table::report(&runs)))?;
     if args.calibration {
@@ -199,15 +225,13 @@ pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, Strin
     for &speed in &args.speed {
         for &policy in &policies {
             let mut setup = cluster::setup(config, seed)?;
-            setup.scheduler.policy = policy;
             setup.scheduler.admission = args.admission.unwrap_or(setup.scheduler.admission);
             setup.audit_every = args.audit;
             setup.keep_outcomes = args.requests.is_some();
             if args.decisions.is_some() {
                 setup.scheduler.explain_every = setup.scheduler.explain_every.max(1);
             }
-            setup.foresight_us = if policy.foresees() { FORESIGHT_US } else { 0 };
-            jobs.push(Job { policy, speed, setup });
+            jobs.push(Job { policy, speed, setup }.of(policy));
         }
     }
     Ok(jobs)
@@ -302,12 +326,8 @@ pub(super) fn progress(total: u64) -> ProgressBar {
     bar
 }
 
-pub(super) fn simulate(
-    job: &Job,
-    args: &ReplayArgs,
-    trace: &Arc<Trace>,
-    bar: &ProgressBar,
-) -> Result<FinishedRun, String> {
+/// The load of a run, and its set-up as far as the trace decides it.
+fn workload(job: &Job, args: &ReplayArgs, trace: &Arc<Trace>) -> (Setup, TraceWorkload) {
     let names = job.setup.scheduler.classes.iter().map(|c| c.name.clone()).collect();
     let mut setup = job.setup.clone();
     setup.scheduler.block_tokens = trace.block_tokens;
@@ -315,6 +335,16 @@ pub(super) fn simulate(
         .with_classes(names)
         .limited(args.rows.unwrap_or(usize::MAX))
         .repeated(args.repeat);
+    (setup, workload)
+}
+
+pub(super) fn simulate(
+    job: &Job,
+    args: &ReplayArgs,
+    trace: &Arc<Trace>,
+    bar: &ProgressBar,
+) -> Result<FinishedRun, String> {
+    let (setup, workload) = workload(job, args, trace);
     let (mode, seed) = (setup.scheduler.effective_admission(), setup.seed);
     let longest = setup.pools[0].profile.valid.max_prompt_tokens;
     let started = cpu::thread_cpu_s();

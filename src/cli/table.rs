@@ -15,12 +15,17 @@ pub fn with_header(header: &[&str], figures: impl std::ops::RangeBounds<usize>) 
     table
 }
 
-/// Runs side by side; below, where a run has more than one service class, a row for each class of each run.
+/// Runs side by side; below, where a run has more than one service class, a row for each class of each run, and where it
+/// has a bound, a row for each run beside that.
 pub fn report(runs: &[RunResult]) -> String {
-    if runs.iter().all(|run| run.classes.len() < 2) {
-        return self::runs(runs);
+    let mut tables = vec![self::runs(runs)];
+    if runs.iter().any(|run| run.classes.len() > 1) {
+        tables.push(classes(runs));
     }
-    format!("{}\n{}", self::runs(runs), classes(runs))
+    if runs.iter().any(|run| run.bound.is_some()) {
+        tables.push(bounds(runs));
+    }
+    tables.join("\n")
 }
 
 /// Runs side by side.
@@ -118,6 +123,45 @@ pub fn calibration(runs: &[RunResult]) -> String {
                 }
             }
         }
+    }
+    table.to_string()
+}
+
+/// Runs beside the bound and the best run known.
+fn bounds(runs: &[RunResult]) -> String {
+    let header = [
+        "policy",
+        "admission",
+        "speed",
+        "in SLO",
+        "upper bound",
+        "gap",
+        "best run",
+        "of",
+        "gap",
+        "tokens in SLO",
+        "upper bound",
+        "best run",
+    ];
+    let mut table = with_header(&header, 2..);
+    for run in runs {
+        let Some(bound) = &run.bound else { continue };
+        let gap = |requests: u64| format!("{requests} ({})", share(requests, run.requests));
+        let tokens = |tokens: u64| share(tokens, run.input_tokens);
+        table.add_row([
+            run.policy.clone(),
+            run.admission.clone(),
+            format!("×{}", run.speed),
+            run.in_slo.to_string(),
+            bound.in_slo.to_string(),
+            gap(bound.gap_to_bound),
+            bound.witness.in_slo.to_string(),
+            format!("{}, {}", bound.witness.policy, bound.witness.admission),
+            gap(bound.gap_to_witness),
+            tokens(run.input_tokens_in_slo),
+            tokens(bound.input_tokens_in_slo),
+            tokens(bound.witness.input_tokens_in_slo),
+        ]);
     }
     table.to_string()
 }

@@ -21,6 +21,8 @@ const REMOVED: &[(&str, &str)] = &[
         "a service sets it by itself, and a simulation reads it from [cluster]: move it there",
     ),
 ];
+/// Words of `scheduler.policy` of earlier releases, each with the present one.
+const RENAMED_POLICIES: &[(&str, &str)] = &[("foresight", "baton_informed")];
 const NO_PREDICTIONS: &str = "nothing read the predictions that it bounded: delete it";
 
 /// Reads a configuration file.
@@ -62,6 +64,7 @@ pub fn parse(text: &str) -> Result<Config, String> {
     let wrong = |e: toml::de::Error| explain(&place(&e, text));
     let given: toml::Table = text.parse().map_err(wrong)?;
     refuse_removed(&given)?;
+    refuse_renamed(&given)?;
     let mut config: Config = toml::from_str(text).map_err(wrong)?;
     // The core has a default of its own, made for published traces; a section without the key would bring it in.
     if given.get("scheduler").is_none_or(|scheduler| scheduler.get("block_tokens").is_none()) {
@@ -78,6 +81,21 @@ pub fn parse(text: &str) -> Result<Config, String> {
 fn refuse_removed(given: &toml::Table) -> Result<(), String> {
     let current = toml::Table::try_from(Config::default()).unwrap_or_default();
     removed(given, &current).map_or(Ok(()), Err)
+}
+
+/// Whether a file names its policy as this release does.
+///
+/// # Errors
+/// The new name, in words.
+fn refuse_renamed(given: &toml::Table) -> Result<(), String> {
+    let policy = given.get("scheduler").and_then(|scheduler| scheduler.get("policy")?.as_str());
+    policy.and_then(renamed).map_or(Ok(()), |error| Err(format!("scheduler.policy: {error}")))
+}
+
+/// The error for a policy's name of an earlier release.
+pub fn renamed(policy: &str) -> Option<String> {
+    let (old, new) = RENAMED_POLICIES.iter().find(|(old, _)| *old == policy)?;
+    Some(format!("the policy {old} is called {new}: write that"))
 }
 
 /// The error for all of [`REMOVED`] that a file has and the `current` settings have not.
@@ -141,6 +159,15 @@ fn explain(error: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_renamed_policy_is_refused_with_its_new_name_which_is_known() {
+        for (old, new) in RENAMED_POLICIES {
+            let error = parse(&format!("[scheduler]\npolicy = \"{old}\"")).expect_err("an old name");
+            assert!(error.contains("scheduler.policy") && error.contains(new), "{error}");
+            assert!(parse(&format!("[scheduler]\npolicy = \"{new}\"")).is_ok(), "{new}");
+        }
+    }
 
     #[test]
     fn a_removed_setting_is_named_with_its_remedy_unless_it_is_known() {

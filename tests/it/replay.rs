@@ -133,6 +133,45 @@ fn each_service_class_has_its_figures_and_they_add_up() {
 }
 
 #[test]
+fn a_bound_is_reported_with_the_best_run_and_the_gaps_to_both() {
+    let place = Place::new();
+    let rows: Vec<Row> = (0..60).map(|i| Row::full(10 * i, 3, 1_000 * i + 1..1_000 * i + 41)).collect();
+    place.write("t.jsonl", &rows::text(&rows));
+    place.write("c.toml", "[[cluster.pools]]\nrole = 'prefill'\n[[cluster.pools]]\nrole = 'decode'\n");
+    let args = ["replay", "t.jsonl", "--config", "c.toml", "--policy", "random,baton", "--speed", "1,2"];
+    let more = ["--bound", "--json", "out.json", "--html", "out.html"];
+    let shown = place.baton(&[&args[..], &more].concat()).succeeded();
+    for word in ["upper bound", "best run"] {
+        assert!(shown.stdout.contains(word), "'{word}' is missing: {shown:#?}");
+    }
+    assert!(std::fs::read_to_string(place.path("out.html")).unwrap().contains("Upper bound and best run"));
+    let report = place.json("out.json");
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 4, "the runs that the best is looked for in are not listed");
+    for run in runs {
+        let bound = &run["bound"];
+        let (most, best, in_slo) =
+            (count(bound, "in_slo"), count(&bound["witness"], "in_slo"), count(run, "in_slo"));
+        assert!(in_slo <= best && best <= most && most < 60, "{run:#}");
+        assert_eq!(
+            (most - in_slo, best - in_slo),
+            (count(bound, "gap_to_bound"), count(bound, "gap_to_witness"))
+        );
+        assert!(
+            bound["witness"]["policy"].is_string() && bound["witness"]["admission"].is_string(),
+            "{run:#}"
+        );
+        assert!(
+            count(bound, "input_tokens_in_slo") >= count(&bound["witness"], "input_tokens_in_slo"),
+            "{run:#}"
+        );
+    }
+    assert!(runs[0]["bound"]["gap_to_witness"] != 0, "random is not the best: {:#}", runs[0]);
+    place.baton(&[&args[..], &["--json", "out.json"]].concat()).succeeded();
+    assert!(place.json("out.json")["runs"][0].get("bound").is_none(), "only where it is asked for");
+}
+
+#[test]
 fn decisions_are_written_with_prediction_and_measurement() {
     let place = Place::new();
     place.write("t.jsonl", &rows::text(&rows::easy()));

@@ -43,6 +43,7 @@ fn an_unknown_policy_or_admission_is_answered_with_the_known_ones() {
     let place = Place::new();
     place.write("t.jsonl", &rows::text(&rows::easy()));
     place.baton(&["replay", "t.jsonl", "--policy", "baton,mooncak"]).refused(2, &["mooncak", "mooncake"]);
+    place.baton(&["replay", "t.jsonl", "--policy", "foresight"]).refused(2, &["foresight", "baton_informed"]);
     place.baton(&["replay", "t.jsonl", "--admission", "erly"]).refused(2, &["erly", "early"]);
     for speed in ["0", "-1", "nan", "fast"] {
         place.baton(&["replay", "t.jsonl", &format!("--speed={speed}")]).refused(2, &["--speed"]);

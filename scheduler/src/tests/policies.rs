@@ -210,8 +210,8 @@ fn a_policy_without_the_cache_in_mind_ignores_it() {
 }
 
 #[test]
-fn foresight_refuses_what_costs_more_than_it_is_worth() {
-    let mut conductor = conductor(plain(PolicyName::Foresight, AdmissionMode::Auto), 1, 1);
+fn the_informed_policy_refuses_what_costs_more_than_it_is_worth() {
+    let mut conductor = conductor(plain(PolicyName::BatonInformed, AdmissionMode::Auto), 1, 1);
     let worth = |id, bound_us| Request { known_work_bound_us: Some(bound_us), ..foretold(id, 1_000, 10) };
     let refused = rejection(&offer(&mut conductor, 0, worth(1, 50_000))).expect("100 ms of work");
     assert_eq!(refused.reason, crate::RejectReason::Costly);

@@ -3,6 +3,8 @@
 use baton_types::{Role, SloClass};
 use serde::Serialize;
 
+use crate::bound::BoundResult;
+
 use super::{ClassResult, Collector, HotBlocks, Series, seconds};
 
 /// Mean and percentiles; `None` where there was nothing to measure.
@@ -79,6 +81,9 @@ pub struct RunResult {
     pub in_slo: u64,
     /// `in_slo` over `requests`.
     pub goodput: f64,
+    /// The bound on `in_slo` and the best run, where they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<BoundResult>,
     /// Completed requests within the TTFT objective.
     pub ttft_ok: u64,
     /// Completed requests within the TBT objective.
@@ -182,6 +187,7 @@ impl Collector {
             cancelled: c.cancelled,
             in_slo: c.in_slo,
             goodput: ratio(c.in_slo, c.arrived),
+            bound: None,
             ttft_ok: c.ttft_ok,
             tbt_ok: c.tbt_ok,
             input_tokens: c.input_tokens,

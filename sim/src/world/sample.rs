@@ -1,4 +1,4 @@
-//! Sampling loads over time, looking ahead for the foresight policy, and closing the books.
+//! Sampling loads over time, looking ahead for the policy `baton_informed`, and closing the books.
 
 use baton_scheduler::Request;
 use baton_types::Tier;
@@ -37,7 +37,7 @@ impl World {
         }
     }
 
-    /// Adds the facts that only the foresight policy may know: the answer's length, and the largest work
+    /// Adds the facts that only the policy `baton_informed` may know: the answer's length, and the largest work
     /// that the near future can carry. Other policies get the request unchanged.
     pub(crate) fn foresee(&self, slot: u32, mut request: Request) -> Request {
         if !self.setup.scheduler.policy.foresees() {

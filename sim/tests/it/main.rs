@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that unwraps names its line")]
 
 mod beyond;
+mod bound;
 mod calibration;
 mod coupled;
 mod determinism;

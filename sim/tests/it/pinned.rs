@@ -100,7 +100,7 @@ fn cluster(coupled: bool, policy: PolicyName, admission: AdmissionMode) -> Setup
         pool.net_bytes_per_s = 10_000_000_000;
     }
     setup.clients = Clients { retries: 1, jitter_permille: 100, leave_permille: 20 };
-    setup.foresight_us = if policy == PolicyName::Foresight { 10_000_000 } else { 0 };
+    setup.foresight_us = if policy == PolicyName::BatonInformed { 10_000_000 } else { 0 };
     setup.audit_every = SELDOM;
     setup
 }

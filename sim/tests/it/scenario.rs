@@ -175,7 +175,7 @@ fn cluster(rng: &mut Rng, block_tokens: u32, hbm_blocks: u64) -> Setup {
         leave_permille: 0,
     };
     setup.sample_us = [0, 100_000, 1_000_000][pick(rng, 3)];
-    if setup.scheduler.policy == PolicyName::Foresight {
+    if setup.scheduler.policy == PolicyName::BatonInformed {
         setup.foresight_us = 10_000_000;
     }
     setup

@@ -128,6 +128,7 @@ impl Sums {
             cancelled: status(Status::Cancelled),
             in_slo: self.in_slo,
             goodput: ratio(self.in_slo, requests),
+            bound: None,
             ttft_ok: self.ttft_ok,
             tbt_ok: self.tbt_ok,
             input_tokens: self.input_tokens,

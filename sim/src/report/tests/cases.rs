@@ -2,6 +2,7 @@
 
 use super::super::{MAX_DRAWN, curves, heat, html, names, parts, table};
 use super::*;
+use crate::bound::{BoundResult, UpperBound};
 
 #[test]
 fn a_real_run_has_every_section() {
@@ -181,6 +182,23 @@ fn bars_divide_their_length_by_amounts() {
             && html.contains("class=\"refused\" d=\"M750,0H1000V10H750Z\"")
     );
     assert!(html.contains("50 <small>50.0 %</small>"));
+}
+
+#[test]
+fn a_run_with_a_bound_has_a_row_beside_the_best_run() {
+    let (run, mut best) = (rough(1, 2, 5), rough(2, 2, 5));
+    (best.policy, best.admission, best.in_slo) = ("<best>".into(), "none".into(), 9_500);
+    let most = UpperBound { in_slo: 11_000, input_tokens_in_slo: 0 };
+    let bound = BoundResult::new(most, &best, &run);
+    assert_eq!((bound.gap_to_bound, bound.gap_to_witness), (3_000, 1_500));
+    assert!(!page(&[run.clone()]).contains("Upper bound"), "only where it was asked for");
+    let page = page(&[RunResult { bound: Some(bound), ..run }, empty("other")]);
+    let table = page.split("Upper bound and best run").nth(2).unwrap();
+    let row = table.split("</tr>").nth(1).unwrap();
+    assert!(row.contains("<td>&lt;best&gt;, none</td>"), "{row}");
+    for cell in ["8,000", "11,000", "3,000", "9,500", "1,500"] {
+        assert!(row.contains(&format!("<td class=\"n\">{cell}</td>")), "{cell} is missing: {row}");
+    }
 }
 
 #[test]

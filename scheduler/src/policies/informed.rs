@@ -1,4 +1,5 @@
-//! As `baton`, with knowledge of the future: a bound on what a policy with perfect guesses could gain.
+//! As `baton`, with the lengths of answers and the arrivals of the near future. It is a heuristic and no bound: others have
+//! more requests in SLO on some loads.
 
 use super::{Choice, FetchRule, Policy, QueueLocation, Ties, baton};
 use crate::AdmissionMode;
