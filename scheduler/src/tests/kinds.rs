@@ -161,11 +161,11 @@ fn a_conductor_serves_with_a_pair_of_one_kind_or_with_decode_instances_that_may_
         (config(), &[fits, decode.clone()][..], true, true),
         (config(), &[other, decode.clone()], false, false),
         (config(), &[of_kind(1, Role::Both, 0)], true, true),
-        (config(), &[decode.clone()], false, false),
-        (local.clone(), &[decode.clone()], false, true),
+        (config(), core::slice::from_ref(&decode), false, false),
+        (local.clone(), core::slice::from_ref(&decode), false, true),
         (local, &[never_mixes(decode.clone())], false, false),
         // An engine of this policy orders its queue itself, and gets no prefills where it decodes.
-        (unordered, &[decode], false, false),
+        (unordered, core::slice::from_ref(&decode), false, false),
     ] {
         let mut conductor = conductor_of(config, specs);
         assert_eq!((conductor.has_pair(), conductor.can_serve()), (pair, serves), "{specs:?}");

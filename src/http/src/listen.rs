@@ -179,7 +179,7 @@ mod tests {
         let read = tokio::io::AsyncReadExt::read(&mut first, &mut [0]).await;
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
         let _second = TcpStream::connect(address).await.unwrap();
-        let (stream, _, place) = acceptor.accept(|peer| Some(peer)).await.unwrap();
+        let (stream, _, place) = acceptor.accept(Some).await.unwrap();
         assert!(stream.nodelay().unwrap() && place.is_loopback());
     }
 }

@@ -191,7 +191,7 @@ fn a_run_with_a_bound_has_a_row_beside_the_best_run() {
     let most = UpperBound { in_slo: 11_000, input_tokens_in_slo: 0 };
     let bound = BoundResult::new(most, &best, &run);
     assert_eq!((bound.gap_to_bound, bound.gap_to_witness), (3_000, 1_500));
-    assert!(!page(&[run.clone()]).contains("Upper bound"), "only where it was asked for");
+    assert!(!page(std::slice::from_ref(&run)).contains("Upper bound"), "only where it was asked for");
     let page = page(&[RunResult { bound: Some(bound), ..run }, empty("other")]);
     let table = page.split("Upper bound and best run").nth(2).unwrap();
     let row = table.split("</tr>").nth(1).unwrap();
