@@ -17,7 +17,7 @@ use crate::json;
 /// passed over in silence.
 pub(crate) const UNSERVED: &[(&str, &str)] = &[
     ("chat_template", "the operator's template is used; leave it out"),
-    ("return_token_strs", "tokens are told by number; leave it out"),
+    ("return_token_strs", "tokens are returned by number; leave it out"),
     ("logprob_token_ids", "use logprobs and top_logprobs"),
     ("return_token_offsets", "text_offset of logprobs says where tokens begin"),
     ("return_prompt_text", "ask /tokenize, then /detokenize"),
