@@ -28,7 +28,7 @@ mod tenants;
 mod tests;
 
 pub(crate) use attach::ORDERS_PER_NODE;
-pub use attach::{Comer, ControlService};
+pub use attach::{AttachPeer, ControlService};
 pub use backend::Door;
 pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};

@@ -117,18 +117,18 @@ impl ClusterGuard {
         let line = Endpoint::from_shared(address.to_owned()).map_err(wrong)?.connect_timeout(CONNECT_WITHIN);
         let Some(tls) = &self.tls else { return Ok(line) };
         let own = Identity::from_pem(&tls.certificate, &tls.key);
-        let mut told = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca)).identity(own);
+        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca)).identity(own);
         if let Some(name) = &tls.name {
-            told = told.domain_name(name);
+            config = config.domain_name(name);
         }
-        line.tls_config(told).map_err(wrong)
+        line.tls_config(config).map_err(wrong)
     }
 
     /// The node's challenge, put into its call; none without a key.
     pub fn challenge(&self, call: &mut MetadataMap) -> Option<Challenge> {
         self.key.as_ref()?;
         let ours = baton_transports::challenge();
-        ask(&ours, call);
+        insert_challenge(&ours, call);
         Some(ours)
     }
 
@@ -160,7 +160,7 @@ impl ClusterGuard {
     /// # Errors
     /// [`tonic::Code::Unauthenticated`]: one side has a key and the other has none.
     /// [`tonic::Code::FailedPrecondition`]: the node speaks another version.
-    pub fn asked(&self, call: &MetadataMap) -> Result<Option<Opening>, Status> {
+    pub fn open_call(&self, call: &MetadataMap) -> Result<Option<Opening>, Status> {
         match (&self.key, challenge_in(call)) {
             (None, None) => Ok(None),
             (Some(_), Some(theirs)) => {
@@ -178,7 +178,7 @@ impl ClusterGuard {
 
     /// The conductor's challenge, put into its answer.
     pub fn answer(&self, opening: &Opening, answer: &mut MetadataMap) {
-        ask(&opening.ours, answer);
+        insert_challenge(&opening.ours, answer);
     }
 
     /// The conductor's proof, if a Hello shows that the node has the key.
@@ -207,20 +207,20 @@ impl ClusterGuard {
 }
 
 /// Puts a challenge into what is said first.
-fn ask(challenge: &Challenge, said: &mut MetadataMap) {
-    said.insert_bin(CHALLENGE, MetadataValue::from_bytes(challenge));
-    said.insert(VERSION, PROTOCOL_VERSION.into());
+fn insert_challenge(challenge: &Challenge, metadata: &mut MetadataMap) {
+    metadata.insert_bin(CHALLENGE, MetadataValue::from_bytes(challenge));
+    metadata.insert(VERSION, PROTOCOL_VERSION.into());
 }
 
 /// Whether the other side proves itself as this one expects.
-fn same_version(said: &MetadataMap, whose: &str) -> Result<(), Status> {
-    let told = said.get(VERSION).and_then(|version| version.to_str().ok());
-    if told.is_some_and(|version| version == PROTOCOL_VERSION.to_string()) {
+fn same_version(metadata: &MetadataMap, whose: &str) -> Result<(), Status> {
+    let version = metadata.get(VERSION).and_then(|version| version.to_str().ok());
+    if version.is_some_and(|version| version == PROTOCOL_VERSION.to_string()) {
         return Ok(());
     }
     // Up to 5 nobody said so here.
     let theirs =
-        told.map_or_else(|| "an older control protocol".to_owned(), |v| format!("control protocol {v:?}"));
+        version.map_or_else(|| "an older control protocol".to_owned(), |v| format!("control protocol {v:?}"));
     Err(Status::failed_precondition(format!(
         "{whose} speaks {theirs}, this side {PROTOCOL_VERSION}; run the same baton on both"
     )))

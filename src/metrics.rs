@@ -305,7 +305,7 @@ impl Metrics {
     }
 
     /// A request that reached the conductor and is refused before it is looked at.
-    pub(crate) fn turned_away(&self, reason: &str) {
+    pub(crate) fn refused_early(&self, reason: &str) {
         self.shared.arrived.increment(1);
         self.refused(reason);
     }
@@ -390,7 +390,7 @@ impl Metrics {
     }
 
     /// Takes over the counters that a node reports.
-    pub(crate) fn heard(&self, node: &str, load: &baton_wire::v1::NodeLoad) {
+    pub(crate) fn node_load(&self, node: &str, load: &baton_wire::v1::NodeLoad) {
         let told = |name, total| self.shared.by_node.reported(name, (node, ""), total);
         let sent = load.sent.unwrap_or_default();
         let ways =

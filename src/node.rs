@@ -116,7 +116,7 @@ struct LocalNode {
 }
 
 impl LocalNode {
-    fn tell(&self, message: ToWorker) -> Result<(), WorkerGoneError> {
+    fn send(&self, message: ToWorker) -> Result<(), WorkerGoneError> {
         self.worker.send(message).map_err(|_| WorkerGoneError)
     }
 }
@@ -132,15 +132,15 @@ impl NodeRuntime for LocalNode {
         facts: mpsc::Sender<v1::FromNode>,
     ) -> Result<(), WorkerGoneError> {
         self.links.begin(welcome.epoch, facts.clone());
-        self.tell(ToWorker::Attached { chain_seed: welcome.chain_seed, facts })
+        self.send(ToWorker::Attached { chain_seed: welcome.chain_seed, facts })
     }
 
     fn detached(&self) -> Result<(), WorkerGoneError> {
-        self.tell(ToWorker::Detached)
+        self.send(ToWorker::Detached)
     }
 
     fn ordered(&self, orders: v1::Orders) -> Result<(), WorkerGoneError> {
-        self.tell(ToWorker::Orders(orders))
+        self.send(ToWorker::Orders(orders))
     }
 
     fn load(&self) -> v1::NodeLoad {
@@ -220,11 +220,11 @@ pub async fn run_led(
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
     let (worker, served) = (to_worker.clone(), Arc::clone(&endpoint));
-    let station = LocalNode { links, worker, report, endpoint: served, turns };
+    let runtime = LocalNode { links, worker, report, endpoint: served, turns };
     let leader = Arc::new(leader_locator::LeaderLocator::new(config.control.clone(), leaders));
     let (guard, welcome_within) = (config.guard.clone(), attach::WELCOME_WITHIN);
     let line =
-        attach::GrpcSession { leader, guard, hello, station, welcome_within, pulse: pulse::Pulse::default() };
+        attach::GrpcSession { leader, guard, hello, runtime, welcome_within, pulse: pulse::Pulse::default() };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);

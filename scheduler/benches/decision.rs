@@ -186,7 +186,7 @@ impl Cluster {
         self.coming.push(Reverse((at_us, self.inputs.len() as u64 - 1)));
     }
 
-    fn tell(&mut self, input: Input) {
+    fn feed(&mut self, input: Input) {
         let mut effects = std::mem::take(&mut self.effects);
         effects.clear();
         self.conductor.step(self.now_us, input, &mut effects);
@@ -233,7 +233,7 @@ impl Cluster {
     /// The chain will be readable there; the oldest ones make room.
     fn store(&mut self, instance: InstanceId, request: RequestId, at_us: u64) {
         let chain = self.live[&request.0].chain.clone();
-        let tell = |change| Input::Cache(CacheEvent { instance, epoch: Epoch(1), change });
+        let feed = |change| Input::Cache(CacheEvent { instance, epoch: Epoch(1), change });
         let most = blocks_for(1_000_000, self.case.block_tokens) as usize;
         let node = &mut self.nodes[instance.index()];
         node.held_blocks += chain.len();
@@ -245,11 +245,11 @@ impl Cluster {
             gone.push(oldest);
         }
         let tier = if self.next_id.is_multiple_of(3) { Tier::Hbm } else { Tier::Dram };
-        self.later(at_us, tell(CacheChange::Stored { parent: None, hashes: chain, tier }));
+        self.later(at_us, feed(CacheChange::Stored { parent: None, hashes: chain, tier }));
         for hashes in gone {
             for tier in [Tier::Hbm, Tier::Dram] {
                 let hashes = hashes.clone();
-                self.later(at_us, tell(CacheChange::Removed { hashes, tier }));
+                self.later(at_us, feed(CacheChange::Removed { hashes, tier }));
             }
         }
     }
@@ -265,7 +265,7 @@ impl Cluster {
             }
             self.now_us = self.now_us.max(next);
             if event > wake {
-                self.tell(Input::TimerFired);
+                self.feed(Input::TimerFired);
                 continue;
             }
             let Some(Reverse((_, at))) = self.coming.pop() else { break };
@@ -273,7 +273,7 @@ impl Cluster {
                 if let Input::DecodeFinished { request, .. } = &input {
                     self.live.remove(&request.0);
                 }
-                self.tell(input);
+                self.feed(input);
             }
         }
         self.now_us = self.now_us.max(until_us);
@@ -287,7 +287,7 @@ impl Cluster {
             let chain = self.next_prompt();
             let request = self.request(chain);
             self.live.insert(self.next_id, request.clone());
-            self.tell(Input::RequestArrived(request));
+            self.feed(Input::RequestArrived(request));
         }
     }
 
@@ -299,7 +299,7 @@ impl Cluster {
             for _ in 0..3 {
                 let instance = InstanceId(self.rng.below(u64::from(PREFILLS + DECODES)) as u32);
                 let change = CacheChange::Stored { parent: None, hashes: chain.clone(), tier: Tier::Hbm };
-                self.tell(Input::Cache(CacheEvent { instance, epoch: Epoch(1), change }));
+                self.feed(Input::Cache(CacheEvent { instance, epoch: Epoch(1), change }));
             }
             known.push(chain);
         }

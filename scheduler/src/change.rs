@@ -50,7 +50,7 @@ impl Conductor {
         // These have not been sent: they are placed by the new roles.
         for request in waiting {
             let entry = self.requests.remove(request).expect("one retry ends no other request");
-            self.let_go(&entry, effects);
+            self.release_legs(&entry, effects);
             self.retry(entry, FailStage::NoPlacement, effects);
         }
         self.wake_waiting();

@@ -162,7 +162,7 @@ impl Conductor {
             }
             Input::TimerFired => {}
         }
-        self.let_held_go();
+        self.retry_held();
         self.run_queues(effects);
         assert!(
             self.requests.len() <= self.config.max_waiting_requests as usize + 1,
@@ -229,7 +229,7 @@ impl Conductor {
 
     /// Calls `each` with every instance that a live request refers to; some come more than once. While a request refers
     /// to an instance, its number must not be given to another.
-    pub fn spoken_of(&self, each: impl FnMut(InstanceId)) {
+    pub fn referenced_instances(&self, each: impl FnMut(InstanceId)) {
         let of = |entry: &crate::request::Entry| {
             let prefill = (entry.stage != crate::request::Stage::Unplaced).then_some(entry.prefill);
             [prefill, entry.decode, entry.excluded, entry.fetch.map(|fetch| fetch.from)]

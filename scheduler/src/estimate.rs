@@ -8,7 +8,7 @@ mod prefill;
 mod transfer;
 
 pub(crate) use correct::Residual;
-pub(crate) use decode::{DecodeLedger, DecodeSlot, Kin, common_blocks, place_among};
+pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, place_among};
 pub(crate) use length::LengthEstimator;
 pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};

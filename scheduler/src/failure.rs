@@ -20,13 +20,13 @@ impl Conductor {
         let mut entry = self.requests.remove(id).expect("looked up above");
         if foreign {
             // Its own router places it again, and says so.
-            self.let_go(&entry, effects);
+            self.release_legs(&entry, effects);
             return;
         }
         entry.excluded = entry.decode;
         if stage == Stage::Prefilling {
             // The decode side failed while layers were still being computed: start over.
-            self.let_go(&entry, effects);
+            self.release_legs(&entry, effects);
             entry.retries += 1;
             self.retry(entry, FailStage::HandoffFailed, effects);
             return;
@@ -78,7 +78,7 @@ impl Conductor {
     /// Releases everything and places the request again, away from `at` if there is a choice.
     fn start_over(&mut self, id: RequestId, at: InstanceId, stage: FailStage, effects: &mut Vec<Effect>) {
         let mut entry = self.requests.remove(id).expect("looked up by the caller");
-        self.let_go(&entry, effects);
+        self.release_legs(&entry, effects);
         if entry.foreign {
             // Its own router places it again, and says so.
             return;
@@ -111,7 +111,7 @@ impl Conductor {
             .collect();
         for request in touched {
             let mut entry = self.requests.remove(request).expect("one retry ends no other request");
-            self.let_go(&entry, effects);
+            self.release_legs(&entry, effects);
             if entry.foreign {
                 continue;
             }

@@ -203,7 +203,7 @@ impl PrefixIndex {
                 self.arena.hashes(run.blocks()).iter().map(|h| BlockHash(*h)).collect();
             for holder in run.holders.as_slice() {
                 let tiers = Tier::LOCAL.into_iter().filter(|tier| holder.is_in(*tier));
-                tiers.for_each(|tier| piece(run.told_parent(), &hashes, holder.instance(), tier));
+                tiers.for_each(|tier| piece(run.known_parent(), &hashes, holder.instance(), tier));
             }
         }
     }

@@ -94,7 +94,7 @@ impl Conductor {
         };
         let entry = self.requests.remove(id).expect("looked up above");
         assert!(entry.stage == Stage::HandingOff, "request {id} is refused at a decode that has begun");
-        self.let_go(&entry, effects);
+        self.release_legs(&entry, effects);
         self.stats.count_rejection(reason);
         self.stats.wasted_prefill_tokens += entry.new_tokens;
         effects.push(Effect::Reject(Rejection {
@@ -178,7 +178,7 @@ impl Conductor {
         let entry = self.requests.remove(id).expect("looked up above");
         if foreign {
             // The local stage says little about another router's request: its router reports loads, not every step.
-            self.let_go(&entry, effects);
+            self.release_legs(&entry, effects);
             return;
         }
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
@@ -203,7 +203,7 @@ impl Conductor {
             left == usize::from(entry.stage == Stage::Unplaced),
             "request {id} was {left} times in the router's queue"
         );
-        self.let_go(&entry, effects);
+        self.release_legs(&entry, effects);
         self.stats.cancelled += u64::from(!entry.foreign);
     }
 
@@ -214,7 +214,7 @@ impl Conductor {
     }
 
     /// Releases everything that an entry holds on both legs, whatever its stage (I13). The entry is no longer live.
-    pub(crate) fn let_go(&mut self, entry: &Entry, effects: &mut Vec<Effect>) {
+    pub(crate) fn release_legs(&mut self, entry: &Entry, effects: &mut Vec<Effect>) {
         let id = entry.request.id;
         assert!(!self.requests.contains(id), "request {id} gives back what it goes on with");
         let now_us = self.now_us;

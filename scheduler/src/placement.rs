@@ -102,7 +102,7 @@ pub(crate) struct Plan {
     pub load_us: u64,
     pub work_us: u64,
     /// Whether the decodes there leave no room for the prefill, or it would slow them beyond their objective.
-    pub harms: bool,
+    pub breaks_decodes: bool,
     pub fetch: Option<FetchPlan>,
 }
 
@@ -154,8 +154,8 @@ impl From<&Candidate> for PlannedPrefill {
     fn from(candidate: &Candidate) -> Self {
         let Candidate { instance, plan, new, .. } = candidate;
         // Beside decodes that leave no time for it, it is they that it waits for.
-        let work_us = if plan.harms { 0 } else { plan.work_us };
-        let takes_us = if plan.harms { 0 } else { plan.load_us.saturating_add(plan.work_us) };
+        let work_us = if plan.breaks_decodes { 0 } else { plan.work_us };
+        let takes_us = if plan.breaks_decodes { 0 } else { plan.load_us.saturating_add(plan.work_us) };
         Self { instance: *instance, work_us, takes_us, due_us: new.deadline_us }
     }
 }

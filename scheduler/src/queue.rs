@@ -127,7 +127,7 @@ impl PrefillLedger {
     }
 
     /// Ends the hold of a request.
-    pub(crate) fn let_go(&mut self, request: RequestId) {
+    pub(crate) fn end_hold(&mut self, request: RequestId) {
         let waiting = self.waiting.iter_mut().find(|w| w.request == request);
         waiting.expect("who is let go waits here").held_until_us = 0;
     }

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};
 
 use crate::conductor::Conductor;
-use crate::estimate::Kin;
+use crate::estimate::ChainPosition;
 use crate::fleet::Instance;
 use crate::placement::Placement;
 use crate::request::{Entry, Stage};
@@ -60,7 +60,7 @@ impl Conductor {
             return;
         }
         let mut entry = self.requests.remove(id).expect("looked up above");
-        self.let_go(&entry, effects);
+        self.release_legs(&entry, effects);
         if entry.foreign {
             // Its own router places it again, and says so.
             return;
@@ -90,13 +90,14 @@ impl Conductor {
     fn has_room(&self, instance: &Instance, entry: &Entry, at_us: u64) -> bool {
         let need = self.decode_need(&entry.request, at_us);
         let (when, capacity_tokens) = ((self.now_us, at_us), instance.spec.capacity_tokens);
-        let roomy = |kin| instance.decode.has_room(when, need.tokens, capacity_tokens, kin);
-        roomy(Kin::default()) || roomy(self.kin(&instance.decode, need.chain))
+        let roomy =
+            |chain_position| instance.decode.has_room(when, need.tokens, capacity_tokens, chain_position);
+        roomy(ChainPosition::default()) || roomy(self.chain_position(&instance.decode, need.chain))
     }
 
     /// Room became free: ends the holds of requests that fit, the oldest first. None overtakes a preempted request,
     /// which would otherwise wait for as long as there are smaller ones.
-    pub(crate) fn let_held_go(&mut self) {
+    pub(crate) fn retry_held(&mut self) {
         if !core::mem::take(&mut self.room_came) {
             return;
         }
@@ -119,7 +120,7 @@ impl Conductor {
             let at_us = self.now_us + entry.work_us;
             self.reserve_decode(&mut entry, decode, at_us);
             self.requests.insert(entry);
-            self.fleet.known_mut(prefill).prefill.let_go(id);
+            self.fleet.known_mut(prefill).prefill.end_hold(id);
             self.timers.set(prefill, self.now_us);
         }
     }

@@ -72,7 +72,7 @@ impl Conductor {
     fn in_the_way_on(&self, id: InstanceId, request: &Request, deadline_us: u64) -> Option<Vec<RequestId>> {
         let instance = self.fleet.known(id);
         let candidate = self.candidate(instance, request, deadline_us);
-        if candidate.plan.harms {
+        if candidate.plan.breaks_decodes {
             return None;
         }
         let mut leave =

@@ -202,29 +202,29 @@ fn spec(id: u32, role: Role) -> InstanceSpec {
 }
 
 /// A cluster whose engines finish whatever they are sent, in order, a fixed time later.
-struct Puppet {
+struct ScriptedCluster {
     conductor: Conductor,
     now_us: u64,
     effects: Vec<Effect>,
     log: Vec<String>,
 }
 
-impl Puppet {
+impl ScriptedCluster {
     fn new(policy: PolicyName, admission: AdmissionMode) -> Self {
         let config = SchedulerConfig { policy, admission, ..SchedulerConfig::default() };
-        let mut puppet = Self {
+        let mut cluster = Self {
             conductor: Conductor::new(config).expect("a valid config"),
             now_us: 0,
             effects: vec![],
             log: vec![],
         };
         for id in 0..4 {
-            puppet.tell(Input::InstanceJoined(spec(id, if id < 2 { Role::Prefill } else { Role::Decode })));
+            cluster.feed(Input::InstanceJoined(spec(id, if id < 2 { Role::Prefill } else { Role::Decode })));
         }
-        puppet
+        cluster
     }
 
-    fn tell(&mut self, input: Input) {
+    fn feed(&mut self, input: Input) {
         self.conductor.step(self.now_us, input, &mut self.effects);
         assert_eq!(self.conductor.check(), Ok(()));
     }
@@ -237,31 +237,31 @@ impl Puppet {
             match effect {
                 Effect::StartPrefill { request, fetch, instance, decode, .. } => {
                     if fetch.is_some() {
-                        self.tell(Input::FetchFinished { request, ok: true });
+                        self.feed(Input::FetchFinished { request, ok: true });
                     }
-                    self.tell(Input::PrefillFinished { request, compute_us: 900, cached_tokens: 0 });
+                    self.feed(Input::PrefillFinished { request, compute_us: 900, cached_tokens: 0 });
                     if instance != decode {
-                        self.tell(Input::HandoffFinished { request });
+                        self.feed(Input::HandoffFinished { request });
                     }
                 }
                 Effect::StartDecode { request, .. } => {
-                    self.tell(Input::DecodeFinished { request, output_tokens: 9 })
+                    self.feed(Input::DecodeFinished { request, output_tokens: 9 })
                 }
-                Effect::Replicate { to, .. } => self.tell(Input::ReplicateFinished { to }),
+                Effect::Replicate { to, .. } => self.feed(Input::ReplicateFinished { to }),
                 _ => {}
             }
             if self.effects.is_empty()
                 && let Some(at_us) = self.conductor.next_deadline()
             {
                 self.now_us = self.now_us.max(at_us);
-                self.tell(Input::TimerFired);
+                self.feed(Input::TimerFired);
             }
         }
     }
 }
 
 /// Requests over a few shared prefixes, drawn from a seed.
-fn talk(puppet: &mut Puppet, seed: u64, requests: u64) {
+fn talk(cluster: &mut ScriptedCluster, seed: u64, requests: u64) {
     let mut rng = Rng::new(seed);
     for id in 0..requests {
         let blocks = chain(rng.below(6), 3 + rng.below(20));
@@ -269,20 +269,20 @@ fn talk(puppet: &mut Puppet, seed: u64, requests: u64) {
         if rng.chance_permille(300) {
             let change = CacheChange::Stored { parent: None, hashes: blocks.clone(), tier: Tier::Hbm };
             let instance = InstanceId(u32::try_from(rng.below(4)).expect("small"));
-            puppet.tell(Input::Cache(CacheEvent { instance, epoch: Epoch(1), change }));
+            cluster.feed(Input::Cache(CacheEvent { instance, epoch: Epoch(1), change }));
         }
-        puppet.now_us += rng.below(30_000);
-        puppet.tell(Input::RequestArrived(Request {
+        cluster.now_us += rng.below(30_000);
+        cluster.feed(Input::RequestArrived(Request {
             id: RequestId(id),
             prompt_tokens,
             chain: blocks,
             ..Request::default()
         }));
         if rng.chance_permille(500) {
-            puppet.obey();
+            cluster.obey();
         }
     }
-    puppet.obey();
+    cluster.obey();
 }
 
 #[test]
@@ -290,16 +290,16 @@ fn under_every_policy_and_mode_everybody_is_answered_and_nothing_is_left() {
     use AdmissionMode::{AtDecode, Early, EarlyPredict, None, Slo};
     for policy in PolicyName::ALL {
         for mode in [None, AtDecode, Early, EarlyPredict, Slo] {
-            let mut puppet = Puppet::new(policy, mode);
-            talk(&mut puppet, 11, 60);
-            let stats = puppet.conductor.stats();
+            let mut cluster = ScriptedCluster::new(policy, mode);
+            talk(&mut cluster, 11, 60);
+            let stats = cluster.conductor.stats();
             assert_eq!(stats.arrived, 60);
             assert_eq!(
                 stats.finished + stats.rejected_total() + stats.failed,
                 60,
                 "{policy:?} {mode:?}: {stats:?}"
             );
-            let snapshot = puppet.conductor.snapshot();
+            let snapshot = cluster.conductor.snapshot();
             assert_eq!(snapshot.requests, 0, "{policy:?} {mode:?}");
             let idle = |i: &baton_scheduler::InstanceLoad| {
                 i.backlog_us + u64::from(i.decodes) + i.reserved_tokens == 0
@@ -313,9 +313,9 @@ fn under_every_policy_and_mode_everybody_is_answered_and_nothing_is_left() {
 fn the_same_talk_gives_the_same_orders_to_the_letter() {
     for policy in PolicyName::ALL {
         let log = |seed| {
-            let mut puppet = Puppet::new(policy, AdmissionMode::Auto);
-            talk(&mut puppet, seed, 40);
-            puppet.log
+            let mut cluster = ScriptedCluster::new(policy, AdmissionMode::Auto);
+            talk(&mut cluster, seed, 40);
+            cluster.log
         };
         assert_eq!(log(5), log(5), "{policy:?}");
         assert_ne!(log(5), log(6), "{policy:?}");

@@ -26,7 +26,7 @@ pub enum Event {
     /// The next deadline of a conductor's pairs.
     Pairs(u32),
     /// News about a cache reach a conductor.
-    News(u32),
+    DelayedDue(u32),
     /// A fault of the plan strikes.
     Fault(u32),
     /// Time to sample loads.

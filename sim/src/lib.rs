@@ -21,4 +21,4 @@ mod world;
 pub use metrics::RunResult;
 pub use setup::{Clients, Handoff, Pool, Setup};
 pub use workload::{TraceWorkload, Workload};
-pub use world::{News, Step, World};
+pub use world::{ConductorInput, Step, World};

@@ -7,6 +7,7 @@
 
 mod audit;
 mod decode;
+mod delayed;
 mod flights;
 mod inbox;
 mod legs;
@@ -16,7 +17,6 @@ mod prefill;
 mod requests;
 mod resume;
 mod sample;
-mod tell;
 mod trouble;
 
 use std::collections::VecDeque;
@@ -37,12 +37,12 @@ use crate::oracle::Oracle;
 use crate::setup::Setup;
 use crate::workload::{Arrival, Workload};
 
+use delayed::DelayQueue;
 use flights::Purpose;
-use inbox::Letter;
-pub use inbox::{News, Step};
+use inbox::RoutedInput;
+pub use inbox::{ConductorInput, Step};
 use node::Node;
 use requests::LiveRequest;
-use tell::DelayQueue;
 
 /// A run in progress.
 pub struct World {
@@ -57,7 +57,7 @@ pub struct World {
     pub(crate) conductors: Vec<Conductor>,
     pub(crate) conductor_wakes: Vec<u64>,
     pub(crate) pair_wakes: Vec<u64>,
-    pub(crate) news: Vec<DelayQueue>,
+    pub(crate) delayed: Vec<DelayQueue>,
     pub(crate) network: Network,
     pub(crate) network_wake_us: u64,
     pub(crate) flights: HashMap<u64, Purpose>,
@@ -73,7 +73,7 @@ pub struct World {
     pub(crate) pairs: Vec<Pairs>,
     pub(crate) faults: Vec<(u64, Fault)>,
     pub(crate) rng: Rng,
-    pub(crate) news_rng: Rng,
+    pub(crate) report_rng: Rng,
     pub(crate) metrics: Collector,
     pub(crate) oracle: Oracle,
     /// Nodes whose engine must plan before time goes on.
@@ -81,7 +81,7 @@ pub struct World {
     /// Nodes that may be able to admit a waiting request.
     pub(crate) admittable: VecDeque<u32>,
     /// Inputs that the conductors have not received yet.
-    pub(crate) inbox: VecDeque<Letter>,
+    pub(crate) inbox: VecDeque<RoutedInput>,
     /// Prefills whose first pass was planned just now.
     starting: Vec<u32>,
     /// Scratch, reused.
@@ -141,7 +141,7 @@ impl World {
             in_flight: 0,
             arrivals: 0,
             rng: Rng::fork(setup.seed, 3),
-            news_rng: Rng::fork(setup.faults.seed, 4),
+            report_rng: Rng::fork(setup.faults.seed, 4),
             metrics: Collector::new(&setup, workload.as_ref()),
             oracle: Oracle::new(setup.audit_every),
             dirty: Vec::new(),
@@ -158,7 +158,7 @@ impl World {
             conductor_wakes: vec![u64::MAX; routers],
             pair_wakes: vec![u64::MAX; routers],
             pairs: vec![Pairs::new(limits); routers],
-            news: (0..routers).map(|_| DelayQueue::default()).collect(),
+            delayed: (0..routers).map(|_| DelayQueue::default()).collect(),
             nodes,
             conductors,
             workload,
@@ -170,7 +170,7 @@ impl World {
     fn start(&mut self) {
         for at in 0..self.nodes.len() {
             let spec = self.nodes[at].spec.clone();
-            self.tell_all(&baton_scheduler::Input::InstanceJoined(spec));
+            self.send_to_all(&baton_scheduler::Input::InstanceJoined(spec));
         }
         self.deliver();
         for (at, (when_us, _)) in self.faults.iter().enumerate() {
@@ -263,13 +263,13 @@ impl World {
             }
             Event::Conductor(router) => {
                 self.conductor_wakes[router as usize] = u64::MAX;
-                self.tell(router, News::Fact(baton_scheduler::Input::TimerFired));
+                self.send(router, ConductorInput::Fact(baton_scheduler::Input::TimerFired));
             }
             Event::Pairs(router) => {
                 self.pair_wakes[router as usize] = u64::MAX;
-                self.tell(router, News::Woken);
+                self.send(router, ConductorInput::Woken);
             }
-            Event::News(router) => self.deliver_news(router),
+            Event::DelayedDue(router) => self.deliver_delayed(router),
             Event::Fault(at) => self.strike(at),
             Event::Sample => self.sample(),
         }
@@ -397,7 +397,7 @@ impl World {
     /// The measurements of the run.
     #[must_use]
     pub fn into_metrics(mut self) -> crate::metrics::Collector {
-        self.close_books();
+        self.finish_samples();
         self.metrics
     }
 }

@@ -186,7 +186,7 @@ fn serve(
         let bound = TcpListener::bind(listen).await.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
             bound.map_err(|e| format!("bench: listen on {listen}: {e}; give another --listen"))?;
-        out::say(&format!("listening on http://{address}\n"))?;
+        out::print(&format!("listening on http://{address}\n"))?;
         let stdin_ended = async {
             if !end.until_stdin_ends {
                 return std::future::pending().await;
@@ -343,7 +343,7 @@ fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
         let us = us.map_or_else(|| "–".into(), |us| format!("{us:.2} µs"));
         text.push_str(&format!("processor time by event of a stream, {side}: {us}\n"));
     }
-    out::say(&text)?;
+    out::print(&text)?;
     if let Some(path) = &args.json {
         let by_event: Vec<_> =
             by_event.iter().map(|(side, us)| json!({ "side": side, "cpu_us_per_event": us })).collect();

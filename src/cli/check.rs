@@ -49,7 +49,7 @@ pub struct CheckArgs {
 /// When standard output is closed. A fault that a check finds is no error: it is printed, and sets the exit status.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     let report = super::runtime(Some(1))?.block_on(examine(args));
-    out::say(&if args.json { report.json() } else { report.table() })?;
+    out::print(&if args.json { report.json() } else { report.table() })?;
     Ok(if report.good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -67,7 +67,7 @@ async fn examine(args: &CheckArgs) -> Report {
     report.good_at(&subject, "valid");
     place::ports(&config, &mut report).await;
     place::tls(&config.service, &mut report);
-    place::strangers(&config.service, &mut report);
+    place::control_guard(&config.service, &mut report);
     place::folders(&config, &mut report);
     engines(args, &config, &mut report).await;
     report

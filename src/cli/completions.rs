@@ -35,7 +35,7 @@ pub struct ManArgs {
 /// # Errors
 /// When nobody can be printed to.
 pub fn completions(args: &CompletionsArgs) -> Result<ExitCode, String> {
-    out::say(&script(args.shell)?)?;
+    out::print(&script(args.shell)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -45,7 +45,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<ExitCode, String> {
 /// Names the folder that cannot be written.
 pub fn man(args: &ManArgs) -> Result<ExitCode, String> {
     match &args.out {
-        None => out::say(&page()?)?,
+        None => out::print(&page()?)?,
         Some(folder) => write(folder)?,
     }
     Ok(ExitCode::SUCCESS)

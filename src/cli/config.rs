@@ -60,18 +60,18 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
         Action::Check { file } => {
             let config = config::load(file)?;
             let setup = cluster::setup(&config, config.scheduler.seed)?;
-            out::say(&format!("{}: valid, {} instances\n", file.display(), setup.instances()))?;
+            out::print(&format!("{}: valid, {} instances\n", file.display(), setup.instances()))?;
         }
         Action::Explain { file } => {
             let config = file.as_ref().map_or_else(|| Ok(Config::default()), |f| config::load(f))?;
             let own = file.as_ref().map_or_else(|| Ok(toml::Table::new()), |f| keys_of(f))?;
-            out::say(&explain(&config, &own.into())?)?;
+            out::print(&explain(&config, &own.into())?)?;
         }
         Action::Diff { old, new } => return diff(&config::load(old)?, &config::load(new)?),
-        Action::Push { file, etcd } => out::say(&push(file, etcd)?)?,
-        Action::Rollback { etcd } => out::say(&rollback(etcd)?)?,
-        Action::Reference => out::say(&super::reference::page()?)?,
-        Action::Schema => out::say(&super::schema::text()?)?,
+        Action::Push { file, etcd } => out::print(&push(file, etcd)?)?,
+        Action::Rollback { etcd } => out::print(&rollback(etcd)?)?,
+        Action::Reference => out::print(&super::reference::page()?)?,
+        Action::Schema => out::print(&super::schema::text()?)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -179,7 +179,7 @@ fn given(own: &toml::Value, at: &[Step], key: &str) -> bool {
 fn diff(old: &Config, new: &Config) -> Result<ExitCode, String> {
     let lines = policy::changes(old, new);
     let text: String = lines.iter().map(|change| format!("{change}\n")).collect();
-    out::say(if text.is_empty() { "nothing changes\n" } else { &text })?;
+    out::print(if text.is_empty() { "nothing changes\n" } else { &text })?;
     match policy::can_reload(old, new) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(why) => Err(format!("reload: {why}")),

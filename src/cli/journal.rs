@@ -18,7 +18,7 @@ pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode, String> {
         let text = serde_json::to_string_pretty(&found).map_err(|e| failed(&e))?;
         out::save(json, &text)?;
     }
-    out::say(&table(&found))?;
+    out::print(&table(&found))?;
     Ok(ExitCode::SUCCESS)
 }
 

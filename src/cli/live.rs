@@ -125,7 +125,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
         runs.push(replay::simulate(job, args, &trace, &ProgressBar::hidden())?.figures);
     }
     let summary = LiveSummary::new(&paced, identity);
-    tell(args, &config, &LiveReport { runs, paced: &paced, summary })
+    print_report(args, &config, &LiveReport { runs, paced: &paced, summary })
 }
 
 /// The first rows of a trace: as much of it as was sent.
@@ -151,11 +151,11 @@ async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
                 .ok_or("live: the endpoint lists no model; wait until it is ready, or give --model")?,
         ),
     };
-    let told = card.as_ref().and_then(|c| c.vocab_tokens);
+    let card_vocab = card.as_ref().and_then(|c| c.vocab_tokens);
     let vocabulary = match &args.tokenizer {
         Some(folder) => Vocabulary::words(&tokenization_in(folder)?)?,
         None if args.text => Vocabulary::letters(),
-        None => Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?,
+        None => Vocabulary::new(args.vocab.or(card_vocab).unwrap_or(BYTES))?,
     };
     let max_model_tokens = card.as_ref().and_then(|c| c.max_model_tokens);
     let model = args.model.clone().or(card.map(|c| c.name)).expect("a model was given or listed");
@@ -245,47 +245,48 @@ struct LiveReport<'a> {
     summary: LiveSummary,
 }
 
-fn tell(args: &ReplayArgs, config: &Config, told: &LiveReport<'_>) -> Result<ExitCode, String> {
-    let compared = told.runs.get(1).map(|predicted| compare(predicted, &told.runs[0])).unwrap_or_default();
-    let document = json!({ "runs": told.runs, "live": told.summary, "compare": compared });
+fn print_report(args: &ReplayArgs, config: &Config, report: &LiveReport<'_>) -> Result<ExitCode, String> {
+    let compared =
+        report.runs.get(1).map(|predicted| compare(predicted, &report.runs[0])).unwrap_or_default();
+    let document = json!({ "runs": report.runs, "live": report.summary, "compare": compared });
     let document = serde_json::to_string_pretty(&document).map_err(|e| format!("live: report: {e}"))?;
     if args.live.format == Format::Json {
-        out::say(&format!("{document}\n"))?;
+        out::print(&format!("{document}\n"))?;
     } else {
-        out::say(&format!("{}\n{}\n", table::report(&told.runs), told.summary.text()))?;
+        out::print(&format!("{}\n{}\n", table::report(&report.runs), report.summary.text()))?;
         if !compared.is_empty() {
-            out::say(&format!("{}\n", side_by_side(&compared)))?;
+            out::print(&format!("{}\n", side_by_side(&compared)))?;
         }
     }
-    if told.summary.late && args.live.format == Format::Json {
+    if report.summary.late && args.live.format == Format::Json {
         note!("warning: requests went out late; see lag_ms");
     }
-    write_files(args, config, told, &document)?;
-    let run = &told.runs[0];
-    if run.requests > 0 && run.failed == run.requests && !told.paced.interrupted {
+    write_files(args, config, report, &document)?;
+    let run = &report.runs[0];
+    if run.requests > 0 && run.failed == run.requests && !report.paced.interrupted {
         return Err("live: every request failed; see the errors of the report, and the server's log".into());
     }
-    replay::judge(&args.require, &told.runs[..1])
+    replay::judge(&args.require, &report.runs[..1])
 }
 
 fn write_files(
     args: &ReplayArgs,
     config: &Config,
-    told: &LiveReport<'_>,
+    report: &LiveReport<'_>,
     document: &str,
 ) -> Result<(), String> {
     if let Some(path) = &args.json {
         out::save(path, document)?;
     }
     if let Some(path) = &args.requests {
-        let outcomes: Vec<Outcome> = told.paced.sent.iter().map(|s| s.outcome).collect();
-        out::save(path, &replay::request_lines(&[(&told.runs[0], &outcomes)])?)?;
+        let outcomes: Vec<Outcome> = report.paced.sent.iter().map(|s| s.outcome).collect();
+        out::save(path, &replay::request_lines(&[(&report.runs[0], &outcomes)])?)?;
     }
     if let Some(path) = &args.html {
         let mut facts = replay::facts(args, config);
-        facts.push(("endpoint".into(), told.summary.url.clone()));
-        facts.push(("client".into(), told.summary.text().replace('\n', " · ")));
-        out::save(path, &baton_sim::report::html("Live replay", &facts, &told.runs))?;
+        facts.push(("endpoint".into(), report.summary.url.clone()));
+        facts.push(("client".into(), report.summary.text().replace('\n', " · ")));
+        out::save(path, &baton_sim::report::html("Live replay", &facts, &report.runs))?;
     }
     for path in [&args.json, &args.requests, &args.html].into_iter().flatten() {
         note!("written: {}", path.display());

@@ -123,7 +123,7 @@ pub fn run(args: MooncakeArgs) -> Result<ExitCode, String> {
             Command::Exists(args) => Ok(exists(&args).await),
             Command::Remove(args) => {
                 let objects = objects(&args.at).await?;
-                objects.remove(&args.at.key, args.force).await.map_err(told)?;
+                objects.remove(&args.at.key, args.force).await.map_err(error_text)?;
                 Ok(ExitCode::SUCCESS)
             }
         }
@@ -150,14 +150,14 @@ async fn node(args: NodeArgs) -> Result<ExitCode, String> {
     let stop = crate::shutdown::on_signal()?;
     let (host, port) = listen(&args.listen)?;
     let settings = NodeSettings { port, ..NodeSettings::new(&args.master, host, args.segment_bytes) };
-    let node = StorageNode::start(settings).await.map_err(told)?;
+    let node = StorageNode::start(settings).await.map_err(error_text)?;
     announce!(
         "baton: segment {} of {} bytes is mounted in the Mooncake {RELEASE} master at {}; Ctrl-C takes it back",
         node.segment().name,
         node.segment().bytes,
         args.master
     );
-    node.run(stop).await.map_err(told)?;
+    node.run(stop).await.map_err(error_text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -170,7 +170,7 @@ async fn put(args: PutArgs) -> Result<ExitCode, String> {
         replicas: args.replicas,
         preferred_segment: args.segment.clone().unwrap_or_default(),
     };
-    objects(&args.at).await?.put(&args.at.key, &bytes, &placing).await.map_err(told)?;
+    objects(&args.at).await?.put(&args.at.key, &bytes, &placing).await.map_err(error_text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -182,7 +182,7 @@ fn whole(from: impl std::io::Read) -> std::io::Result<Vec<u8>> {
 }
 
 async fn get(args: GetArgs) -> Result<ExitCode, String> {
-    let bytes = objects(&args.at).await?.get(&args.at.key).await.map_err(told)?;
+    let bytes = objects(&args.at).await?.get(&args.at.key).await.map_err(error_text)?;
     match &args.file {
         Some(file) => std::fs::write(file, bytes).map_err(|e| named(file, &e))?,
         None => {
@@ -194,7 +194,7 @@ async fn get(args: GetArgs) -> Result<ExitCode, String> {
 }
 
 async fn exists(args: &KeyArgs) -> ExitCode {
-    let asked = async { objects(args).await?.exists(&args.key).await.map_err(told) };
+    let asked = async { objects(args).await?.exists(&args.key).await.map_err(error_text) };
     match asked.await {
         Ok(there) => ExitCode::from(u8::from(!there)),
         Err(message) => {
@@ -209,7 +209,7 @@ async fn objects(at: &KeyArgs) -> Result<Objects, String> {
         .metadata
         .as_ref()
         .map_or(Way::Handshake, |url| Way::Metadata { url: url.clone(), cluster: String::new() });
-    Objects::connect(ObjectsSettings { way, ..ObjectsSettings::new(&at.master) }).await.map_err(told)
+    Objects::connect(ObjectsSettings { way, ..ObjectsSettings::new(&at.master) }).await.map_err(error_text)
 }
 
 /// HOST or HOST:PORT.
@@ -223,6 +223,6 @@ fn named(file: &Path, e: &std::io::Error) -> String {
     format!("{}: {e}", file.display())
 }
 
-fn told(e: baton_mooncake::MooncakeError) -> String {
+fn error_text(e: baton_mooncake::MooncakeError) -> String {
     e.to_string()
 }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
 /// Prints to standard output. A reader that left early is no error: the rest is not wanted.
-pub fn say(text: &str) -> Result<(), String> {
+pub fn print(text: &str) -> Result<(), String> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(format!("output: {error}; check where standard output goes"))
@@ -34,7 +34,7 @@ pub fn has_folder(path: &Path) -> Result<(), String> {
 /// of it, and a link stays: the file behind it is replaced. A pipe or device is written to and stays what it is.
 pub fn save(path: &Path, text: &str) -> Result<(), String> {
     if path == Path::new("-") {
-        return say(text);
+        return print(text);
     }
     write_whole(path, text).map_err(|error| {
         let remedy = match error.kind() {

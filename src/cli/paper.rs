@@ -52,7 +52,7 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
     }
     let sections = paper::run(&traces, &|| bar.inc(1))?;
     bar.finish_and_clear();
-    out::say(&terminal(&sections))?;
+    out::print(&terminal(&sections))?;
     let source = if real && also_real {
         "the published conversation and synthetic traces"
     } else {

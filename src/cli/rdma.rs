@@ -69,7 +69,7 @@ pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
             _ => doctor(args),
         },
         Action::Topology { check: None, sysfs } => {
-            out::say(&format!("{}\n", Topology::discover(sysfs).to_json()))?;
+            out::print(&format!("{}\n", Topology::discover(sysfs).to_json()))?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Topology { check: Some(file), sysfs } => {
@@ -77,7 +77,7 @@ pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
             let text = std::fs::read_to_string(file).map_err(|e| failed(e.to_string()))?;
             let names: Vec<String> = Machine::scan(sysfs).nics.into_iter().map(|nic| nic.name).collect();
             Topology::parse(&text).and_then(|topology| topology.check(&names)).map_err(failed)?;
-            out::say(&format!("{}: valid for this machine\n", file.display()))?;
+            out::print(&format!("{}: valid for this machine\n", file.display()))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -108,7 +108,7 @@ fn doctor(args: &DoctorArgs) -> Result<ExitCode, String> {
         true => document(&machine, &found, &topology, usable)?,
         false => report(&machine, &found, &topology, usable),
     };
-    out::say(&text)?;
+    out::print(&text)?;
     let broken = found.iter().any(|one| one.level == Level::Problem);
     Ok(if usable && !broken { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

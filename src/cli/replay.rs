@@ -209,9 +209,9 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
         done.truncate(asked);
     }
     let runs: Vec<RunResult> = done.iter().map(|done| done.figures.clone()).collect();
-    out::say(&format!("{}\n", table::report(&runs)))?;
+    out::print(&format!("{}\n", table::report(&runs)))?;
     if args.calibration {
-        out::say(&format!("{}\n", table::calibration(&runs)))?;
+        out::print(&format!("{}\n", table::calibration(&runs)))?;
     }
     write_files(&args, &config, &done, &runs)?;
     judge(&args.require, &runs)

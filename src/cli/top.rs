@@ -64,10 +64,10 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, String> {
         .map_err(|e| format!("runtime: {e}"))?;
     let done = if args.json {
         let text = runtime.block_on(client.status_text())?;
-        out::say(&format!("{}\n", text.trim_end()))
+        out::print(&format!("{}\n", text.trim_end()))
     } else if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         let text = runtime.block_on(crate::top::once(&client, args.interval))?;
-        out::say(&text)
+        out::print(&text)
     } else {
         crate::top::watch(&runtime, Watch { client, every: args.interval })
     };

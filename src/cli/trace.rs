@@ -85,7 +85,7 @@ impl Bar {
 }
 
 /// Says on standard error what was assumed.
-fn say(assumptions: &[String]) {
+fn print(assumptions: &[String]) {
     for assumption in assumptions {
         note!("assumed: {assumption}");
     }
@@ -119,7 +119,7 @@ fn run_lint(args: &LintArgs) -> Result<ExitCode, String> {
     if args.json {
         put_json(&report)?;
     } else {
-        say(&report.assumptions);
+        print(&report.assumptions);
         put(&show::lint_text(&report))?;
     }
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) })
@@ -134,7 +134,7 @@ fn run_stats(args: &StatsArgs) -> Result<(), String> {
     })?;
     let summary = summariser.unwrap_or_else(|| Summariser::new(reader.block_tokens(), &options)).finish();
     if !args.json {
-        say(&reader.assumptions());
+        print(&reader.assumptions());
         return put(&show::summary_text(&summary));
     }
     let mut json =
@@ -207,7 +207,7 @@ fn run_convert(args: &ConvertArgs) -> Result<(), String> {
         (reader.assumptions(), reader.block_tokens())
     };
     sink.finish()?;
-    say(&assumptions);
+    print(&assumptions);
     report(&args.target, rows, block_tokens);
     Ok(())
 }
@@ -226,7 +226,7 @@ fn run_scale(args: &ScaleArgs) -> Result<(), String> {
             changed.drain(..).try_for_each(|row| sink.write(&row))
         })?;
         if !scaler.end_round() {
-            say(&reader.assumptions());
+            print(&reader.assumptions());
             break;
         }
     }

@@ -26,18 +26,18 @@ const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The other end of a connection, and whether a node was attached over it.
 #[derive(Clone, Debug)]
-pub struct Comer {
+pub struct AttachPeer {
     address: SocketAddr,
     attached: Arc<AtomicBool>,
 }
 
-impl From<SocketAddr> for Comer {
+impl From<SocketAddr> for AttachPeer {
     fn from(address: SocketAddr) -> Self {
         Self { address, attached: Arc::default() }
     }
 }
 
-impl Comer {
+impl AttachPeer {
     /// Where it comes from.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
@@ -94,7 +94,7 @@ impl ControlService {
     }
 
     /// Counts and logs a node that was rejected.
-    fn refused(&self, status: Status, from: Option<&Comer>) -> Status {
+    fn refused(&self, status: Status, from: Option<&AttachPeer>) -> Status {
         if let Some(metrics) = &self.metrics {
             metrics.node_refused();
         }
@@ -119,7 +119,7 @@ impl ControlService {
     async fn welcome(
         self,
         mut incoming: Streaming<v1::FromNode>,
-        (opening, from): (Option<Opening>, Option<Comer>),
+        (opening, from): (Option<Opening>, Option<AttachPeer>),
     ) -> Result<ToNodeStream, Status> {
         let hello = self.hello(&mut incoming).await?;
         let proof = match opening {
@@ -165,8 +165,8 @@ impl v1::control_server::Control for ControlService {
         request: Request<Streaming<v1::FromNode>>,
     ) -> Result<Response<ToNodeStream>, Status> {
         self.lead.check()?;
-        let from = Comer::of(&request);
-        let asked = self.guard.asked(request.metadata());
+        let from = AttachPeer::of(&request);
+        let asked = self.guard.open_call(request.metadata());
         let opening = asked.map_err(|status| self.refused(status, from.as_ref()))?;
         let welcomed = self.clone().welcome(request.into_inner(), (opening, from));
         let Some(opening) = opening else { return Ok(Response::new(welcomed.await?)) };

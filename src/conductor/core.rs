@@ -95,11 +95,11 @@ impl Driver {
         &mut self,
         act: impl FnOnce(&mut Pairs, u64, &mut LiveCore<'_>, &mut Vec<Effect>) -> T,
     ) -> T {
-        self.pair_knowing(&Trouble::default(), act)
+        self.pair_with_cause(&Trouble::default(), act)
     }
 
     /// Like `pair`, where a description of a failure is available.
-    pub(super) fn pair_knowing<T>(
+    pub(super) fn pair_with_cause<T>(
         &mut self,
         trouble: &Trouble,
         act: impl FnOnce(&mut Pairs, u64, &mut LiveCore<'_>, &mut Vec<Effect>) -> T,

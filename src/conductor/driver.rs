@@ -234,7 +234,7 @@ impl Driver {
         match message {
             Message::Submit { request, submission, events } => self.submit(request, *submission, events),
             Message::Cancel(request) => {
-                self.tell_usage(request);
+                self.send_usage(request);
                 self.cancel(request, "client_left");
             }
             Message::Joined { hello, orders, reply } => {
@@ -244,13 +244,13 @@ impl Driver {
                 }
             }
             Message::Facts { instance, epoch, facts } if self.fleet.is_current(instance, epoch) => {
-                self.heard(instance);
+                self.note_contact(instance);
                 facts.into_iter().for_each(|fact| self.fact(instance, epoch, fact));
             }
             Message::Beat { instance, epoch, load } if self.fleet.is_current(instance, epoch) => {
-                self.heard(instance);
+                self.note_contact(instance);
                 if let Some(node) = self.fleet.get_mut(instance) {
-                    self.metrics.heard(&node.name, &load);
+                    self.metrics.node_load(&node.name, &load);
                     node.load = *load;
                 }
             }
@@ -261,10 +261,10 @@ impl Driver {
         }
     }
 
-    fn heard(&mut self, instance: InstanceId) {
+    fn note_contact(&mut self, instance: InstanceId) {
         let now_us = self.now_us;
         if let Some(node) = self.fleet.get_mut(instance) {
-            node.heard_us = now_us;
+            node.last_contact_us = now_us;
         }
     }
 
@@ -276,7 +276,7 @@ impl Driver {
         let class = match self.may_submit(&submission).and_then(|()| named.map_err(unknown_class)) {
             Ok(class) => class,
             Err(refusal) => {
-                self.metrics.turned_away(&refusal.reason);
+                self.metrics.refused_early(&refusal.reason);
                 self.count_turned_away(request, class);
                 let _ = events.try_send(Event::Refused(refusal));
                 return;
@@ -297,7 +297,7 @@ impl Driver {
         self.metrics.arrived();
         let arrival = Arrival { request, class, time_limit_us, asked_tokens };
         self.pair(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
-        self.tell_shadow();
+        self.count_shadow();
     }
 
     /// Whether a submission may go before the core.
@@ -314,7 +314,7 @@ impl Driver {
         Ok(())
     }
 
-    fn tell_shadow(&self) {
+    fn count_shadow(&self) {
         for (mode, refused, judged) in &self.core.stats().shadow {
             self.metrics.shadow(mode.name(), (*refused, *judged));
         }
@@ -324,7 +324,7 @@ impl Driver {
     pub(super) fn try_parked(&mut self) {
         if self.pairs.parked() > 0 {
             self.pair(|pairs, now_us, core, effects| pairs.try_parked(now_us, core, effects));
-            self.tell_shadow();
+            self.count_shadow();
         }
     }
 
@@ -350,7 +350,7 @@ impl Driver {
             first_token_us: None,
             last_token_us: self.now_us,
             moves: 0,
-            prompt_told: false,
+            prompt_logprobs_sent: false,
             cause: None,
             outcome: CaptureOutcome::Cancelled,
             gaps: GapTally::new(submission.sampling.max_tokens),
@@ -373,7 +373,7 @@ impl Driver {
         let decision = told.and_then(|decision| in_words(decision, &names));
         self.decisions.remember(request, &session.submission.request_id);
         self.metrics.admitted();
-        if !session.tell(Event::Admitted { decision }) {
+        if !session.send(Event::Admitted { decision }) {
             self.cancel(request, "client_left");
         }
     }

@@ -18,7 +18,7 @@ impl Driver {
     }
 
     /// A front door that has all it wants of an answer may still listen for what it took.
-    pub(super) fn tell_usage(&mut self, request: RequestId) {
+    pub(super) fn send_usage(&mut self, request: RequestId) {
         let Some((session, pair)) = self.sessions.get_mut(&request).zip(self.pairs.get(request)) else {
             return;
         };

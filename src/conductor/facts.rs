@@ -61,16 +61,16 @@ impl Driver {
         }
         let Some(node) = self.fleet.remove(instance, self.now_us) else { return };
         let why = loss.why();
-        self.tell_of_loss((&node.name, instance, epoch), loss);
+        self.log_loss((&node.name, instance, epoch), loss);
         let trouble = Trouble { cause: format!("{} was lost: {why}", node.name), failure: "node_lost" };
         let died = matches!(loss, Loss::Died(_));
-        self.pair_knowing(&trouble, |pairs, now_us, live, effects| {
+        self.pair_with_cause(&trouble, |pairs, now_us, live, effects| {
             pairs.lost(now_us, (instance, epoch, died), live, effects);
         });
         self.look_after_canary();
     }
 
-    fn tell_of_loss(&self, (node, instance, epoch): (&str, InstanceId, Epoch), loss: &Loss) {
+    fn log_loss(&self, (node, instance, epoch): (&str, InstanceId, Epoch), loss: &Loss) {
         let (instance, epoch, why) = (instance.0, epoch.0, loss.why());
         self.metrics.node_lost();
         match loss {
@@ -81,9 +81,9 @@ impl Driver {
         }
     }
 
-    pub(super) fn fact(&mut self, instance: InstanceId, epoch: Epoch, told: v1::Fact) {
-        let Some(fact) = told.fact else { return };
-        let request = RequestId(told.request);
+    pub(super) fn fact(&mut self, instance: InstanceId, epoch: Epoch, reported: v1::Fact) {
+        let Some(fact) = reported.fact else { return };
+        let request = RequestId(reported.request);
         match fact {
             v1::fact::Fact::Cache(change) => {
                 let Some(change) = change.read() else { return self.metrics.stale_message() };
@@ -93,11 +93,11 @@ impl Driver {
             v1::fact::Fact::Abandoned(loan) => return self.abandoned(request, instance, loan),
             _ => {}
         }
-        let about = (request, told.attempt, instance);
+        let about = (request, reported.attempt, instance);
         match fact {
             v1::fact::Fact::Token(token) => self.token(about, &token),
             v1::fact::Fact::Prefilled(done) => self.prefilled(about, &done),
-            v1::fact::Fact::Handoff(ok) => _ = self.hear(about, Fact::HandedOff { ok }),
+            v1::fact::Fact::Handoff(ok) => _ = self.on_fact(about, Fact::HandedOff { ok }),
             v1::fact::Fact::Ended(ended) => self.ended(about, &ended),
             v1::fact::Fact::Offer(offer) => self.offered(about, offer),
             v1::fact::Fact::Fetch(ok) => self.fetched(about, ok),
@@ -108,33 +108,34 @@ impl Driver {
     }
 
     /// Whether a node may say this now; what is out of date is counted.
-    fn may_say(&self, about: FactSource, fact: &Fact) -> bool {
-        let may = self.pairs.may_say(about, fact);
+    fn accepts_fact(&self, about: FactSource, fact: &Fact) -> bool {
+        let may = self.pairs.accepts(about, fact);
         if !may {
             self.metrics.stale_message();
         }
         may
     }
 
-    fn hear(&mut self, about: FactSource, fact: Fact) -> FactOutcome {
-        self.hear_knowing(&Trouble::default(), about, fact)
+    fn on_fact(&mut self, about: FactSource, fact: Fact) -> FactOutcome {
+        self.on_fact_with_cause(&Trouble::default(), about, fact)
     }
 
-    fn hear_knowing(&mut self, trouble: &Trouble, about: FactSource, fact: Fact) -> FactOutcome {
-        let heard = self.pair_knowing(trouble, |pairs, now_us, live, effects| {
-            pairs.hear(now_us, (about, fact), live, effects)
+    fn on_fact_with_cause(&mut self, trouble: &Trouble, about: FactSource, fact: Fact) -> FactOutcome {
+        let outcome = self.pair_with_cause(trouble, |pairs, now_us, live, effects| {
+            pairs.on_fact(now_us, (about, fact), live, effects)
         });
-        match heard {
+        match outcome {
             FactOutcome::Yes => {}
             FactOutcome::Stale => self.metrics.stale_message(),
             FactOutcome::Repeated => self.metrics.repeated_token(),
         }
-        heard
+        outcome
     }
 
     fn token(&mut self, about: FactSource, token: &v1::Token) {
         let (request, now_us, finish) = (about.0, self.now_us, token.finish().read());
-        if self.hear(about, Fact::Token { index: token.index, last: finish.is_some() }) != FactOutcome::Yes {
+        if self.on_fact(about, Fact::Token { index: token.index, last: finish.is_some() }) != FactOutcome::Yes
+        {
             return;
         }
         let Some(session) = self.sessions.get_mut(&request) else { return };
@@ -163,7 +164,7 @@ impl Driver {
 
     /// The end of an answer whose last token did not know that it was the last.
     fn ended(&mut self, about: FactSource, ended: &v1::Ended) {
-        if !self.may_say(about, &Fact::Ended) {
+        if !self.accepts_fact(about, &Fact::Ended) {
             return;
         }
         let request = about.0;
@@ -191,14 +192,14 @@ impl Driver {
     }
 
     fn prompt_logprobs(&mut self, about: FactSource, prompt: &v1::PromptLogprobs) {
-        if self.hear(about, Fact::PromptLogprobs) != FactOutcome::Yes {
+        if self.on_fact(about, Fact::PromptLogprobs) != FactOutcome::Yes {
             return;
         }
-        let first = |s: &&mut Session| s.answer.is_empty() && !s.prompt_told;
+        let first = |s: &&mut Session| s.answer.is_empty() && !s.prompt_logprobs_sent;
         if let Some(session) = self.sessions.get_mut(&about.0).filter(first) {
-            session.prompt_told = true;
+            session.prompt_logprobs_sent = true;
             let logprobs: Vec<TokenLogprob> = prompt.logprobs.iter().map(TokenLogprob::from).collect();
-            session.tell(Event::PromptLogprobs(logprobs));
+            session.send(Event::PromptLogprobs(logprobs));
         }
     }
 
@@ -225,7 +226,7 @@ impl Driver {
 
     fn fetched(&mut self, about: FactSource, ok: bool) {
         let lent = self.core.stats().lent_fetches;
-        if self.hear(about, Fact::Fetched { ok }) != FactOutcome::Yes {
+        if self.on_fact(about, Fact::Fetched { ok }) != FactOutcome::Yes {
             return;
         }
         let from_store = self.core.stats().lent_fetches > lent;
@@ -238,7 +239,7 @@ impl Driver {
 
     fn prefilled(&mut self, about: FactSource, done: &v1::Prefilled) {
         let fact = Fact::Prefilled { compute_us: done.compute_us, cached_tokens: done.cached_tokens };
-        if !self.may_say(about, &fact) {
+        if !self.accepts_fact(about, &fact) {
             return;
         }
         let (request, instance) = (about.0, about.2);
@@ -251,7 +252,7 @@ impl Driver {
         if let Some(session) = self.sessions.get_mut(&request).filter(|session| session.moves == 0) {
             session.found(done.cached_tokens);
         }
-        self.hear(about, fact);
+        self.on_fact(about, fact);
     }
 
     /// The engines move the KV themselves: the decode leg's engine hears how, and what comes of it shows in its tokens.
@@ -259,7 +260,7 @@ impl Driver {
         let (request, attempt, prefill) = about;
         // Only an engine that moves KV itself has any to offer: the other side would not know what to do with it.
         let moves = self.fleet.get(prefill).is_some_and(|node| node.hello.engine_moves_kv);
-        if !moves || self.hear(about, Fact::Offered) != FactOutcome::Yes {
+        if !moves || self.on_fact(about, Fact::Offered) != FactOutcome::Yes {
             return;
         }
         let Some([_, Some(decode)]) = self.pairs.get(request).map(|pair| pair.legs()) else { return };
@@ -286,7 +287,7 @@ impl Driver {
     fn leg_failed(&mut self, about: FactSource, failure: &v1::Failure) {
         let (request, _, instance) = about;
         let fact = Fact::Failed(failure_of(failure));
-        if !self.may_say(about, &fact) {
+        if !self.accepts_fact(about, &fact) {
             return;
         }
         let answered = self.pairs.get(request).is_some_and(|pair| pair.is_answered());
@@ -310,7 +311,7 @@ impl Driver {
         } else {
             Trouble { cause: format!("{word} on {node}: {}", failure.message), failure: word }
         };
-        self.hear_knowing(&trouble, about, fact);
+        self.on_fact_with_cause(&trouble, about, fact);
         if let Some(epoch) = epoch.filter(|_| failure.engine_gone && !answered) {
             let why = format!("its engine is gone: {}", failure.message);
             self.gone(instance, epoch, &Loss::Died(why));

@@ -24,7 +24,7 @@ pub(super) struct Node {
     pub orders: mpsc::Sender<v1::ToNode>,
     pub outbox: Vec<v1::Order>,
     pub hello: v1::Hello,
-    pub heard_us: u64,
+    pub last_contact_us: u64,
     pub load: v1::NodeLoad,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Node {
 #[derive(Default)]
 pub(super) struct Fleet {
     nodes: Vec<Option<Node>>,
-    seats: InstanceIds,
+    ids: InstanceIds,
 }
 
 impl Fleet {
@@ -50,32 +50,32 @@ impl Fleet {
     }
 
     pub(super) fn by_name(&self, name: &str) -> Option<InstanceId> {
-        self.seats.of(name).filter(|id| self.get(*id).is_some())
+        self.ids.of(name).filter(|id| self.get(*id).is_some())
     }
 
     /// The name that a number had at a time, µs, if it is still known.
     pub(super) fn name_at(&self, instance: InstanceId, at_us: u64) -> Option<&str> {
-        self.seats.owner(instance, at_us)
+        self.ids.owner(instance, at_us)
     }
 
     /// Whether some name left so long ago that it should be [forgotten](Self::forget).
     pub(super) fn overdue(&self, now_us: u64) -> bool {
-        self.seats.overdue(now_us)
+        self.ids.overdue(now_us)
     }
 
     /// Whether a node of that name finds a number only if another name is [forgotten](Self::forget_oldest).
     pub(super) fn is_full(&self, name: &str) -> bool {
-        self.seats.is_full(name)
+        self.ids.is_full(name)
     }
 
     /// Forgets the names that left long ago and whose numbers nothing speaks of; hands them out.
-    pub(super) fn forget(&mut self, now_us: u64, spoken_of: &BTreeSet<InstanceId>) -> Vec<String> {
-        self.seats.forget(now_us, spoken_of)
+    pub(super) fn forget(&mut self, now_us: u64, referenced_instances: &BTreeSet<InstanceId>) -> Vec<String> {
+        self.ids.forget(now_us, referenced_instances)
     }
 
     /// Forgets the name that left first of those.
-    pub(super) fn forget_oldest(&mut self, spoken_of: &BTreeSet<InstanceId>) -> Option<String> {
-        self.seats.forget_oldest(spoken_of)
+    pub(super) fn forget_oldest(&mut self, referenced_instances: &BTreeSet<InstanceId>) -> Option<String> {
+        self.ids.forget_oldest(referenced_instances)
     }
 
     /// Whether this is the present life of an attached node (I12).
@@ -106,7 +106,7 @@ impl Fleet {
         now_us: u64,
     ) -> Result<InstanceSpec, String> {
         let (role, profile) = checked;
-        let Some((id, epoch)) = self.seats.take(&hello.name, now_us) else {
+        let Some((id, epoch)) = self.ids.take(&hello.name, now_us) else {
             return Err(format!(
                 "{MAX_INSTANCES} instances are attached, or have left with work still under way; \
                  attach node {} to another conductor",
@@ -120,8 +120,18 @@ impl Fleet {
         let spec = InstanceSpec { kind, ..spec_of(&hello, (id, epoch), role, profile) };
         let load = v1::NodeLoad::default();
         let (name, outbox) = (hello.name.clone(), Vec::new());
-        let node =
-            Node { name, epoch, role, kind, draining: false, orders, outbox, hello, heard_us: now_us, load };
+        let node = Node {
+            name,
+            epoch,
+            role,
+            kind,
+            draining: false,
+            orders,
+            outbox,
+            hello,
+            last_contact_us: now_us,
+            load,
+        };
         self.nodes[id.index()] = Some(node);
         Ok(spec)
     }
@@ -188,14 +198,14 @@ impl Fleet {
              its own, or stop the other: it gets in once the other is gone",
             hello.name,
             node.hello.host,
-            now_us.saturating_sub(node.heard_us) / 1000
+            now_us.saturating_sub(node.last_contact_us) / 1000
         ))
     }
 
     /// Takes a node out; its number stays its own until it is forgotten.
     pub(super) fn remove(&mut self, instance: InstanceId, now_us: u64) -> Option<Node> {
         let node = self.nodes.get_mut(instance.index())?.take();
-        self.seats.leave(instance, now_us);
+        self.ids.leave(instance, now_us);
         node
     }
 
@@ -210,13 +220,13 @@ impl Fleet {
     /// The last `pause_us` count as silence of nobody.
     pub(super) fn excuse(&mut self, pause_us: u64, now_us: u64) {
         for node in self.nodes.iter_mut().flatten() {
-            node.heard_us = node.heard_us.saturating_add(pause_us).min(now_us);
+            node.last_contact_us = node.last_contact_us.saturating_add(pause_us).min(now_us);
         }
     }
 
     /// Nodes that were not heard since `since_us`.
     pub(super) fn silent(&self, since_us: u64) -> Vec<(InstanceId, Epoch)> {
-        self.iter().filter(|(_, n)| n.heard_us < since_us).map(|(id, n)| (id, n.epoch)).collect()
+        self.iter().filter(|(_, n)| n.last_contact_us < since_us).map(|(id, n)| (id, n.epoch)).collect()
     }
 
     /// Drops the orders that were collected for the nodes: the conductor may not send them any longer.

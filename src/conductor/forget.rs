@@ -12,8 +12,8 @@ impl Driver {
         if !self.fleet.overdue(self.now_us) {
             return;
         }
-        let spoken_of = self.spoken_of();
-        let names = self.fleet.forget(self.now_us, &spoken_of);
+        let referenced_instances = self.referenced_instances();
+        let names = self.fleet.forget(self.now_us, &referenced_instances);
         names.iter().for_each(|name| self.forgotten(name));
     }
 
@@ -22,8 +22,8 @@ impl Driver {
         if !self.fleet.is_full(name) {
             return;
         }
-        let spoken_of = self.spoken_of();
-        if let Some(name) = self.fleet.forget_oldest(&spoken_of) {
+        let referenced_instances = self.referenced_instances();
+        if let Some(name) = self.fleet.forget_oldest(&referenced_instances) {
             self.forgotten(&name);
         }
     }
@@ -34,12 +34,12 @@ impl Driver {
     }
 
     /// Every instance that some request under way speaks of, here or in the core.
-    fn spoken_of(&self) -> BTreeSet<InstanceId> {
+    fn referenced_instances(&self) -> BTreeSet<InstanceId> {
         let expected =
             self.sessions.values().filter_map(|session| session.expected.map(|(instance, _)| instance));
         let mut all: BTreeSet<InstanceId> = expected.collect();
         all.extend(self.pairs.iter().flat_map(|(_, pair)| pair.legs()).flatten());
-        self.core.spoken_of(|instance| {
+        self.core.referenced_instances(|instance| {
             all.insert(instance);
         });
         all

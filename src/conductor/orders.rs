@@ -64,7 +64,7 @@ impl Driver {
             Effect::Late { request, attempt, phase } => self.late(request, attempt, phase),
             Effect::Refuse(rejection) => self.refuse(&rejection),
             Effect::Fail { request, stage, attempts } => self.fail(request, stage, attempts),
-            Effect::Condemn { request } => self.condemn(request),
+            Effect::Condemn { request } => self.fail_suspect(request),
             Effect::GiveUp { request, phase, impatient } => self.give_up(request, phase, impatient),
             Effect::Ended { request } => _ = self.end(request),
         }
@@ -211,7 +211,7 @@ impl Driver {
             return session.fail(503, rejection.reason.name(), message);
         }
         let retry_after_us = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
-        session.tell(Event::Refused(Refusal {
+        session.send(Event::Refused(Refusal {
             status,
             reason: rejection.reason.name().into(),
             message: message.into(),
@@ -234,7 +234,7 @@ impl Driver {
         session.fail(502, stage, message);
     }
 
-    fn condemn(&mut self, request: RequestId) {
+    fn fail_suspect(&mut self, request: RequestId) {
         let stage = "engine_died";
         self.set_outcome(request, CaptureOutcome::Failed, stage);
         let Some(session) = self.end(request) else { return };

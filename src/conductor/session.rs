@@ -34,7 +34,7 @@ pub(super) struct Session {
     /// Times that it went on elsewhere in the middle of its answer.
     pub moves: u32,
     /// The client has the prompt's logprobs.
-    pub prompt_told: bool,
+    pub prompt_logprobs_sent: bool,
     /// The latest failure, for the error if no retry succeeds.
     pub cause: Option<String>,
     /// How it ended, as far as it has.
@@ -51,7 +51,7 @@ pub(super) struct Session {
 
 impl Session {
     /// False: the client left, or does not read.
-    pub(super) fn tell(&self, event: Event) -> bool {
+    pub(super) fn send(&self, event: Event) -> bool {
         self.events.try_send(event).is_ok()
     }
 
@@ -75,17 +75,17 @@ impl Session {
         self.cached_tokens = cached_tokens.min(self.submission.tokens.len() as u64);
     }
 
-    /// Takes the answer's next token, at `now_us`. False: as for [`Self::tell`].
+    /// Takes the answer's next token, at `now_us`. False: as for [`Self::send`].
     pub(super) fn token(&mut self, token: u32, logprob: Option<TokenLogprob>, now_us: u64) -> bool {
         self.answer.push(token);
         self.gaps.token(now_us);
-        self.tell(Event::Token { token, logprob })
+        self.send(Event::Token { token, logprob })
     }
 
-    /// False: as for [`Self::tell`].
+    /// False: as for [`Self::send`].
     pub(super) fn finish(&self, finish: Finish) -> bool {
         let usage = Usage { cached_tokens: self.cached_tokens, moves: self.moves };
-        self.tell(Event::Finished { finish, usage })
+        self.send(Event::Finished { finish, usage })
     }
 
     /// Whether its client has its whole answer, or all that it wanted of it.
@@ -98,7 +98,7 @@ impl Session {
         if told != message {
             tracing::info!(request = %self.submission.request_id, stage, message, "a request failed");
         }
-        self.tell(Event::Failed(Fault { status, stage: stage.into(), message: told.into() }));
+        self.send(Event::Failed(Fault { status, stage: stage.into(), message: told.into() }));
     }
 
     /// Keeps what went wrong, for the error if nothing helps, and a word of it for the trace.

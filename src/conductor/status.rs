@@ -173,8 +173,9 @@ impl Decisions {
             let candidates: Vec<_> = candidates.collect();
             serde_json::json!({ "number": decision.request.0, "at_us": decision.at_us, "candidates": candidates })
         });
-        let told = serde_json::json!({ "request_id": request_id, "decisions": rows.collect::<Vec<_>>() });
-        Some(told.to_string())
+        let explained =
+            serde_json::json!({ "request_id": request_id, "decisions": rows.collect::<Vec<_>>() });
+        Some(explained.to_string())
     }
 }
 
@@ -214,8 +215,8 @@ impl Driver {
                 let _ = reply.send(Box::new(self.status()));
             }
             Question::Explain(request_id, reply) => {
-                let told = self.decisions.table(&request_id, &|id, at_us| self.name_of(id, at_us));
-                let _ = reply.send(told);
+                let explained = self.decisions.table(&request_id, &|id, at_us| self.name_of(id, at_us));
+                let _ = reply.send(explained);
             }
             Question::Config(reply) => {
                 let _ = reply.send(Box::new(self.config.clone()));
@@ -335,7 +336,7 @@ impl Driver {
                     (true, true) => "drained".into(),
                 },
                 build: build_of(&node.hello),
-                heard_us_ago: self.now_us.saturating_sub(node.heard_us),
+                heard_us_ago: self.now_us.saturating_sub(node.last_contact_us),
                 backlog_us: load.map_or(0, |l| l.backlog_us),
                 waiting: load.map_or(0, |l| l.waiting),
                 dispatched: load.map_or(0, |l| l.dispatched),

@@ -15,14 +15,14 @@ pub(super) struct Tenants {
     known: BTreeMap<Arc<str>, TenantEntry>,
     free: Vec<TenantId>,
     /// Counts up with each request that has a name.
-    heard: u64,
+    sequence: u64,
 }
 
 #[derive(Debug)]
 struct TenantEntry {
     id: TenantId,
     /// When its latest request came, by that count.
-    heard: u64,
+    sequence: u64,
 }
 
 impl Tenants {
@@ -33,17 +33,17 @@ impl Tenants {
         name: &Arc<str>,
         in_use: impl FnOnce() -> BTreeSet<TenantId>,
     ) -> TenantId {
-        self.heard += 1;
-        let heard = self.heard;
+        self.sequence += 1;
+        let sequence = self.sequence;
         if let Some(known) = self.known.get_mut(name) {
-            known.heard = heard;
+            known.sequence = sequence;
             return known.id;
         }
         if self.known.len() >= TENANTS {
             self.forget(&in_use());
         }
         let Some(id) = self.free.pop().or_else(|| self.fresh()) else { return TenantId(0) };
-        self.known.insert(Arc::clone(name), TenantEntry { id, heard });
+        self.known.insert(Arc::clone(name), TenantEntry { id, sequence });
         id
     }
 
@@ -58,7 +58,7 @@ impl Tenants {
     fn forget(&mut self, in_use: &BTreeSet<TenantId>) {
         let idle = self.known.iter().filter(|(_, known)| !in_use.contains(&known.id));
         let mut idle: Vec<(u64, Arc<str>)> =
-            idle.map(|(name, known)| (known.heard, Arc::clone(name))).collect();
+            idle.map(|(name, known)| (known.sequence, Arc::clone(name))).collect();
         idle.sort_unstable();
         idle.truncate(idle.len().div_ceil(2));
         let forgotten = idle.iter().filter_map(|(_, name)| self.known.remove(name));

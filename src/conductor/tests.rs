@@ -5,13 +5,13 @@
 
 mod attach;
 mod bench;
-mod books;
 mod churn;
 mod clients;
 mod engines;
 mod faults;
 mod fuzz;
 mod names;
+mod open_legs;
 mod operator;
 mod pair;
 mod parked;

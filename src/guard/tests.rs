@@ -10,7 +10,7 @@ const OURS: &str = "the key of this cluster, of 32 bytes";
 fn opened(node: &ClusterGuard, conductor: &ClusterGuard) -> Result<(), Status> {
     let (mut call, mut answer) = (MetadataMap::new(), MetadataMap::new());
     let ours = node.challenge(&mut call);
-    let Some(opening) = conductor.asked(&call)? else { return Ok(()) };
+    let Some(opening) = conductor.open_call(&call)? else { return Ok(()) };
     conductor.answer(&opening, &mut answer);
     let (owed, proof) = node.answered(&ours.expect("the node has a key"), &answer)?;
     let proof = conductor.proven(&opening, &proof)?;
@@ -38,8 +38,8 @@ fn both_sides_must_have_the_same_key_or_none() {
 fn a_stranger_gets_no_proof_over_a_number_of_its_own() {
     let conductor = guard(OURS);
     let mut call = MetadataMap::new();
-    ask(&[7; 32], &mut call);
-    let opening = conductor.asked(&call).expect("a challenge").expect("a key");
+    insert_challenge(&[7; 32], &mut call);
+    let opening = conductor.open_call(&call).expect("a challenge").expect("a key");
     let mut answer = MetadataMap::new();
     conductor.answer(&opening, &mut answer);
     // A challenge, and the version that everybody knows.
@@ -55,13 +55,13 @@ fn what_was_overheard_opens_nothing() {
     let (node, conductor) = (guard(OURS), guard(OURS));
     let (mut call, mut answer) = (MetadataMap::new(), MetadataMap::new());
     let ours = node.challenge(&mut call).expect("a key");
-    let first = conductor.asked(&call).expect("a challenge").expect("a key");
+    let first = conductor.open_call(&call).expect("a challenge").expect("a key");
     conductor.answer(&first, &mut answer);
     let (owed, proof) = node.answered(&ours, &answer).expect("the same version");
     let told = conductor.proven(&first, &proof).expect("proven");
     node.welcomed(&owed, &told).expect("proven");
     // A repetition of the call gets another challenge.
-    let second = conductor.asked(&call).expect("a challenge").expect("a key");
+    let second = conductor.open_call(&call).expect("a challenge").expect("a key");
     assert!(conductor.proven(&second, &proof).is_err());
     // Nor does a proof of the other side, sent back.
     assert!(conductor.proven(&first, &told).is_err());
@@ -85,7 +85,7 @@ fn other_versions_are_refused_by_name() {
             said.insert(VERSION, told.parse().expect("text"));
         }
         for (whose, status) in [
-            ("the node", conductor.asked(&said).expect_err("refused")),
+            ("the node", conductor.open_call(&said).expect_err("refused")),
             ("the conductor", node.answered(&ours, &said).expect_err("refused")),
         ] {
             assert_eq!(status.code(), tonic::Code::FailedPrecondition);

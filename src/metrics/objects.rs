@@ -159,7 +159,7 @@ const FIGURES: [Row; 51] = [
         now.lower.cold.passed_over
     }),
     (Figure::gauge("baton_objects_cold_removing", "Removals under way or to be tried again"), |now| {
-        now.lower.cold.going
+        now.lower.cold.unconfirmed_removals
     }),
     (
         Figure::counter(

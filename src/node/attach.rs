@@ -79,7 +79,7 @@ pub(super) struct GrpcSession<S> {
     pub(super) leader: Arc<LeaderLocator>,
     pub(super) guard: ClusterGuard,
     pub(super) hello: v1::Hello,
-    pub(super) station: S,
+    pub(super) runtime: S,
     /// How long the other end may take from the connection to its welcome.
     pub(super) welcome_within: Duration,
     /// Of the thread that does the work.
@@ -103,7 +103,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
                 ended = self.once(&mut known) => ended,
                 () = stop.cancelled() => return Ok(()),
             };
-            if self.station.detached().is_err() {
+            if self.runtime.detached().is_err() {
                 return Err(format!("node {}: its thread ended; please report this", self.hello.name));
             }
             match ended {
@@ -137,7 +137,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
 
     /// Waits until the thread that does the work turns; at once unless it was found standing still.
     async fn turning(&self) {
-        while !self.pulse.turns(self.station.turns(), Duration::ZERO) {
+        while !self.pulse.turns(self.runtime.turns(), Duration::ZERO) {
             tokio::time::sleep(RETRY_MOST).await;
         }
     }
@@ -170,20 +170,20 @@ impl<S: NodeRuntime> GrpcSession<S> {
         let (facts, outgoing) = mpsc::channel(FACTS_WAITING);
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
         let challenge = self.guard.challenge(call.metadata_mut());
-        let say = async |proof: Vec<u8>| {
+        let send_hello = async |proof: Vec<u8>| {
             let hello = v1::Hello { proof: proof.into(), ..self.hello.clone() };
             let first = v1::FromNode { message: Some(v1::from_node::Message::Hello(hello)) };
             facts.send(first).await.map_err(|_| tonic::Status::cancelled("the line closed at once"))
         };
         if challenge.is_none() {
-            say(Vec::new()).await?;
+            send_hello(Vec::new()).await?;
         }
         let answer = client.attach(call).await?;
         let mut opening = None;
         if let Some(challenge) = challenge {
             let (owed, proof) = self.guard.answered(&challenge, answer.metadata())?;
             opening = Some(owed);
-            say(proof.to_vec()).await?;
+            send_hello(proof.to_vec()).await?;
         }
         Ok((answer.into_inner(), facts, opening))
     }
@@ -198,7 +198,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
         let (welcome, mut orders, facts) = welcomed.map_err(|status| with_place(status, &chosen))?;
         self.check_fencing_token(welcome.leader)?;
         *known = true;
-        self.station.attached(&welcome, facts.clone())?;
+        self.runtime.attached(&welcome, facts.clone())?;
         tracing::info!(
             node = self.hello.name,
             instance = welcome.instance,
@@ -231,7 +231,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
         while let Some(message) = orders.message().await? {
             if let Some(v1::to_node::Message::Orders(orders)) = message.message {
                 self.check_fencing_token(orders.leader)?;
-                self.station.ordered(orders)?;
+                self.runtime.ordered(orders)?;
             }
         }
         Ok(())
@@ -263,13 +263,13 @@ impl<S: NodeRuntime> GrpcSession<S> {
                     "this node was itself away: its conductor may have taken it for lost"
                 );
             }
-            if !self.pulse.turns(self.station.turns(), every) {
+            if !self.pulse.turns(self.runtime.turns(), every) {
                 let node = &self.hello.name;
                 tracing::error!(node, "this node's thread stands still: the node leaves until it goes on");
                 return Err(tonic::Status::aborted("its thread stands still"));
             }
             let load =
-                Some(v1::NodeLoad { refused_orders: self.leader.refused_orders(), ..self.station.load() });
+                Some(v1::NodeLoad { refused_orders: self.leader.refused_orders(), ..self.runtime.load() });
             let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());

@@ -30,7 +30,7 @@ impl Worker {
     }
 
     /// There is room: from now on its KV is let in; earlier offers were asked to come again.
-    pub(super) fn let_in(&mut self, request: u64) {
+    pub(super) fn admit(&mut self, request: u64) {
         let Some(job) = self.jobs.get(&request) else { return };
         let tokens = u32::try_from(job.token_count).unwrap_or(u32::MAX);
         let blocks = tokens.div_ceil(self.engine.shape().block_tokens);

@@ -13,7 +13,7 @@ pub type Leaders = watch::Receiver<Option<Leader>>;
 
 /// Finds the conductor that a node attaches to.
 pub(super) struct LeaderLocator {
-    told: String,
+    configured: String,
     leaders: Option<Leaders>,
     /// Lets no leader in that is older than one it has followed.
     fence: Fence,
@@ -30,10 +30,10 @@ pub(super) struct ChosenConductor {
 }
 
 impl LeaderLocator {
-    /// A locator of the conductor at `told`, or of the leader that `leaders` reports.
-    pub(super) fn new(told: String, leaders: Option<Leaders>) -> Self {
+    /// A locator of the conductor at `configured`, or of the leader that `leaders` reports.
+    pub(super) fn new(configured: String, leaders: Option<Leaders>) -> Self {
         Self {
-            told,
+            configured,
             leaders,
             fence: Fence::new(),
             pointed: Mutex::new(None),
@@ -44,14 +44,14 @@ impl LeaderLocator {
     /// Waits until there is one.
     pub(super) async fn choose(&self) -> ChosenConductor {
         let Some(mut leaders) = self.leaders.clone() else {
-            let address = self.pointed.lock().take().unwrap_or_else(|| self.told.clone());
+            let address = self.pointed.lock().take().unwrap_or_else(|| self.configured.clone());
             return ChosenConductor { address, token: 0 };
         };
         let known =
             |leader: &Option<Leader>| leader.as_ref().is_some_and(|one| self.fence.pass(one.token).is_ok());
-        let told = leaders.wait_for(known).await.ok().and_then(|leader| leader.clone());
+        let leader = leaders.wait_for(known).await.ok().and_then(|leader| leader.clone());
         // The sender of leaders is gone: the process is ending.
-        let Some(leader) = told else { return std::future::pending().await };
+        let Some(leader) = leader else { return std::future::pending().await };
         ChosenConductor { address: leader.member.addresses[0].clone(), token: leader.token }
     }
 
@@ -69,13 +69,14 @@ impl LeaderLocator {
     /// # Errors
     /// The newer token that this node has seen: the sender of the order is no longer the leader.
     pub(super) fn check_fencing_token(&self, token: u64) -> Result<(), u64> {
-        let told = self.leaders.as_ref().map(|leaders| leaders.borrow().as_ref().map_or(0, |one| one.token));
+        let elected =
+            self.leaders.as_ref().map(|leaders| leaders.borrow().as_ref().map_or(0, |one| one.token));
         // A conductor that nobody elects has none; who follows an election knows better.
-        if token == 0 && told.is_none() {
+        if token == 0 && elected.is_none() {
             return Ok(());
         }
         // One older than what was seen already changes nothing.
-        let _ = self.fence.pass(told.unwrap_or(0));
+        let _ = self.fence.pass(elected.unwrap_or(0));
         self.fence.pass(token).inspect_err(|_| {
             self.refused_orders.fetch_add(1, Ordering::Relaxed);
         })
@@ -147,12 +148,20 @@ mod tests {
             "told by an order, before the election"
         );
         assert_eq!(locator.refused_orders(), 4);
-        let told = LeaderLocator::new("http://told:1".into(), None);
+        let configured = LeaderLocator::new("http://told:1".into(), None);
         assert_eq!(
-            (told.check_fencing_token(0), told.check_fencing_token(3), told.check_fencing_token(2)),
+            (
+                configured.check_fencing_token(0),
+                configured.check_fencing_token(3),
+                configured.check_fencing_token(2)
+            ),
             (Ok(()), Ok(()), Err(3))
         );
-        assert_eq!(told.check_fencing_token(0), Ok(()), "an operator who has done with elections is obeyed");
+        assert_eq!(
+            configured.check_fencing_token(0),
+            Ok(()),
+            "an operator who has done with elections is obeyed"
+        );
     }
 
     #[tokio::test]

@@ -61,7 +61,7 @@ pub(super) enum ToWorker {
 }
 
 /// The content of a hand-off: a number of slices, and the tokens that they are for.
-pub(super) struct Cargo {
+pub(super) struct HandoffContent {
     pub plan: Plan,
     pub note: Vec<u8>,
 }
@@ -175,15 +175,15 @@ impl Links {
         request: u64,
         attempt: u32,
         peer: v1::Peer,
-        cargo: Cargo,
+        content: HandoffContent,
     ) -> mpsc::UnboundedSender<ReadySlice> {
         let (slices, outgoing) = mpsc::unbounded_channel();
         let links = Arc::clone(self);
         let task = self.runtime.spawn(async move {
             let ticket = Ticket { request, attempt, epoch: peer.epoch };
             let _turn = links.turns.acquire().await.expect("nobody closes it");
-            let outcome = links.fly(&peer, ticket, cargo, outgoing).await;
-            let _ = links.tell(ToWorker::FlightEnded { request, attempt, outcome });
+            let outcome = links.fly(&peer, ticket, content, outgoing).await;
+            let _ = links.send(ToWorker::FlightEnded { request, attempt, outcome });
         });
         let before = self.flights.lock().insert(request, task.abort_handle());
         if let Some(before) = before {
@@ -196,13 +196,13 @@ impl Links {
         &self,
         peer: &v1::Peer,
         ticket: Ticket,
-        cargo: Cargo,
+        content: HandoffContent,
         mut outgoing: mpsc::UnboundedReceiver<ReadySlice>,
     ) -> Outcome {
         let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
         let mut flight =
-            Flight::start(&dialer, &address(peer), ticket, cargo.plan).await.map_err(|e| e.to_string())?;
-        flight.note(&cargo.note).await.map_err(|e| e.to_string())?;
+            Flight::start(&dialer, &address(peer), ticket, content.plan).await.map_err(|e| e.to_string())?;
+        flight.note(&content.note).await.map_err(|e| e.to_string())?;
         let have_blocks = flight.have_blocks();
         while let Some(first) = outgoing.recv().await {
             let mut next = Some(first);
@@ -225,7 +225,7 @@ impl Links {
         let links = Arc::clone(self);
         self.runtime.spawn(async move {
             let blocks = links.bring(&from, &keys, Priority::Fetch).await;
-            let _ = links.tell(ToWorker::Fetched { request, attempt, blocks });
+            let _ = links.send(ToWorker::Fetched { request, attempt, blocks });
         });
     }
 
@@ -234,7 +234,7 @@ impl Links {
         let links = Arc::clone(self);
         self.runtime.spawn(async move {
             let blocks = links.bring(&from, &chain, Priority::Replicate).await;
-            let _ = links.tell(ToWorker::Replica { chain, blocks });
+            let _ = links.send(ToWorker::Replica { chain, blocks });
         });
     }
 
@@ -260,7 +260,7 @@ impl Links {
     /// Reports to the conductor that all KV of a request is here. The worker gets the message first and may be in the
     /// middle of a pass. The conductor's order to decode has usually arrived by the end of that pass, so no pass is
     /// lost between the two.
-    fn tell_landed(&self, ticket: Ticket) {
+    fn report_landed(&self, ticket: Ticket) {
         let fact = v1::Fact {
             request: ticket.request,
             attempt: ticket.attempt,
@@ -280,7 +280,7 @@ impl Links {
 
     /// Sends the worker a message. Its inbox has no bound of its own, but its content is bounded: orders by the
     /// requests that the conductor admits, fetches by the prefills that wait for them.
-    fn tell(&self, message: ToWorker) -> Result<(), FlightRefusal> {
+    fn send(&self, message: ToWorker) -> Result<(), FlightRefusal> {
         let stopping = |_| FlightRefusal { retry: false, why: "the node is stopping".into() };
         self.worker.send(message).map_err(stopping)
     }
@@ -324,7 +324,7 @@ impl Receiver for Links {
 
     fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
         self.still_expected(ticket)?;
-        self.tell(ToWorker::Tokens { ticket, note: bytes })
+        self.send(ToWorker::Tokens { ticket, note: bytes })
     }
 
     fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
@@ -346,8 +346,8 @@ impl Receiver for Links {
         if expected.get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt) {
             expected.remove(&ticket.request);
             drop(expected);
-            if self.tell(ToWorker::Landed(ticket)).is_ok() {
-                self.tell_landed(ticket);
+            if self.send(ToWorker::Landed(ticket)).is_ok() {
+                self.report_landed(ticket);
             }
         }
     }
@@ -367,7 +367,7 @@ impl Receiver for Links {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
             let keys = want.keys.into_iter().map(BlockKey).collect();
-            if !current || self.tell(ToWorker::Wanted { keys, reply }).is_err() {
+            if !current || self.send(ToWorker::Wanted { keys, reply }).is_err() {
                 return Vec::new();
             }
             match tokio::time::timeout(SERVE_WITHIN, answer).await {
@@ -421,10 +421,11 @@ mod tests {
     async fn so_many_hand_offs_are_under_way_and_the_others_wait() {
         let (worker, inbox) = std::sync::mpsc::channel();
         let links = Arc::new(Links::new(worker, Handle::current(), kv()));
-        let cargo = || Cargo { plan: Plan { blocks: 5, layers: 2, layer_bytes: 64 }, note: Vec::new() };
+        let content =
+            || HandoffContent { plan: Plan { blocks: 5, layers: 2, layer_bytes: 64 }, note: Vec::new() };
         let before = links.turns.acquire_many(u32::try_from(FLIGHTS_MAX).unwrap()).await.unwrap();
         let _slices: Vec<_> =
-            (1..=2).map(|request| links.hand_off(request, 3, v1::Peer::default(), cargo())).collect();
+            (1..=2).map(|request| links.hand_off(request, 3, v1::Peer::default(), content())).collect();
         links.forget(2);
         tokio::task::yield_now().await;
         assert!(inbox.try_recv().is_err());

@@ -9,9 +9,9 @@ use baton_wire::v1;
 use baton_wire::v1::failure::Stage;
 
 use super::job::Job;
-use super::links::{Cargo, Outcome, plan_of};
+use super::links::{HandoffContent, Outcome, plan_of};
 use super::pool::EnginePool;
-use super::sink::Outlet;
+use super::sink::KvStream;
 use super::worker::Worker;
 
 impl Worker {
@@ -71,7 +71,7 @@ impl Worker {
 
     /// Fetches the blocks that the conductor saw elsewhere. The node first waits for the blocks that its own cache
     /// brings up.
-    pub(super) fn fetch_asked(&mut self, request: u64) {
+    pub(super) fn start_fetch(&mut self, request: u64) {
         let Some(job) = self.jobs.get(&request) else { return };
         let upto = job.fetch.as_ref().map_or(0, |(_, blocks)| *blocks);
         let cached_blocks = upto.min(job.work().named_blocks);
@@ -154,27 +154,27 @@ impl Worker {
         let job = self.jobs.get(&request).expect("it was there above");
         let sent = (computed_tokens / shape.block_tokens) as usize;
         if let Some(peer) = job.to.clone() {
-            let outlet = self.open_outlet(request, peer);
+            let kv_stream = self.open_kv_stream(request, peer);
             let job = self.jobs.get(&request).expect("it was there above");
-            outlet.send_blocks(job.slots(), sent, shape.layers);
-            self.outlets.insert(SequenceId(request), outlet);
+            kv_stream.send_blocks(job.slots(), sent, shape.layers);
+            self.kv_streams.insert(SequenceId(request), kv_stream);
         }
     }
 
-    fn open_outlet(&mut self, request: u64, peer: v1::Peer) -> Outlet {
+    fn open_kv_stream(&mut self, request: u64, peer: v1::Peer) -> KvStream {
         let shape = self.engine.shape();
         let job = self.jobs.get(&request).expect("outlets are opened for jobs at hand");
         let tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
         let blocks = tokens.div_ceil(shape.block_tokens);
-        let cargo = Cargo { plan: plan_of(blocks, shape), note: job.packed_tokens() };
+        let content = HandoffContent { plan: plan_of(blocks, shape), note: job.packed_tokens() };
         let (attempt, block_tokens) = (job.attempt, shape.block_tokens);
-        let slices = self.links.hand_off(request, attempt, peer, cargo);
-        Outlet { slices, tokens, block_tokens }
+        let slices = self.links.hand_off(request, attempt, peer, content);
+        KvStream { slices, tokens, block_tokens }
     }
 
     /// The KV is complete: everything leaves that has not yet, and the blocks are readable here.
     pub(super) fn computed(&mut self, id: SequenceId, compute_us: u64) {
-        self.outlets.remove(&id);
+        self.kv_streams.remove(&id);
         let Some(job) = self.jobs.get_mut(&id.0) else { return };
         job.compute_us = compute_us;
         self.leg(Input::Computed { request: RequestId(id.0) });
@@ -182,7 +182,7 @@ impl Worker {
 
     pub(super) fn prompt_logprobs(&mut self, id: SequenceId, logprobs: &[TokenLogprob]) {
         let told = v1::PromptLogprobs { logprobs: logprobs.iter().map(v1::Logprob::from).collect() };
-        self.tell(id.0, v1::fact::Fact::PromptLogprobs(told));
+        self.report(id.0, v1::fact::Fact::PromptLogprobs(told));
     }
 
     pub(super) fn drew(&mut self, id: SequenceId, mut token: v1::Token) {
@@ -197,10 +197,10 @@ impl Worker {
         if first {
             token.cached_tokens = Some(job.cached_tokens);
         }
-        self.tell(request, v1::fact::Fact::Token(token));
+        self.report(request, v1::fact::Fact::Token(token));
         if first {
             // The report follows the token, because the decode node needs the token.
-            self.tell(request, v1::fact::Fact::Prefilled(done));
+            self.report(request, v1::fact::Fact::Prefilled(done));
             if finished && local {
                 self.decode_ended(request);
             }
@@ -219,8 +219,8 @@ impl Worker {
             Ok(bytes) => self.handoff_bytes += bytes,
             Err(why) => {
                 tracing::warn!(request, attempt, why, "hand-off failed");
-                self.outlets.remove(&SequenceId(request));
-                self.tell(request, v1::fact::Fact::Handoff(false));
+                self.kv_streams.remove(&SequenceId(request));
+                self.report(request, v1::fact::Fact::Handoff(false));
             }
         }
         // After a success the peer has it all, verified; what is cached here stays as cache.
@@ -240,7 +240,7 @@ impl Worker {
         job.attempt = attempt;
         job.to.clone_from(&to);
         if to.is_none() {
-            return self.tell(request, v1::fact::Fact::Handoff(false));
+            return self.report(request, v1::fact::Fact::Handoff(false));
         }
         self.leg(Input::HandOff { request: id });
     }
@@ -248,11 +248,11 @@ impl Worker {
     /// Sends KV that is complete here.
     pub(super) fn send_all(&mut self, request: u64) {
         let Some(peer) = self.jobs.get(&request).and_then(|job| job.to.clone()) else { return };
-        let outlet = self.open_outlet(request, peer);
+        let kv_stream = self.open_kv_stream(request, peer);
         let shape = self.engine.shape();
         let job = self.jobs.get(&request).expect("it was there above");
         let blocks = job.tokens.len().div_ceil(shape.block_tokens as usize);
-        outlet.send_blocks(job.slots(), blocks, shape.layers);
+        kv_stream.send_blocks(job.slots(), blocks, shape.layers);
     }
 
     /// Bytes for a peer: as far as they are readable and verified.

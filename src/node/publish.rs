@@ -78,10 +78,10 @@ impl Announcer {
     }
 
     /// Publishes what changed, as one batch.
-    pub(super) fn tell(&mut self, changes: &[CacheChange]) {
-        let told: Vec<Change> = changes.iter().flat_map(|change| self.names.told(change)).collect();
-        if !told.is_empty() {
-            self.publisher.announce(told);
+    pub(super) fn publish(&mut self, changes: &[CacheChange]) {
+        let events: Vec<Change> = changes.iter().flat_map(|change| self.names.events(change)).collect();
+        if !events.is_empty() {
+            self.publisher.announce(events);
         }
     }
 }
@@ -104,7 +104,7 @@ impl Names {
         }
     }
 
-    fn told(&mut self, change: &CacheChange) -> Vec<Change> {
+    fn events(&mut self, change: &CacheChange) -> Vec<Change> {
         match change {
             CacheChange::Stored { hashes, tier, .. } => self.stored(hashes, *tier),
             CacheChange::Removed { hashes, tier } => self.removed(hashes, *tier),
@@ -211,15 +211,15 @@ mod tests {
     fn a_run_is_told_by_standard_names_with_its_tokens_once() {
         let (mut names, keys, tokens) = (names(), chain(7, 3), [1, 2, 3, 4, 5, 6, 9]);
         names.learn(&keys, &tokens);
-        let told = names.told(&stored(shorts(&keys), Tier::Hbm));
-        let [Change::Stored(run)] = &told[..] else { panic!("{told:?}") };
+        let events = names.events(&stored(shorts(&keys), Tier::Hbm));
+        let [Change::Stored(run)] = &events[..] else { panic!("{events:?}") };
         assert_eq!((&run.hashes, &run.tokens[..], run.parent), (&standard(&tokens), &tokens[..6], None));
         assert_eq!((run.block_tokens, run.medium.clone(), run.base_block), (2, Some(Medium::Gpu), Some(0)));
-        let copied = names.told(&stored(shorts(&keys[1..]), Tier::Dram));
+        let copied = names.events(&stored(shorts(&keys[1..]), Tier::Dram));
         let [Change::Stored(run)] = &copied[..] else { panic!("{copied:?}") };
         assert_eq!((run.parent, run.tokens.len()), (Some(standard(&tokens)[0]), 0), "told before");
         assert_eq!(run.medium, Some(Medium::Cpu));
-        assert_eq!(names.told(&stored(shorts(&keys), Tier::Hbm)), [], "said again, nothing changed");
+        assert_eq!(names.events(&stored(shorts(&keys), Tier::Hbm)), [], "said again, nothing changed");
     }
 
     #[test]
@@ -227,23 +227,23 @@ mod tests {
         let (mut names, ours, theirs) = (names(), chain(7, 1), chain(8, 1));
         names.learn(&ours, &[1, 2]);
         names.learn(&theirs, &[1, 2]);
-        assert_eq!(names.told(&stored(shorts(&ours), Tier::Hbm)).len(), 1);
-        assert_eq!(names.told(&stored(shorts(&theirs), Tier::Hbm)), [], "of equal tokens and equal name");
+        assert_eq!(names.events(&stored(shorts(&ours), Tier::Hbm)).len(), 1);
+        assert_eq!(names.events(&stored(shorts(&theirs), Tier::Hbm)), [], "of equal tokens and equal name");
         let leaves = |keys: &[BlockKey]| CacheChange::Removed { hashes: shorts(keys), tier: Tier::Hbm };
-        assert_eq!(names.told(&leaves(&ours)), []);
-        let told = names.told(&leaves(&theirs));
-        assert!(matches!(&told[..], [Change::Removed(r)] if r.hashes == standard(&[1, 2])), "{told:?}");
+        assert_eq!(names.events(&leaves(&ours)), []);
+        let events = names.events(&leaves(&theirs));
+        assert!(matches!(&events[..], [Change::Removed(r)] if r.hashes == standard(&[1, 2])), "{events:?}");
         assert!(names.named.is_empty() && names.copies.is_empty(), "{names:?}");
-        assert_eq!(names.told(&leaves(&theirs)), []);
+        assert_eq!(names.events(&leaves(&theirs)), []);
     }
 
     #[test]
     fn blocks_of_unknown_tokens_stay_untold_and_split_runs() {
         let (mut names, keys) = (names(), chain(7, 3));
         names.learn(&keys[..1], &[1, 2]);
-        let told = names.told(&stored(shorts(&keys), Tier::Ssd));
-        assert!(matches!(&told[..], [Change::Stored(run)] if run.hashes.len() == 1), "{told:?}");
-        assert_eq!(names.told(&CacheChange::Cleared), [Change::Cleared(None)]);
+        let events = names.events(&stored(shorts(&keys), Tier::Ssd));
+        assert!(matches!(&events[..], [Change::Stored(run)] if run.hashes.len() == 1), "{events:?}");
+        assert_eq!(names.events(&CacheChange::Cleared), [Change::Cleared(None)]);
     }
 
     #[test]

@@ -6,10 +6,10 @@
 
 mod assumed;
 mod drift;
+mod follower;
 mod knowledge;
 mod legs;
 mod life;
-mod news;
 mod prompts;
 mod remote_legs;
 #[cfg(test)]
@@ -32,7 +32,7 @@ use super::pulse::Pulse;
 use super::within::InProcessSession;
 use crate::conductor::{Inbox, Lead};
 use crate::guard::ClusterGuard;
-pub use news::EventSource;
+pub use follower::EventSource;
 pub use prompts::Prompts;
 use remote_legs::RemoteLegs;
 
@@ -164,7 +164,7 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         let why = tokio::select! {
             ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
             why = async {
-                let (why, gone) = unwell(&engine, &node_legs).await;
+                let (why, gone) = failing_check(&engine, &node_legs).await;
                 if gone {
                     node_legs.report_engine_gone(&why).await;
                 }
@@ -196,17 +196,17 @@ impl Way {
         &self,
         hello: v1::Hello,
         guard: &ClusterGuard,
-        station: RemoteLegs,
+        runtime: RemoteLegs,
         stop: &CancellationToken,
     ) -> Result<(), String> {
         match self {
             Self::Wire(leader) => {
                 let (leader, guard, welcome_within) = (Arc::clone(leader), guard.clone(), WELCOME_WITHIN);
                 let pulse = Pulse::default();
-                GrpcSession { leader, guard, hello, station, welcome_within, pulse }.keep(stop).await
+                GrpcSession { leader, guard, hello, runtime, welcome_within, pulse }.keep(stop).await
             }
             Self::Within(inbox, lead) => {
-                InProcessSession { inbox: inbox.clone(), lead: lead.clone(), hello, station }.keep(stop).await
+                InProcessSession { inbox: inbox.clone(), lead: lead.clone(), hello, runtime }.keep(stop).await
             }
         }
     }
@@ -282,7 +282,7 @@ async fn found(
 }
 
 /// Checks the engine until it does not answer any longer; returns what it said last, and whether it is certainly gone.
-async fn unwell(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String, bool) {
+async fn failing_check(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String, bool) {
     let mut unanswered = 0;
     loop {
         let doubted = tokio::select! {

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 pub(super) type ReadySlice = (SlicePosition, u32);
 
 /// Where a sequence's KV leaves.
-pub(super) struct Outlet {
+pub(super) struct KvStream {
     /// Sends to the flight's task. Positions wait there, not bytes: at most one per layer of each of the request's
     /// blocks.
     pub slices: mpsc::UnboundedSender<ReadySlice>,
@@ -20,7 +20,7 @@ pub(super) struct Outlet {
     pub block_tokens: u32,
 }
 
-impl Outlet {
+impl KvStream {
     /// Sends every layer of the blocks before `upto`.
     pub(super) fn send_blocks(&self, slots: &[u32], upto: usize, layers: u32) {
         let upto = u32::try_from(upto.min(slots.len())).unwrap_or(u32::MAX);
@@ -41,7 +41,7 @@ impl Outlet {
 
 /// Shows computed layers to the outlets.
 pub(super) struct Sink<'a> {
-    pub outlets: &'a BTreeMap<SequenceId, Outlet>,
+    pub kv_streams: &'a BTreeMap<SequenceId, KvStream>,
 }
 
 impl KvSink for Sink<'_> {
@@ -52,11 +52,12 @@ impl KvSink for Sink<'_> {
         tokens: Range<u32>,
         (slots, _): (&[u32], &KvPool),
     ) {
-        let Some(outlet) = self.outlets.get(&id) else { return };
-        let size = outlet.block_tokens;
+        let Some(kv_stream) = self.kv_streams.get(&id) else { return };
+        let size = kv_stream.block_tokens;
         // A block leaves when its last token is there; the tail when the last of all is.
-        let upto = if tokens.end >= outlet.tokens { outlet.tokens.div_ceil(size) } else { tokens.end / size };
-        outlet.layer_ready(layer, tokens.start / size..upto, slots);
+        let upto =
+            if tokens.end >= kv_stream.tokens { kv_stream.tokens.div_ceil(size) } else { tokens.end / size };
+        kv_stream.layer_ready(layer, tokens.start / size..upto, slots);
     }
 }
 
@@ -79,14 +80,14 @@ mod tests {
         };
         let (pool, slots) = (KvPool::new(&shape), [7; 10]);
         let (slices, mut taken) = mpsc::unbounded_channel();
-        let outlet = Outlet { slices, tokens: total, block_tokens: 4 };
-        outlet.send_blocks(&slots, (start / 4) as usize, 2);
-        let outlets = BTreeMap::from([(SequenceId(1), outlet)]);
+        let kv_stream = KvStream { slices, tokens: total, block_tokens: 4 };
+        kv_stream.send_blocks(&slots, (start / 4) as usize, 2);
+        let kv_streams = BTreeMap::from([(SequenceId(1), kv_stream)]);
         let mut at = start;
         while at < total {
             let end = (at + chunk).min(total);
             for layer in 0..2 {
-                let mut sink = Sink { outlets: &outlets };
+                let mut sink = Sink { kv_streams: &kv_streams };
                 sink.layer_computed(SequenceId(1), layer, at..end, (&slots, &pool));
             }
             at = end;

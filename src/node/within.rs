@@ -18,7 +18,7 @@ pub(super) struct InProcessSession<S> {
     pub(super) inbox: Inbox,
     pub(super) lead: Lead,
     pub(super) hello: v1::Hello,
-    pub(super) station: S,
+    pub(super) runtime: S,
 }
 
 impl<S: NodeRuntime> InProcessSession<S> {
@@ -33,7 +33,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
                     ended = self.once() => ended,
                     () = stop.cancelled() => Ok(()),
                 };
-                if self.station.detached().is_err() {
+                if self.runtime.detached().is_err() {
                     return Err(format!("node {}: its work ended; please report this", self.hello.name));
                 }
                 ended.map_err(|why| format!("the conductor refused: {why}"))?;
@@ -56,8 +56,8 @@ impl<S: NodeRuntime> InProcessSession<S> {
         }
         let mut asked = JoinRequest { answer: Some(answer), inbox: self.inbox.clone() };
         let Some((welcome, life)) = asked.welcomed().await? else { return Ok(()) };
-        let (facts, told) = mpsc::channel(FACTS_WAITING);
-        if self.station.attached(&welcome, facts).is_err() {
+        let (facts, received) = mpsc::channel(FACTS_WAITING);
+        if self.runtime.attached(&welcome, facts).is_err() {
             return Ok(());
         }
         let (node, instance, epoch) = (&self.hello.name, welcome.instance, welcome.epoch);
@@ -66,8 +66,8 @@ impl<S: NodeRuntime> InProcessSession<S> {
         // An end of any of the three ends this life: the next one begins anew.
         tokio::select! {
             _ = self.obey(&mut ordered) => {}
-            () = life.tell(told) => {}
-            () = life.beat(&self.station, beat) => {}
+            () = life.forward(received) => {}
+            () = life.beat(&self.runtime, beat) => {}
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
     async fn obey(&self, ordered: &mut mpsc::Receiver<v1::ToNode>) -> Result<(), WorkerGoneError> {
         while let Some(message) = ordered.recv().await {
             if let Some(v1::to_node::Message::Orders(orders)) = message.message {
-                self.station.ordered(orders)?;
+                self.runtime.ordered(orders)?;
             }
         }
         Ok(())
@@ -125,9 +125,9 @@ impl Life {
     }
 
     /// Passes on what the node says.
-    async fn tell(&self, mut told: mpsc::Receiver<v1::FromNode>) {
+    async fn forward(&self, mut facts: mpsc::Receiver<v1::FromNode>) {
         let (instance, epoch) = (self.instance, self.epoch);
-        while let Some(message) = told.recv().await {
+        while let Some(message) = facts.recv().await {
             let Some(v1::from_node::Message::Facts(facts)) = message.message else { continue };
             if !self.inbox.send(Message::Facts { instance, epoch, facts: facts.facts }).await {
                 return;
@@ -135,11 +135,11 @@ impl Life {
         }
     }
 
-    async fn beat(&self, station: &impl NodeRuntime, every: Duration) {
+    async fn beat(&self, runtime: &impl NodeRuntime, every: Duration) {
         let (instance, epoch) = (self.instance, self.epoch);
         loop {
             tokio::time::sleep(every).await;
-            let load = Box::new(station.load());
+            let load = Box::new(runtime.load());
             if !self.inbox.send(Message::Beat { instance, epoch, load }).await {
                 return;
             }
@@ -170,30 +170,32 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_that_came_when_nobody_waited_any_more_is_given_up() {
-        let (inbox, mut told) = crate::conductor::inbox();
+        let (inbox, mut received) = crate::conductor::inbox();
         let (reply, answer) = oneshot::channel();
         let asked = JoinRequest { answer: Some(answer), inbox: inbox.clone() };
         // The conductor counts on it from here on.
         reply.send(Ok(welcome())).expect("it waits");
         drop(asked);
-        let Ok(Message::Gone { instance, epoch, .. }) = told.try_recv() else { panic!("it is not given up") };
+        let Ok(Message::Gone { instance, epoch, .. }) = received.try_recv() else {
+            panic!("it is not given up")
+        };
         assert_eq!((instance, epoch), (InstanceId(3), Epoch(4)));
         // One that was refused, and one that nobody answered, have nothing to give up.
         let (reply, answer) = oneshot::channel();
         reply.send(Err(AttachRefusal::Unfit("no".into()))).expect("it waits");
         drop(JoinRequest { answer: Some(answer), inbox: inbox.clone() });
         drop(JoinRequest { answer: Some(oneshot::channel().1), inbox });
-        assert!(told.try_recv().is_err());
+        assert!(received.try_recv().is_err());
     }
 
     #[tokio::test]
     async fn a_full_inbox_hears_of_the_end_as_soon_as_there_is_room() {
-        let (inbox, mut told) = crate::conductor::inbox();
+        let (inbox, mut received) = crate::conductor::inbox();
         let beat = || Message::Beat { instance: InstanceId(9), epoch: Epoch(1), load: Box::default() };
         while inbox.offer(beat()).is_ok() {}
         drop(Life::of(&welcome(), &inbox));
         let gone = async {
-            while let Some(message) = told.recv().await {
+            while let Some(message) = received.recv().await {
                 if let Message::Gone { instance, .. } = message {
                     return Some(instance);
                 }

@@ -23,7 +23,7 @@ use super::links::{Links, ToWorker};
 use super::pool::open;
 use super::publish::Announcer;
 use super::replica::Replicas;
-use super::sink::Outlet;
+use super::sink::KvStream;
 use crate::audit::Audit;
 
 /// Messages taken in between two passes.
@@ -47,7 +47,7 @@ pub(super) struct Worker {
     /// Owners of the store that are no requests: reads for peers, replicas.
     pub(super) helpers: u64,
     pub(super) links: Arc<Links>,
-    pub(super) outlets: BTreeMap<SequenceId, Outlet>,
+    pub(super) kv_streams: BTreeMap<SequenceId, KvStream>,
     pub(super) chain_seed: u64,
     pub(super) facts: Vec<v1::Fact>,
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
@@ -91,7 +91,7 @@ impl Worker {
             legs: Legs::new(legs),
             helpers: 0,
             links: parts.links,
-            outlets: BTreeMap::new(),
+            kv_streams: BTreeMap::new(),
             chain_seed: 0,
             facts: Vec::new(),
             report: parts.report,
@@ -216,7 +216,7 @@ impl Worker {
         }
         changes.iter_mut().for_each(|change| self.name_tier(change));
         if let Some(announcer) = &mut self.announcer {
-            announcer.tell(&changes);
+            announcer.publish(&changes);
         }
         self.facts.extend(changes.iter().map(cache_fact));
         self.place_ready_replicas();
@@ -231,7 +231,7 @@ impl Worker {
 
     /// One pass of the engine and what came of it.
     fn pass(&mut self, events: &mut Vec<Event>) -> bool {
-        let mut sink = super::sink::Sink { outlets: &self.outlets };
+        let mut sink = super::sink::Sink { kv_streams: &self.kv_streams };
         let busy = self.engine.step(events, &mut sink);
         for event in events.drain(..) {
             match event {
@@ -253,7 +253,7 @@ impl Worker {
         busy
     }
 
-    pub(super) fn tell(&mut self, request: u64, fact: v1::fact::Fact) {
+    pub(super) fn report(&mut self, request: u64, fact: v1::fact::Fact) {
         let Some(job) = self.jobs.get(&request) else { return };
         self.facts.push(v1::Fact { request, attempt: job.attempt, fact: Some(fact) });
     }
@@ -284,11 +284,11 @@ impl Worker {
     fn obey(&mut self, effect: Effect) {
         match effect {
             Effect::Open { request, room_blocks } => self.open(request, room_blocks),
-            Effect::Fetch { request, .. } => self.fetch_asked(request.0),
-            Effect::Fetched { request, ok } => self.tell(request.0, v1::fact::Fact::Fetch(ok)),
+            Effect::Fetch { request, .. } => self.start_fetch(request.0),
+            Effect::Fetched { request, ok } => self.report(request.0, v1::fact::Fact::Fetch(ok)),
             Effect::Compute { request, cached_tokens } => self.start_prefill(request.0, cached_tokens),
             Effect::Seal { request } => self.seal(request.0),
-            Effect::Admit { request } => self.let_in(request.0),
+            Effect::Admit { request } => self.admit(request.0),
             Effect::Send { request } => self.send_all(request.0),
             Effect::Decode { request, local } => self.decode(request.0, local),
             Effect::Grow { request, blocks } => self.grow(request, blocks),
@@ -328,7 +328,7 @@ impl Worker {
             return;
         }
         self.engine.stop(SequenceId(request));
-        self.outlets.remove(&SequenceId(request));
+        self.kv_streams.remove(&SequenceId(request));
         self.links.forget(request);
         if held.blocks {
             self.cache.close(RequestId(request));
@@ -356,12 +356,12 @@ impl Worker {
 
     fn name_tier(&self, change: &mut CacheChange) {
         if let CacheChange::Stored { tier, .. } | CacheChange::Removed { tier, .. } = change {
-            *tier = self.tier_told(*tier);
+            *tier = self.reported_tier(*tier);
         }
     }
 
     /// The name of a tier in reports: on a node without an engine the fastest tier is memory.
-    const fn tier_told(&self, tier: Tier) -> Tier {
+    const fn reported_tier(&self, tier: Tier) -> Tier {
         match tier {
             Tier::Hbm if self.lends => Tier::Dram,
             tier => tier,
@@ -404,7 +404,7 @@ impl Worker {
         let tiers = Tier::LOCAL.iter().zip(&stats.store.tiers);
         let own = tiers.filter(|(name, _)| !self.lends || **name != Tier::Dram);
         let tiers = own.map(|(name, tier)| v1::TierLoad {
-            tier: v1::Tier::from(self.tier_told(*name)).into(),
+            tier: v1::Tier::from(self.reported_tier(*name)).into(),
             capacity_blocks: tier.capacity_blocks,
             used_blocks: tier.used_blocks,
             reserved_blocks: tier.reserved_blocks,

@@ -55,7 +55,7 @@ impl Collector {
     }
 
     /// All that came, as text.
-    pub(crate) fn heard(&self) -> String {
+    pub(crate) fn received_text(&self) -> String {
         format!("{:?}", self.kept.0.lock())
     }
 
@@ -77,7 +77,7 @@ impl Collector {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        panic!("no span of {request_id} after 10 s: {}", self.heard());
+        panic!("no span of {request_id} after 10 s: {}", self.received_text());
     }
 }
 

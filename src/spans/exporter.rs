@@ -65,7 +65,7 @@ impl ExportTask {
             counts: Arc::clone(&counts),
             stop: stop.clone(),
             absent: false,
-            told_dropped: 0,
+            reported_dropped: 0,
             quiet_until: Instant::now(),
         };
         Ok(Self { task: tokio::spawn(sender.run()), stop, counts })
@@ -94,7 +94,7 @@ struct Sender {
     /// The last batch did not get through.
     absent: bool,
     /// Dropped spans that the log has reported.
-    told_dropped: u64,
+    reported_dropped: u64,
     /// Before this time, the log does not report dropped spans again.
     quiet_until: Instant,
 }
@@ -149,8 +149,8 @@ impl Sender {
     /// Logs that the collector is reachable but too slow for the sampled spans, at most once a minute.
     fn tell_dropped(&mut self) {
         let (sent, dropped) = self.counts.read();
-        if dropped > self.told_dropped && Instant::now() >= self.quiet_until {
-            (self.told_dropped, self.quiet_until) = (dropped, Instant::now() + TELL_EVERY);
+        if dropped > self.reported_dropped && Instant::now() >= self.quiet_until {
+            (self.reported_dropped, self.quiet_until) = (dropped, Instant::now() + TELL_EVERY);
             tracing::warn!(
                 sent,
                 dropped,
@@ -175,7 +175,7 @@ impl Sender {
                 if std::mem::take(&mut self.absent) {
                     let (_, dropped) = self.counts.read();
                     tracing::info!(endpoint, dropped, "the collector takes spans again");
-                    self.told_dropped = dropped;
+                    self.reported_dropped = dropped;
                 }
                 self.tell_dropped();
             }

@@ -76,17 +76,17 @@ impl Client {
     pub(super) async fn sample(&self) -> Result<Sample, String> {
         self.within(async {
             let body = self.get("/admin/status").await?;
-            let status: Status = serde_json::from_slice(&body).map_err(|e| self.stranger(&e))?;
+            let status: Status = serde_json::from_slice(&body).map_err(|e| self.version_mismatch(&e))?;
             let metrics = self.get("/metrics").await?;
             let config = self.get("/admin/config").await?;
-            let config = serde_json::from_slice(&config).map_err(|e| self.stranger(&e))?;
+            let config = serde_json::from_slice(&config).map_err(|e| self.version_mismatch(&e))?;
             let scrape = Scrape::read(&String::from_utf8_lossy(&metrics));
             Ok(Sample { at: Instant::now(), status, scrape, objectives: objectives(&config) })
         })
         .await
     }
 
-    fn stranger(&self, error: &dyn std::fmt::Display) -> String {
+    fn version_mismatch(&self, error: &dyn std::fmt::Display) -> String {
         format!(
             "top: {} answers, but not as this version of baton does ({error}); use the same baton on both ends",
             self.base
@@ -121,14 +121,14 @@ impl Client {
             request = request.header(AUTHORIZATION, key);
         }
         let request = request.body(Full::default()).expect("a checked URL and a path of our own are a URL");
-        let (status, body) = self.http.ask(request, MAX_ANSWER_BYTES).await.map_err(failed)?;
+        let (status, body) = self.http.send_and_collect(request, MAX_ANSWER_BYTES).await.map_err(failed)?;
         match status {
             StatusCode::OK => Ok(body),
             StatusCode::UNAUTHORIZED => Err(format!(
                 "top: {}: operators only; give the configuration's service.admin_key with --key or BATON_ADMIN_KEY",
                 self.base
             )),
-            other => Err(self.stranger(&format!("{path}: {other}"))),
+            other => Err(self.version_mismatch(&format!("{path}: {other}"))),
         }
     }
 }

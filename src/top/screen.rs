@@ -55,7 +55,7 @@ async fn look(watch: Watch, sender: SyncSender<Result<Sample, String>>) {
 
 /// The action that a key triggers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum KeyAction {
     /// Nothing more.
     Quit,
     /// Show it.
@@ -95,8 +95,8 @@ impl Screen {
             }
             match event::read()? {
                 Event::Key(key) if key.kind == KeyEventKind::Press => match self.key(base, key) {
-                    Wish::Quit => return Ok(()),
-                    wish => stale = wish == Wish::Draw,
+                    KeyAction::Quit => return Ok(()),
+                    action => stale = action == KeyAction::Draw,
                 },
                 Event::Resize(..) => stale = true,
                 _ => {}
@@ -120,15 +120,15 @@ impl Screen {
     }
 
     /// Does what a key says.
-    pub(super) fn key(&mut self, base: &str, key: KeyEvent) -> Wish {
+    pub(super) fn key(&mut self, base: &str, key: KeyEvent) -> KeyAction {
         let page = Page::new(base, &self.history);
         let last = page.length(self.show.chosen).saturating_sub(1);
         let from = &mut self.show.from[self.show.chosen];
         // Lists grow shorter by themselves.
         *from = (*from).min(last);
         match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Wish::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return KeyAction::Quit,
             KeyCode::Char('p') => self.show.paused = !self.show.paused,
             KeyCode::Tab | KeyCode::Right => self.show.chosen = (self.show.chosen + 1) % LISTS,
             KeyCode::BackTab | KeyCode::Left => self.show.chosen = (self.show.chosen + LISTS - 1) % LISTS,
@@ -138,8 +138,8 @@ impl Screen {
             KeyCode::PageDown => *from = (*from + LEAP).min(last),
             KeyCode::Home => *from = 0,
             KeyCode::End => *from = last,
-            _ => return Wish::Stay,
+            _ => return KeyAction::Stay,
         }
-        Wish::Draw
+        KeyAction::Draw
     }
 }

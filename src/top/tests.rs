@@ -9,7 +9,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::frame::{Page, Show};
 use super::history::History;
 use super::scrape::Scrape;
-use super::screen::{Screen, Wish};
+use super::screen::{KeyAction, Screen};
 use super::{Objectives, Sample};
 use crate::conductor::{NodeStatus, RequestStatus, SloStatus, Status};
 
@@ -93,7 +93,7 @@ fn has(rows: &[String], words: &str) {
     assert!(rows.iter().any(|row| row.contains(words)), "no '{words}' in\n{}", rows.join("\n"));
 }
 
-fn press(screen: &mut Screen, code: KeyCode) -> Wish {
+fn press(screen: &mut Screen, code: KeyCode) -> KeyAction {
     screen.key(BASE, KeyEvent::new(code, KeyModifiers::NONE))
 }
 
@@ -189,8 +189,8 @@ fn text_has_a_row_for_everything() {
 #[test]
 fn arrows_scroll_the_chosen_list_and_stop_at_its_ends() {
     let mut screen = screen(100);
-    assert_eq!(press(&mut screen, KeyCode::Tab), Wish::Draw);
-    (0..3).for_each(|_| assert_eq!(press(&mut screen, KeyCode::Down), Wish::Draw));
+    assert_eq!(press(&mut screen, KeyCode::Tab), KeyAction::Draw);
+    (0..3).for_each(|_| assert_eq!(press(&mut screen, KeyCode::Down), KeyAction::Draw));
     let rows = draw(&screen, 150, 40);
     has(&rows, "(3 above)");
     has(&rows, "req-3 ");
@@ -209,7 +209,7 @@ fn arrows_scroll_the_chosen_list_and_stop_at_its_ends() {
     press(&mut screen, KeyCode::Left);
     press(&mut screen, KeyCode::PageDown);
     assert_eq!((screen.show.chosen, screen.show.from), (2, [0, 0, 4]));
-    assert_eq!(press(&mut screen, KeyCode::Char('x')), Wish::Stay);
+    assert_eq!(press(&mut screen, KeyCode::Char('x')), KeyAction::Stay);
 }
 
 #[test]
@@ -226,8 +226,8 @@ fn a_pause_holds_the_page_and_q_ends_it() {
     has(&rows, "Nodes (2)");
     assert!(screen.take(Ok(sample(Instant::now() + Duration::from_secs(9), 130, 1))));
     has(&draw(&screen, 150, 20), "since the start: finished");
-    assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Quit);
+    assert_eq!(press(&mut screen, KeyCode::Char('q')), KeyAction::Quit);
     let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(screen.key(BASE, interrupt), Wish::Quit);
-    assert_eq!(press(&mut screen, KeyCode::Char('c')), Wish::Stay);
+    assert_eq!(screen.key(BASE, interrupt), KeyAction::Quit);
+    assert_eq!(press(&mut screen, KeyCode::Char('c')), KeyAction::Stay);
 }

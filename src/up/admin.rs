@@ -85,7 +85,7 @@ impl Admin {
             (&Method::POST, ["policy"]) => self.policy(body).await,
             (&Method::POST, ["policy", "rollback"]) => match &self.shared {
                 Some(shared) => made(shared.rollback().await),
-                None => told(self.inbox.ask(Question::Rollback).await),
+                None => to_answer(self.inbox.ask(Question::Rollback).await),
             },
             (&Method::POST, ["nodes", node, "drain"]) => self.drain(node, true).await,
             (&Method::POST, ["nodes", node, "resume"]) => self.drain(node, false).await,
@@ -130,7 +130,7 @@ impl Admin {
             }
         });
         match config.await.unwrap_or_else(|e| Err(format!("the policy could not be read: {e}"))) {
-            Ok(config) => told(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
+            Ok(config) => to_answer(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
             Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
         }
     }
@@ -191,14 +191,14 @@ fn gone() -> Answer {
 /// The answer for a policy of the whole cluster.
 fn made(answer: Result<Vec<String>, PolicyRefusal>) -> Answer {
     match answer {
-        Ok(changes) => told(Some(Ok(changes))),
+        Ok(changes) => to_answer(Some(Ok(changes))),
         Err(PolicyRefusal::Wrong(why)) => wrong(StatusCode::BAD_REQUEST, &why),
         Err(PolicyRefusal::Conflict(why)) => wrong(StatusCode::CONFLICT, &why),
         Err(PolicyRefusal::NotNow(why)) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
     }
 }
 
-fn told(answer: Option<Result<Vec<String>, String>>) -> Answer {
+fn to_answer(answer: Option<Result<Vec<String>, String>>) -> Answer {
     match answer {
         Some(Ok(changes)) => (StatusCode::OK, json!({ "changed": changes })),
         Some(Err(why)) => wrong(StatusCode::BAD_REQUEST, &why),
@@ -207,7 +207,7 @@ fn told(answer: Option<Result<Vec<String>, String>>) -> Answer {
 }
 
 fn done(answer: Option<Result<(), String>>) -> Answer {
-    told(answer.map(|answer| answer.map(|()| Vec::new())))
+    to_answer(answer.map(|answer| answer.map(|()| Vec::new())))
 }
 
 fn reply(status: StatusCode, kind: &'static str, text: String) -> Reply {

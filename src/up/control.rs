@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::ServerTlsConfig;
 use tonic::transport::server::Connected;
 
-use crate::conductor::{Comer, ControlService};
+use crate::conductor::{AttachPeer, ControlService};
 use crate::metrics::{ControlCloseReason, Metrics};
 
 /// How long a connection may take to have a node attached: TLS, the proof of the cluster's key and its Hello together.
@@ -87,9 +87,9 @@ fn incoming(
 struct NodeLine {
     stream: TcpStream,
     _place: Place,
-    comer: Comer,
+    attach_peer: AttachPeer,
     overdue: Pin<Box<Sleep>>,
-    heard_bytes: u64,
+    received_bytes: u64,
     metrics: Metrics,
 }
 
@@ -101,22 +101,29 @@ impl NodeLine {
         attach_within: Duration,
     ) -> Self {
         let overdue = Box::pin(tokio::time::sleep(attach_within));
-        Self { stream, _place: place, comer: Comer::from(peer), overdue, heard_bytes: 0, metrics }
+        Self {
+            stream,
+            _place: place,
+            attach_peer: AttachPeer::from(peer),
+            overdue,
+            received_bytes: 0,
+            metrics,
+        }
     }
 
     /// Breaks a connection that has attached nothing.
     fn not_attached(&self, why: &str) -> io::Error {
         self.metrics.control_closed(ControlCloseReason::NotAttached);
-        tracing::debug!(from = %self.comer.address(), why, "a connection of the control port is closed");
+        tracing::debug!(from = %self.attach_peer.address(), why, "a connection of the control port is closed");
         io::Error::new(io::ErrorKind::TimedOut, why)
     }
 }
 
 impl Connected for NodeLine {
-    type ConnectInfo = Comer;
+    type ConnectInfo = AttachPeer;
 
-    fn connect_info(&self) -> Comer {
-        self.comer.clone()
+    fn connect_info(&self) -> AttachPeer {
+        self.attach_peer.clone()
     }
 }
 
@@ -126,18 +133,18 @@ impl AsyncRead for NodeLine {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.comer.has_attached() {
+        if self.attach_peer.has_attached() {
             return Pin::new(&mut self.stream).poll_read(cx, buffer);
         }
         if self.overdue.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(self.not_attached("no node was attached in time")));
         }
-        if self.heard_bytes >= UNATTACHED_BYTES {
+        if self.received_bytes >= UNATTACHED_BYTES {
             return Poll::Ready(Err(self.not_attached("much was sent and no node attached")));
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.heard_bytes += (buffer.filled().len() - before) as u64;
+        self.received_bytes += (buffer.filled().len() - before) as u64;
         read
     }
 }
@@ -198,7 +205,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_is_attached_may_be_silent() {
         let (mut near, mut far, metrics) = line(Duration::from_millis(30)).await;
-        near.comer.attach();
+        near.attach_peer.attach();
         tokio::time::sleep(Duration::from_millis(60)).await;
         far.write_all(&[7]).await.unwrap();
         assert_eq!(near.read_u8().await.unwrap(), 7);

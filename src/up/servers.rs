@@ -121,7 +121,7 @@ impl Servers {
                 stop.cancelled().await;
                 break;
             };
-            self.heed(change);
+            self.apply_change(change);
         }
         // Dropping the senders stops the tasks at once.
         let tasks: Vec<_> = self.servers.into_values().map(|server| server.task).collect();
@@ -131,11 +131,11 @@ impl Servers {
         }
     }
 
-    fn heed(&mut self, change: Change) {
+    fn apply_change(&mut self, change: Change) {
         match change {
             Change::Snapshot(all) => all.members.values().for_each(|one| self.want(&one.member)),
             Change::Joined(one) | Change::Changed { now: one, .. } => self.want(&one.member),
-            Change::Left { was, .. } => self.let_go(&was.member.name),
+            Change::Left { was, .. } => self.retire(&was.member.name),
             Change::Stale(stale) => {
                 tracing::warn!(why = stale.why, "the list of servers cannot be read: the last one counts");
             }
@@ -146,7 +146,7 @@ impl Servers {
     fn want(&mut self, member: &Arc<Member>) {
         // A conductor may be listed beside its servers.
         if member.role.instance().is_none() {
-            return self.let_go(&member.name);
+            return self.retire(&member.name);
         }
         if let Some(server) = self.servers.get(&member.name) {
             server.wanted.send_replace(Some(Arc::clone(member)));
@@ -154,12 +154,12 @@ impl Servers {
         }
         let (wanted, seen) = watch::channel(Some(Arc::clone(member)));
         let idle = Arc::new(AtomicBool::new(false));
-        let task = tokio::spawn(Arc::clone(&self.driving).tend(seen, Arc::clone(&idle)));
+        let task = tokio::spawn(Arc::clone(&self.driving).run_server(seen, Arc::clone(&idle)));
         self.servers.insert(member.name.clone(), Server { wanted, idle, task });
     }
 
     /// Lets a server finish what it was given, within bounds, and lets go of it.
-    fn let_go(&mut self, name: &str) {
+    fn retire(&mut self, name: &str) {
         if let Some(server) = self.servers.get(name) {
             server.wanted.send_replace(None);
         }
@@ -171,7 +171,7 @@ impl Servers {
 
 impl ServerContext {
     /// Runs the server of one name as wanted, until the sender of wanted states is gone.
-    async fn tend(self: Arc<Self>, mut wanted: watch::Receiver<WantedMember>, idle: Arc<AtomicBool>) {
+    async fn run_server(self: Arc<Self>, mut wanted: watch::Receiver<WantedMember>, idle: Arc<AtomicBool>) {
         loop {
             let now = wanted.borrow_and_update().clone();
             let goes_on = match now {

@@ -62,12 +62,17 @@ impl Store {
 
     fn check_children(&self, number: u32) -> Result<(), String> {
         let block = &self.table[number];
-        let mut kids = [0; TIERS + 1];
+        let mut children = [0; TIERS + 1];
         for child in self.table.children(number) {
             ensure!(self.table[child].parent == number, "{:?} has a foreign child", block.key);
-            kids[self.table[child].fastest()] += 1;
+            children[self.table[child].fastest()] += 1;
         }
-        ensure!(kids[..2] == block.kids, "{:?} has children {kids:?}, counted {:?}", block.key, block.kids);
+        ensure!(
+            children[..2] == block.children,
+            "{:?} has children {children:?}, counted {:?}",
+            block.key,
+            block.children
+        );
         Ok(())
     }
 
@@ -188,7 +193,7 @@ mod tests {
         assert!(complaint(|s, _| s.tiers[HBM].space.reserve(1)).contains("I4"));
         assert!(complaint(|s, _| s.tiers[DRAM].space.reserve(1)).contains("I4"));
         assert!(complaint(|s, b| s.tiers[HBM].resting.lift(b[3])).contains("I3"));
-        assert!(complaint(|s, b| s.table[b[0]].kids[0] = 7).contains("children"));
+        assert!(complaint(|s, b| s.table[b[0]].children[0] = 7).contains("children"));
         assert!(complaint(|s, b| s.table[b[3]].parent = b[1]).contains("child"));
         assert!(complaint(|s, b| s.table[b[2]].unclaimed = true).contains("filled by 1 owners"));
         assert!(complaint(|s, b| s.table[b[3]].slots[DRAM] = Slot::Filling).contains("copies coming"));

@@ -43,7 +43,7 @@ pub(crate) struct Block {
     /// Previous among them.
     pub prev_sibling: u32,
     /// Children whose fastest tier is HBM, and DRAM.
-    pub kids: [u32; 2],
+    pub children: [u32; 2],
     /// Owners that hold it.
     pub pins: u32,
     /// Changes when a copy under way is called off, so that its ticket is seen to be stale.
@@ -74,7 +74,7 @@ impl Block {
             first_child: NONE,
             next_sibling: NONE,
             prev_sibling: NONE,
-            kids: [0; 2],
+            children: [0; 2],
             pins: 0,
             generation: 0,
             age,

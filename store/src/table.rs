@@ -83,8 +83,8 @@ impl Table {
         self.index.insert_unique(spread(key), number, |&other| spread(blocks[other as usize].key));
         if parent != NONE {
             let above = &mut self[parent];
-            if let Some(kids) = above.kids.get_mut(fastest) {
-                *kids += 1;
+            if let Some(children) = above.children.get_mut(fastest) {
+                *children += 1;
             }
             let next = core::mem::replace(&mut above.first_child, number);
             self[number].next_sibling = next;
@@ -112,9 +112,9 @@ impl Table {
         block.slots = [Slot::Empty; TIERS];
         let (key, parent, next, prev) = (block.key, block.parent, block.next_sibling, block.prev_sibling);
         if tier <= DRAM && parent != NONE {
-            let kids = &mut self[parent].kids[tier];
-            assert!(*kids > 0, "a parent counts its children by their fastest tier");
-            *kids -= 1;
+            let children = &mut self[parent].children[tier];
+            assert!(*children > 0, "a parent counts its children by their fastest tier");
+            *children -= 1;
         }
         if prev != NONE {
             self[prev].next_sibling = next;
@@ -138,20 +138,20 @@ impl Table {
         if before == after || parent == NONE {
             return;
         }
-        let kids = &mut self[parent].kids;
+        let children = &mut self[parent].children;
         if before <= DRAM {
-            assert!(kids[before] > 0, "a parent counts its children by their fastest tier");
-            kids[before] -= 1;
+            assert!(children[before] > 0, "a parent counts its children by their fastest tier");
+            children[before] -= 1;
         }
         if after <= DRAM {
-            kids[after] += 1;
+            children[after] += 1;
         }
     }
 
     /// Whether no child rests with its fastest copy in `tier`.
     pub(crate) fn is_leaf_in(&self, number: u32, tier: usize) -> bool {
         let block = &self[number];
-        if tier < SSD { block.kids[tier] == 0 } else { block.first_child == NONE }
+        if tier < SSD { block.children[tier] == 0 } else { block.first_child == NONE }
     }
 
     /// The children of a block, newest first.
@@ -204,7 +204,7 @@ mod tests {
         let generation = table[child].generation;
         table.remove_leaf(child, HBM);
         assert_eq!(table.find(BlockKey(2)), None);
-        assert_eq!(table[root].kids, [0, 0]);
+        assert_eq!(table[root].children, [0, 0]);
         let again = table.insert(BlockKey(3), root, 0);
         assert_eq!(again, child);
         assert_ne!(table[again].generation, generation);
@@ -226,11 +226,11 @@ mod tests {
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
             let mut table = Table::default();
             let root = table.insert(BlockKey(9), NONE, 0);
-            let kids: Vec<u32> = (0..3).map(|k| table.insert(BlockKey(k), root, 0)).collect();
-            let mut left = vec![kids[2], kids[1], kids[0]];
+            let children: Vec<u32> = (0..3).map(|k| table.insert(BlockKey(k), root, 0)).collect();
+            let mut left = vec![children[2], children[1], children[0]];
             for position in order {
-                table.remove_leaf(kids[position], TIERS);
-                left.retain(|&kid| kid != kids[position]);
+                table.remove_leaf(children[position], TIERS);
+                left.retain(|&kid| kid != children[position]);
                 assert_eq!(table.children(root).collect::<Vec<_>>(), left);
             }
         }
@@ -242,12 +242,12 @@ mod tests {
         let root = table.insert(BlockKey(1), NONE, 0);
         let child = table.insert(BlockKey(2), root, 0);
         table.set_slot(child, DRAM, Slot::Ready);
-        assert_eq!(table[root].kids, [1, 0]);
+        assert_eq!(table[root].children, [1, 0]);
         table.set_slot(child, HBM, Slot::Empty);
-        assert_eq!(table[root].kids, [0, 1]);
+        assert_eq!(table[root].children, [0, 1]);
         assert!(table.is_leaf_in(root, HBM) && !table.is_leaf_in(root, DRAM));
         table.set_slot(child, DRAM, Slot::Empty);
-        assert_eq!(table[root].kids, [0, 0]);
+        assert_eq!(table[root].children, [0, 0]);
     }
 
     #[test]

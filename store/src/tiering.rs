@@ -252,8 +252,8 @@ impl Store {
 
     /// A child whose fastest tier is faster than `floor`, which is a tier.
     fn child_above(&self, block: u32, floor: usize) -> Option<u32> {
-        let kids = self.table[block].kids;
-        if kids[..floor].iter().all(|&count| count == 0) {
+        let children = self.table[block].children;
+        if children[..floor].iter().all(|&count| count == 0) {
             return None;
         }
         self.table.children(block).find(|&child| self.table[child].fastest() < floor)

@@ -15,14 +15,14 @@ use super::several::{RunningProcess, free_port, ready, start};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A conductor and a pair, all with `more` on their command lines; where clients are served, and nodes attach.
-struct Trio {
+struct SmallCluster {
     place: TempDir,
     clients: SocketAddr,
     control: String,
     _running: Vec<RunningProcess>,
 }
 
-impl Trio {
+impl SmallCluster {
     fn start(place: TempDir, scheme: &str, more: &[&str]) -> Self {
         let (at, clients, control) = (place.path(), free_port(), free_port());
         let mut serve = baton(at);
@@ -43,11 +43,11 @@ impl Trio {
             ));
         }
         let clients = SocketAddr::from(([127, 0, 0, 1], clients));
-        let trio = Self { place, clients, control, _running: running };
+        let cluster = Self { place, clients, control, _running: running };
         until(LONG, "a pair with what is asked for serves", || {
-            (ready(trio.clients) != Some(200)).then(|| trio.logs())
+            (ready(cluster.clients) != Some(200)).then(|| cluster.logs())
         });
-        trio
+        cluster
     }
 
     fn logs(&self) -> String {
@@ -86,19 +86,19 @@ fn who_has_the_key_attaches_and_others_are_told_why_they_do_not() {
     let place = TempDir::new().unwrap();
     write(place.path(), "cluster.key", "the key of this cluster, of 32 bytes\n");
     write(place.path(), "other.key", "the key of another cluster, of 32 bytes\n");
-    let trio = Trio::start(place, "http", &["--cluster-key", "cluster.key"]);
-    trio.asks();
-    assert_eq!(trio.refused(), Some(0));
-    let said = trio.turned_away(&trio.control, &[]);
+    let cluster = SmallCluster::start(place, "http", &["--cluster-key", "cluster.key"]);
+    cluster.asks();
+    assert_eq!(cluster.refused(), Some(0));
+    let said = cluster.turned_away(&cluster.control, &[]);
     assert!(said.contains("start the node with --cluster-key"), "{said}");
-    let said = trio.turned_away(&trio.control, &["--cluster-key", "other.key"]);
+    let said = cluster.turned_away(&cluster.control, &["--cluster-key", "other.key"]);
     assert!(said.contains("the node has another cluster key"), "{said}");
-    let said = trio.turned_away(&trio.control, &["--cluster-key", "none.key"]);
+    let said = cluster.turned_away(&cluster.control, &["--cluster-key", "none.key"]);
     assert!(said.contains("none.key"), "{said}");
     // The last one has not dialled.
-    assert_eq!(trio.refused(), Some(2));
-    trio.asks();
-    let logs = trio.logs();
+    assert_eq!(cluster.refused(), Some(2));
+    cluster.asks();
+    let logs = cluster.logs();
     assert!(!logs.contains("the key of"), "no key in a log: {logs}");
 }
 
@@ -133,26 +133,26 @@ fn under_tls_conductor_and_nodes_must_trust_the_same_ca() {
     write(place.path(), "cluster.key", "the key of this cluster, of 32 bytes\n");
     certificates(place.path(), "ours");
     certificates(place.path(), "others");
-    let trio = Trio::start(place, "https", &TLS);
-    trio.asks();
+    let cluster = SmallCluster::start(place, "https", &TLS);
+    cluster.asks();
     // A CA that did not sign the conductor's certificate; then one that did, with a certificate that it did not.
     for wrong in [7, 3] {
         let mut more = TLS;
         more[wrong] = if wrong == 7 { "others/ca.pem" } else { "others/cert.pem" };
         more[5] = if wrong == 3 { "others/key.pem" } else { more[5] };
-        let mut node = baton(trio.place.path());
+        let mut node = baton(cluster.place.path());
         node.args(["node", "--name", "stranger", "--role", "prefill", "--engine", "zero"]);
-        node.args(["--conductor", &trio.control]).args(more);
+        node.args(["--conductor", &cluster.control]).args(more);
         let name = format!("stranger-{wrong}");
-        let _stranger = start(node, trio.place.path(), &name);
-        let log = || std::fs::read_to_string(trio.place.path().join(format!("{name}.err"))).unwrap();
+        let _stranger = start(node, cluster.place.path(), &name);
+        let log = || std::fs::read_to_string(cluster.place.path().join(format!("{name}.err"))).unwrap();
         until(LONG, "it is not attached", || (!log().contains("not attached")).then(log));
     }
-    let plain = trio.control.replace("https", "http");
-    let said = trio.turned_away(&plain, &TLS);
+    let plain = cluster.control.replace("https", "http");
+    let said = cluster.turned_away(&plain, &TLS);
     assert!(said.contains("write https://"), "{said}");
-    let said = trio.turned_away(&trio.control, &TLS[..2]);
+    let said = cluster.turned_away(&cluster.control, &TLS[..2]);
     assert!(said.contains("--cluster-tls-ca"), "{said}");
-    let status = http::call(trio.clients, "GET /admin/status", &[], "").unwrap().ok().json();
+    let status = http::call(cluster.clients, "GET /admin/status", &[], "").unwrap().ok().json();
     assert_eq!(status["nodes"].as_array().unwrap().len(), 2, "{status}");
 }

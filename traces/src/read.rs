@@ -43,7 +43,7 @@ pub struct Reader {
     parsed: Vec<Record>,
     ready: VecDeque<(u64, Record)>,
     reorder: Option<ReorderBuffer>,
-    mended: Corrections,
+    corrections: Corrections,
     origin_ms: Option<f64>,
     last_ms: f64,
     next_own_id: u64,
@@ -121,7 +121,7 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Reader, TraceError> {
             sequence: 0,
         }),
         setup,
-        mended: Corrections::default(),
+        corrections: Corrections::default(),
         origin_ms: None,
         last_ms: f64::NEG_INFINITY,
         next_own_id: SYNTHETIC_ID_BASE,
@@ -170,24 +170,27 @@ impl Reader {
     pub fn assumptions(&self) -> Vec<String> {
         let mut all = self.assumptions.clone();
         all.extend(self.parser.notes());
-        let mended = &self.mended;
-        if mended.without_ids > 0 {
+        let corrections = &self.corrections;
+        if corrections.without_ids > 0 {
             all.push(format!(
                 "{} rows have no block ids: each got ids that no other shares",
-                mended.without_ids
+                corrections.without_ids
             ));
         }
-        if mended.id_counts > 0 {
+        if corrections.id_counts > 0 {
             all.push(format!(
                 "{} rows had too few or too many block ids: filled up or cut",
-                mended.id_counts
+                corrections.id_counts
             ));
         }
-        if mended.late > 0 {
-            all.push(format!("{} rows were out of time order", mended.late));
+        if corrections.late > 0 {
+            all.push(format!("{} rows were out of time order", corrections.late));
         }
-        if let Some(first) = &mended.first_left_out {
-            all.push(format!("{} faulty rows were left out, the first because {first}", mended.left_out));
+        if let Some(first) = &corrections.first_left_out {
+            all.push(format!(
+                "{} faulty rows were left out, the first because {first}",
+                corrections.left_out
+            ));
         }
         all
     }
@@ -240,8 +243,8 @@ impl Reader {
     }
 
     fn leave_out(&mut self, error: &TraceError) {
-        self.mended.left_out += 1;
-        self.mended
+        self.corrections.left_out += 1;
+        self.corrections
             .first_left_out
             .get_or_insert_with(|| format!("row {}: {}", error.row.unwrap_or_default(), error.problem));
     }
@@ -326,7 +329,7 @@ impl Reader {
         if (late || negative) && self.mode == Mode::Strict {
             return Err(self.time_fault(record.timestamp_ms));
         }
-        self.mended.late += u64::from(late || negative);
+        self.corrections.late += u64::from(late || negative);
         record.timestamp_ms = record.timestamp_ms.max(0.0);
         self.last_ms = self.last_ms.max(record.timestamp_ms);
         self.ready.push_back((row, record));
@@ -377,12 +380,12 @@ impl Reader {
         }
         let is_short_tail = self.setup.tails_dropped && given == record.input_length / block_tokens;
         if given == 0 && !is_short_tail {
-            self.mended.without_ids += 1;
+            self.corrections.without_ids += 1;
         } else if !is_short_tail {
             if self.mode == Mode::Strict {
                 return Err(self.count_fault(record.input_length, given, wanted));
             }
-            self.mended.id_counts += 1;
+            self.corrections.id_counts += 1;
         }
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         record.hash_ids.truncate(wanted);

@@ -33,7 +33,7 @@ impl Loop {
         let mut held = Self { core, peers, next: 0, now_us: 0, effects: Vec::new(), posted: VecDeque::new() };
         for peer in 0..peers {
             let routes = (0..rails).map(|rail| Route { rail: RailNumber(rail), tier: 0 }).collect();
-            held.tell(Input::PeerKnown { peer: PeerNumber(peer), routes });
+            held.feed(Input::PeerKnown { peer: PeerNumber(peer), routes });
         }
         for _ in 0..batches {
             held.submit();
@@ -53,10 +53,10 @@ impl Loop {
         let priority = Priority::ALL[(self.next / 7 % 4) as usize];
         self.next += 1;
         let request = BatchRequest { batch, peer, priority, deadline_us: None, notice: false, ops: vec![op] };
-        self.tell(Input::Submit(request));
+        self.feed(Input::Submit(request));
     }
 
-    fn tell(&mut self, input: Input) {
+    fn feed(&mut self, input: Input) {
         let mut effects = std::mem::take(&mut self.effects);
         self.core.step(self.now_us, input, &mut effects);
         for effect in effects.drain(..) {
@@ -82,7 +82,7 @@ impl Loop {
     fn turn(&mut self) {
         let (path, ticket) = self.posted.pop_front().expect("there is always work");
         self.now_us += 1;
-        self.tell(Input::SliceDone { path, ticket });
+        self.feed(Input::SliceDone { path, ticket });
         if self.next >> 63 == 1 {
             self.next &= !(1 << 63);
             self.submit();
@@ -112,7 +112,7 @@ fn large_batch(criterion: &mut Criterion) {
                 let (peer, priority) = (PeerNumber(0), Priority::Handoff);
                 let request =
                     BatchRequest { batch, peer, priority, deadline_us: None, notice: false, ops: vec![op] };
-                held.tell(Input::Submit(request));
+                held.feed(Input::Submit(request));
                 while held.core.done_bytes(batch).is_some() {
                     held.turn();
                 }

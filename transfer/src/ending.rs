@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use crate::batch::{Batch, End, Phase};
 use crate::engine::MoverCore;
-use crate::slices::Cargo;
+use crate::slices::SliceContent;
 use crate::timers::Timer;
 use crate::{Effect, Failure, Reason, Stage};
 
@@ -56,7 +56,7 @@ impl MoverCore {
             let phase = core::mem::replace(&mut self.batches[slot].phase, Phase::Noticed);
             assert!(phase == Phase::Noticing, "a notice is sent once");
             self.stats.notices += 1;
-            let ticket = self.put_on(path, Cargo::Notice { batch: slot });
+            let ticket = self.put_on(path, SliceContent::Notice { batch: slot });
             let (path, batch) = (self.paths[path].number, self.batches[slot].id);
             effects.push(Effect::Notify { path, ticket, batch });
         }
@@ -91,9 +91,9 @@ impl MoverCore {
         if !matches!(self.batches[slot].phase, Phase::Ending(_)) {
             return self.late(slot, effects);
         }
-        let holds = |slice: &u32| match self.slices.get(*slice).cargo {
-            Cargo::Data { batch, .. } | Cargo::Notice { batch } => batch == slot,
-            Cargo::Probe => false,
+        let holds = |slice: &u32| match self.slices.get(*slice).content {
+            SliceContent::Data { batch, .. } | SliceContent::Notice { batch } => batch == slot,
+            SliceContent::Probe => false,
         };
         let paths = self.peers[self.batches[slot].peer].paths.iter();
         let paths: Vec<u32> =
@@ -129,14 +129,14 @@ impl MoverCore {
         assert!(batch.ops.len() as u64 <= self.ops, "I9: the ops of every batch are counted");
         self.ops -= batch.ops.len() as u64;
         self.stats.unfenced += u64::from(!batch.remote_fenced);
-        effects.push(self.told(&batch, end));
+        effects.push(self.end_effect(&batch, end));
         let peer = &mut self.peers[batch.peer];
         let known = peer.batches.remove(&slot);
         assert!(known, "a batch that ends is among its peer's");
         self.rest(batch.peer);
     }
 
-    fn told(&mut self, batch: &Batch, end: End) -> Effect {
+    fn end_effect(&mut self, batch: &Batch, end: End) -> Effect {
         let (id, remote_fenced) = (batch.id, batch.remote_fenced);
         match end {
             End::Done => {
@@ -281,7 +281,7 @@ mod tests {
         let first: [(Happening, &str); 3] = [
             (("cancelled", |bench| bench.cancel(1)), "cancelled"),
             (("deadline", |bench| bench.pass(60_000_000 - 1_000)), "failed"),
-            (("peer ended", |bench| bench.tell(Input::PeerEnded { peer: PeerNumber(0) })), "failed"),
+            (("peer ended", |bench| bench.feed(Input::PeerEnded { peer: PeerNumber(0) })), "failed"),
         ];
         let time_limit = MoverConfig {
             silent_us: 1 << 50,
@@ -298,7 +298,7 @@ mod tests {
                 for path in closes(&effects) {
                     effects.extend(bench.closed(path, PathEnd::Fenced));
                 }
-                effects.extend(bench.tell(Input::SliceDone { path: post.path, ticket: post.ticket }));
+                effects.extend(bench.feed(Input::SliceDone { path: post.path, ticket: post.ticket }));
                 let ended = ends(&effects);
                 assert_eq!((ended.len(), ended[0].1), (1, how), "{what}, then {next}");
                 assert_eq!(bench.core.stats().live_batches, 0);
@@ -373,7 +373,7 @@ mod tests {
         let [(on, ticket)] = notices(&effects)[..] else { panic!("{effects:?}") };
         bench.ignores(Input::PathRefused { path: on, ticket });
         bench.now_us += 77;
-        let effects = bench.tell(Input::Notified { path: on, ticket });
+        let effects = bench.feed(Input::Notified { path: on, ticket });
         assert_eq!(effects, [Effect::Done { batch: BatchId(1), bytes: 0, took_us: 77 }]);
     }
 

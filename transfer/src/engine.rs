@@ -420,7 +420,7 @@ mod tests {
             for _ in 0..1_500 {
                 bench.now_us += rng.below(20_000);
                 let input = noise(&mut rng, &bench.core, &seen);
-                for effect in bench.tell(input) {
+                for effect in bench.feed(input) {
                     match effect {
                         Effect::OpenPath { path, .. } => seen.push((path, Ticket(0))),
                         Effect::Post { path, ticket, .. }
@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(ends(&effects)[2].1, "failed", "it was late before it was cancelled");
         assert_eq!(bench.core.stats().ignored_inputs, 1);
         bench.now_us = 1;
-        assert_eq!(bench.tell(Input::TimerFired), []);
+        assert_eq!(bench.feed(Input::TimerFired), []);
         assert_eq!((bench.core.now_us, bench.core.stats().clock_regressions), (5_000, 1));
     }
 

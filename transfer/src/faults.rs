@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::batch::{End, Phase, Piece};
 use crate::engine::MoverCore;
 use crate::path::PathState;
-use crate::slices::Cargo;
+use crate::slices::SliceContent;
 use crate::timers::Timer;
 use crate::{Effect, Failure, Fault, PathEnd, PathNumber, RailNumber, Reason, Stage, Ticket};
 
@@ -41,8 +41,8 @@ impl MoverCore {
     /// One slice of a path that has ended: its batch is in doubt until the path has closed.
     fn orphan(&mut self, slot: u32, fault: Fault, effects: &mut Vec<Effect>) {
         let slice = self.take_off(slot);
-        match slice.cargo {
-            Cargo::Data { batch, piece } => {
+        match slice.content {
+            SliceContent::Data { batch, piece } => {
                 let path = &mut self.paths[slice.path];
                 let writes = self.batches[batch].writes(piece.op);
                 let doubts = &mut self.batches[batch].doubts;
@@ -55,12 +55,12 @@ impl MoverCore {
                 }
                 self.repeat(batch, piece, fault, effects);
             }
-            Cargo::Notice { batch } => {
+            SliceContent::Notice { batch } => {
                 let failure = Failure { stage: Stage::Notify, reason: Reason::Fault(fault) };
                 self.begin_end(batch, End::Failed(failure), effects);
                 self.settle_if_live(batch, effects);
             }
-            Cargo::Probe => {}
+            SliceContent::Probe => {}
         }
     }
 
@@ -145,16 +145,16 @@ impl MoverCore {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };
-        let (path, cargo) = (self.slices.get(slot).path, self.slices.get(slot).cargo);
-        match (cargo, fault) {
+        let (path, content) = (self.slices.get(slot).path, self.slices.get(slot).content);
+        match (content, fault) {
             // The peer refused the slice: no byte of it can land, and the path itself is sound.
-            (Cargo::Data { batch, .. }, Fault::Stale | Fault::Invalid) => {
+            (SliceContent::Data { batch, .. }, Fault::Stale | Fault::Invalid) => {
                 self.refused((slot, batch), Stage::Move, fault, effects);
             }
-            (Cargo::Notice { batch }, Fault::Stale | Fault::Invalid) => {
+            (SliceContent::Notice { batch }, Fault::Stale | Fault::Invalid) => {
                 self.refused((slot, batch), Stage::Notify, fault, effects);
             }
-            (Cargo::Data { batch, piece }, Fault::Corrupt) => {
+            (SliceContent::Data { batch, piece }, Fault::Corrupt) => {
                 self.stats.damaged_slices += 1;
                 if piece.damaged {
                     let failure = Failure { stage: Stage::Move, reason: Reason::Fault(fault) };
@@ -512,7 +512,7 @@ mod tests {
         bench.pass(30_000);
         let effects = bench.submit(write(3, 0, 1_000));
         let [ticket] = probes(&bench.opened(opens(&effects)[0]))[..] else { panic!("{effects:?}") };
-        bench.tell(Input::Notified { path: opens(&effects)[0], ticket });
+        bench.feed(Input::Notified { path: opens(&effects)[0], ticket });
         let post = posts(&bench.submit(write(4, 0, 1_000)))[0];
         assert_eq!((post.path, bench.route(0, 0).0), (opens(&effects)[0], 1));
         bench.done(post);
@@ -566,7 +566,7 @@ mod tests {
             effects.extend(bench.pass(1));
             for ticket in probes(&core::mem::take(&mut effects)) {
                 probed += 1;
-                effects = bench.tell(Input::Notified { path: post.path, ticket });
+                effects = bench.feed(Input::Notified { path: post.path, ticket });
             }
             assert_eq!(effects, []);
         }
@@ -577,7 +577,7 @@ mod tests {
     fn a_full_path_that_forgets_to_say_that_it_has_room_is_tried_again() {
         let config = MoverConfig { silent_us: 400, ..MoverConfig::default() };
         let (mut bench, post) = Bench::moving(config);
-        bench.tell(Input::PathRefused { path: post.path, ticket: post.ticket });
+        bench.feed(Input::PathRefused { path: post.path, ticket: post.ticket });
         assert_eq!(bench.pass(399), []);
         let effects = bench.pass(1);
         assert_eq!((effects.len(), posts(&effects)[0].path), (1, post.path));

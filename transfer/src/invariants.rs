@@ -7,7 +7,7 @@ use crate::batch::{Batch, Phase};
 use crate::engine::MoverCore;
 use crate::path::{Path, PathState};
 use crate::peer::Peer;
-use crate::slices::Cargo;
+use crate::slices::SliceContent;
 use crate::timers::Timer;
 
 type Audit = Result<(), String>;
@@ -88,7 +88,7 @@ impl MoverCore {
         for (_, path) in self.paths.iter() {
             for &slice in &path.outstanding {
                 let slice = self.slices.get(slice);
-                if matches!(slice.cargo, Cargo::Data { batch, .. } | Cargo::Notice { batch } if batch == slot)
+                if matches!(slice.content, SliceContent::Data { batch, .. } | SliceContent::Notice { batch } if batch == slot)
                 {
                     on_way += 1;
                     bytes += slice.bytes();
@@ -127,9 +127,9 @@ impl MoverCore {
         let bytes = path.outstanding.iter().map(|&slice| self.slices.get(slice).bytes()).sum::<u64>();
         ensure(bytes == path.bytes, "bytes of a path")?;
         ensure(bytes < spec.path_bytes + u64::from(self.config.slice_bytes_max), "I9: bytes of a path")?;
-        let seated = path.outstanding.iter().zip(0..).all(|(&slice, seat)| {
+        let seated = path.outstanding.iter().zip(0..).all(|(&slice, position)| {
             let slice = self.slices.get(slice);
-            slice.seat == seat && slice.path == slot
+            slice.position == position && slice.path == slot
         });
         ensure(seated, "a slice is not in its seat")?;
         let watched = path.outstanding.is_empty() && path.probe.is_none() && !path.full;

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use crate::engine::MoverCore;
 use crate::path::{Path, PathState};
-use crate::slices::Cargo;
+use crate::slices::SliceContent;
 use crate::timers::Timer;
 use crate::{Effect, Fault, PathNumber, Route};
 
@@ -266,7 +266,7 @@ impl MoverCore {
     /// Asks a path for a sign of life.
     pub(super) fn probe(&mut self, slot: u32, effects: &mut Vec<Effect>) {
         self.stats.probes += 1;
-        let (probe, ticket) = self.slices.insert(slot, 0, self.now_us, Cargo::Probe);
+        let (probe, ticket) = self.slices.insert(slot, 0, self.now_us, SliceContent::Probe);
         let path = &mut self.paths[slot];
         let due_us = self.now_us.saturating_add(self.config.probe_us);
         let before = path.probe.replace((probe, due_us));
@@ -411,7 +411,7 @@ mod tests {
             assert_eq!(bench.submit(write(u64::from(peer), peer, 1_000)), []);
         }
         assert_eq!(ends(&bench.cancel(1)), [(1, "cancelled", None, true)]);
-        bench.tell(Input::PeerEnded { peer: PeerNumber(2) });
+        bench.feed(Input::PeerEnded { peer: PeerNumber(2) });
         assert_eq!(closes(&bench.done(post)), [post.path]);
         assert_eq!(opens_to(&bench.closed(post.path, PathEnd::Fenced)), [(3, 0)]);
         assert_eq!(bench.core.stats().waiting_peers, 0);
@@ -514,7 +514,7 @@ mod tests {
         let path = opens(&bench.submit(write(1, 0, 1_000)))[0];
         let stale = Failure { stage: Stage::Connect, reason: Reason::Fault(Fault::Stale) };
         assert_eq!(
-            ends(&bench.tell(Input::PeerEnded { peer: PeerNumber(0) })),
+            ends(&bench.feed(Input::PeerEnded { peer: PeerNumber(0) })),
             [(1, "failed", Some(stale), true)]
         );
         assert_eq!(bench.opened(path), [Effect::ClosePath { path }]);
@@ -534,7 +534,7 @@ mod tests {
             assert_eq!(posts(&bench.submit(write(2, 0, 1_000))), []);
             match fault {
                 None => {
-                    assert_eq!(posts(&bench.tell(Input::Notified { path, ticket })).len(), 2);
+                    assert_eq!(posts(&bench.feed(Input::Notified { path, ticket })).len(), 2);
                     assert_eq!(bench.route(0, 0).0, 1, "proved by a slice only");
                 }
                 Some(fault) => {

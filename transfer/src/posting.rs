@@ -6,7 +6,7 @@ use crate::batch::{End, Phase};
 use crate::engine::MoverCore;
 use crate::path::blend;
 use crate::rail::CLASSES;
-use crate::slices::{Cargo, Slice};
+use crate::slices::{Slice, SliceContent};
 use crate::timers::Timer;
 use crate::{Effect, PathNumber, RailNumber, Ticket};
 
@@ -86,7 +86,7 @@ impl MoverCore {
         if queued {
             peer_state.queues[class].push_back(slot);
         }
-        let ticket = self.put_on(path, Cargo::Data { batch: slot, piece });
+        let ticket = self.put_on(path, SliceContent::Data { batch: slot, piece });
         let on = self.paths[path].rail;
         self.rails[on.index()].charge(class, u64::from(piece.bytes), &self.weights);
         let path = self.paths[path].number;
@@ -104,24 +104,24 @@ impl MoverCore {
     }
 
     /// Books a slice or a notice as on its way.
-    pub(super) fn put_on(&mut self, path_slot: u32, cargo: Cargo) -> Ticket {
+    pub(super) fn put_on(&mut self, path_slot: u32, content: SliceContent) -> Ticket {
         let path = &mut self.paths[path_slot];
         let has_room = path.has_room(&self.rails[path.rail.index()]);
         assert!(path.serves() && has_room, "what is posted goes over an open path with room");
         #[expect(clippy::cast_possible_truncation, reason = "bounded by path_slices")]
-        let seat = path.outstanding.len() as u32;
-        let (slot, ticket) = self.slices.insert(path_slot, seat, self.now_us, cargo);
-        if seat == 0 {
+        let position = path.outstanding.len() as u32;
+        let (slot, ticket) = self.slices.insert(path_slot, position, self.now_us, content);
+        if position == 0 {
             (path.alive_us, path.moved_us) = (self.now_us, self.now_us);
         }
         path.outstanding.push(slot);
         path.visited = true;
-        if let Cargo::Data { batch, piece } = cargo {
+        if let SliceContent::Data { batch, piece } = content {
             path.bytes += u64::from(piece.bytes);
             self.rails[path.rail.index()].bytes += u64::from(piece.bytes);
             self.outstanding_bytes += u64::from(piece.bytes);
             self.batches[batch].outstanding += 1;
-        } else if let Cargo::Notice { batch } = cargo {
+        } else if let SliceContent::Notice { batch } = content {
             self.batches[batch].outstanding += 1;
         }
         self.outstanding += 1;
@@ -136,10 +136,10 @@ impl MoverCore {
     pub(super) fn take_off(&mut self, slot: u32) -> Slice {
         let slice = self.slices.remove(slot);
         let path = &mut self.paths[slice.path];
-        let left = path.outstanding.swap_remove(slice.seat as usize);
+        let left = path.outstanding.swap_remove(slice.position as usize);
         assert!(left == slot, "a slice sits where it says; probes have no seat");
-        if let Some(&moved) = path.outstanding.get(slice.seat as usize) {
-            self.slices.reseat(moved, slice.seat);
+        if let Some(&moved) = path.outstanding.get(slice.position as usize) {
+            self.slices.reseat(moved, slice.position);
         }
         let rail = &mut self.rails[path.rail.index()];
         // In release builds a count that goes below zero would go round, and hold everything up for ever.
@@ -151,7 +151,7 @@ impl MoverCore {
         self.outstanding_bytes -= slice.bytes();
         assert!(self.outstanding > 0, "I9: a slice that is taken off was outstanding");
         self.outstanding -= 1;
-        if let Cargo::Data { batch, .. } | Cargo::Notice { batch } = slice.cargo {
+        if let SliceContent::Data { batch, .. } | SliceContent::Notice { batch } = slice.content {
             let batch = &mut self.batches[batch];
             assert!(batch.outstanding > 0, "I5: a batch counts what of it is on its way");
             batch.outstanding -= 1;
@@ -168,14 +168,14 @@ impl MoverCore {
     /// A slice, a notice or a probe ended well.
     pub(super) fn ended_well(&mut self, path: PathNumber, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };
-        if self.slices.get(slot).cargo == Cargo::Probe {
+        if self.slices.get(slot).content == SliceContent::Probe {
             self.answered(slot, effects);
             return true;
         }
         let slice = self.take_off(slot);
         self.learn(&slice);
-        match slice.cargo {
-            Cargo::Data { batch, piece } => {
+        match slice.content {
+            SliceContent::Data { batch, piece } => {
                 self.stats.moved_slices += 1;
                 self.stats.moved_bytes += u64::from(piece.bytes);
                 self.rails[self.paths[slice.path].rail.index()].moved_bytes += u64::from(piece.bytes);
@@ -184,7 +184,7 @@ impl MoverCore {
                 assert!(moving.counts_once(), "I7: a byte is done once");
                 self.settle(batch, effects);
             }
-            Cargo::Notice { batch } => {
+            SliceContent::Notice { batch } => {
                 let told = &mut self.batches[batch];
                 assert!(told.done_bytes == told.bytes, "a notice leaves when every byte is in place");
                 if told.phase == Phase::Noticed {
@@ -192,7 +192,7 @@ impl MoverCore {
                 }
                 self.settle(batch, effects);
             }
-            Cargo::Probe => {}
+            SliceContent::Probe => {}
         }
         self.moved_on(slice.path, effects);
         true
@@ -259,7 +259,7 @@ impl MoverCore {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };
-        let Cargo::Data { batch, mut piece } = self.slices.get(slot).cargo else { return false };
+        let SliceContent::Data { batch, mut piece } = self.slices.get(slot).content else { return false };
         let slice = self.take_off(slot);
         self.paths[slice.path].full = true;
         self.stats.refused_slices += 1;
@@ -514,11 +514,11 @@ mod tests {
         let (mut bench, mut post) = Bench::moving(config);
         for turn in 1..20 {
             let Post { path, ticket, .. } = post;
-            assert_eq!(bench.tell(Input::PathRefused { path, ticket }), []);
+            assert_eq!(bench.feed(Input::PathRefused { path, ticket }), []);
             assert!(bench.core.snapshot().paths[0].full);
             assert_eq!(bench.submit(write(1 + turn, 0, 10)), [], "a full path is given nothing");
             bench.cancel(1 + turn);
-            let again = posts(&bench.tell(Input::PathRoom { path }));
+            let again = posts(&bench.feed(Input::PathRoom { path }));
             assert_eq!((again.len(), again[0].batch), (1, BatchId(1)), "turn {turn}");
             post = again[0];
         }
@@ -537,9 +537,9 @@ mod tests {
         bench.obey(orders);
         let post = posts(&bench.submit(write(1, 0, 10)))[0];
         let Post { path, ticket, .. } = post;
-        assert_eq!(bench.tell(Input::PathRefused { path, ticket }), []);
+        assert_eq!(bench.feed(Input::PathRefused { path, ticket }), []);
         assert_eq!(bench.pass(400_000), []);
-        assert_eq!(posts(&bench.tell(Input::PathRoom { path }))[0].path, path);
+        assert_eq!(posts(&bench.feed(Input::PathRoom { path }))[0].path, path);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::slab::Slab;
 
 /// The content of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cargo {
+pub(crate) enum SliceContent {
     /// A piece of the batch in this slot.
     Data { batch: u32, piece: Piece },
     /// The notice of the batch in this slot.
@@ -21,16 +21,16 @@ pub(crate) struct Slice {
     /// The slot of its path.
     pub(crate) path: u32,
     /// Its place in the path's list.
-    pub(crate) seat: u32,
+    pub(crate) position: u32,
     pub(crate) posted_us: u64,
-    pub(crate) cargo: Cargo,
+    pub(crate) content: SliceContent,
 }
 
 impl Slice {
     pub(crate) fn bytes(&self) -> u64 {
-        match self.cargo {
-            Cargo::Data { piece, .. } => u64::from(piece.bytes),
-            Cargo::Notice { .. } | Cargo::Probe => 0,
+        match self.content {
+            SliceContent::Data { piece, .. } => u64::from(piece.bytes),
+            SliceContent::Notice { .. } | SliceContent::Probe => 0,
         }
     }
 }
@@ -44,9 +44,15 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    pub(crate) fn insert(&mut self, path: u32, seat: u32, posted_us: u64, cargo: Cargo) -> (u32, Ticket) {
+    pub(crate) fn insert(
+        &mut self,
+        path: u32,
+        position: u32,
+        posted_us: u64,
+        content: SliceContent,
+    ) -> (u32, Ticket) {
         self.serial = self.serial.wrapping_add(1);
-        let slot = self.slab.insert(Slice { serial: self.serial, path, seat, posted_us, cargo });
+        let slot = self.slab.insert(Slice { serial: self.serial, path, position, posted_us, content });
         (slot, Ticket(u64::from(self.serial) << 32 | u64::from(slot)))
     }
 
@@ -66,13 +72,13 @@ impl Slices {
     }
 
     pub(crate) fn mark_damaged(&mut self, slot: u32) {
-        if let Cargo::Data { piece, .. } = &mut self.slab[slot].cargo {
+        if let SliceContent::Data { piece, .. } = &mut self.slab[slot].content {
             piece.damaged = true;
         }
     }
 
-    pub(crate) fn reseat(&mut self, slot: u32, seat: u32) {
-        self.slab[slot].seat = seat;
+    pub(crate) fn reseat(&mut self, slot: u32, position: u32) {
+        self.slab[slot].position = position;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -89,17 +95,17 @@ mod tests {
     #[test]
     fn a_ticket_that_has_ended_is_not_found_when_its_slot_is_used_again() {
         let mut slices = Slices::default();
-        let (slot, first) = slices.insert(0, 0, 5, Cargo::Probe);
+        let (slot, first) = slices.insert(0, 0, 5, SliceContent::Probe);
         assert_eq!(slices.find(first), Some(slot));
         slices.remove(slot);
         assert_eq!(slices.find(first), None);
-        let (again, second) = slices.insert(0, 0, 6, Cargo::Probe);
+        let (again, second) = slices.insert(0, 0, 6, SliceContent::Probe);
         assert_eq!((again, slices.find(first), slices.find(second)), (slot, None, Some(slot)));
         assert_eq!(slices.len(), 1);
     }
 
-    fn data(batch: u32, bytes: u32) -> Cargo {
-        Cargo::Data { batch, piece: Piece { op: 0, at: 0, bytes, tries: 1, damaged: false } }
+    fn data(batch: u32, bytes: u32) -> SliceContent {
+        SliceContent::Data { batch, piece: Piece { op: 0, at: 0, bytes, tries: 1, damaged: false } }
     }
 
     #[test]
@@ -115,8 +121,8 @@ mod tests {
                 let nth = rng.below(live.len() as u64) as usize;
                 let (&ticket, &(slot, path)) = live.iter().nth(nth).unwrap();
                 let slice = slices.remove(slot);
-                assert_eq!((slice.path, slice.seat, slice.posted_us), (path, path / 2, u64::from(path)));
-                assert_eq!((slice.cargo, slice.bytes()), (data(path, path + 1), u64::from(path) + 1));
+                assert_eq!((slice.path, slice.position, slice.posted_us), (path, path / 2, u64::from(path)));
+                assert_eq!((slice.content, slice.bytes()), (data(path, path + 1), u64::from(path) + 1));
                 live.remove(&ticket);
             }
             assert_eq!(slices.len(), live.len());
@@ -132,7 +138,7 @@ mod tests {
     fn tickets_that_were_never_given_are_not_found() {
         let mut slices = Slices::default();
         assert_eq!(slices.find(Ticket(0)), None, "nothing was posted yet");
-        let (slot, ticket) = slices.insert(0, 0, 0, Cargo::Probe);
+        let (slot, ticket) = slices.insert(0, 0, 0, SliceContent::Probe);
         let wrong_slot = Ticket(ticket.0 + 1);
         let wrong_serial = Ticket(ticket.0 ^ (1 << 63));
         assert_eq!(
@@ -144,9 +150,9 @@ mod tests {
     #[test]
     fn serial_numbers_go_round_without_harm() {
         let mut slices = Slices { serial: u32::MAX - 1, ..Slices::default() };
-        let (slot, last) = slices.insert(0, 0, 0, Cargo::Probe);
+        let (slot, last) = slices.insert(0, 0, 0, SliceContent::Probe);
         slices.remove(slot);
-        let (again, first) = slices.insert(0, 0, 0, Cargo::Probe);
+        let (again, first) = slices.insert(0, 0, 0, SliceContent::Probe);
         assert_eq!((again, first.0 >> 32), (slot, 0), "the serial number went round");
         assert_eq!((slices.find(last), slices.find(first)), (None, Some(slot)));
     }
@@ -157,13 +163,13 @@ mod tests {
         let (slot, _) = slices.insert(3, 1, 9, data(5, 77));
         let (other, _) = slices.insert(3, 2, 9, data(5, 78));
         slices.mark_damaged(slot);
-        let Cargo::Data { batch: 5, piece } = slices.get(slot).cargo else { panic!() };
+        let SliceContent::Data { batch: 5, piece } = slices.get(slot).content else { panic!() };
         assert_eq!(piece, Piece { op: 0, at: 0, bytes: 77, tries: 1, damaged: true });
-        assert_eq!(slices.get(other).cargo, data(5, 78));
-        for cargo in [Cargo::Probe, Cargo::Notice { batch: 5 }] {
-            let (slot, _) = slices.insert(3, 3, 9, cargo);
+        assert_eq!(slices.get(other).content, data(5, 78));
+        for content in [SliceContent::Probe, SliceContent::Notice { batch: 5 }] {
+            let (slot, _) = slices.insert(3, 3, 9, content);
             slices.mark_damaged(slot);
-            assert_eq!((slices.get(slot).cargo, slices.get(slot).bytes()), (cargo, 0));
+            assert_eq!((slices.get(slot).content, slices.get(slot).bytes()), (content, 0));
         }
     }
 
@@ -173,7 +179,7 @@ mod tests {
         let (slot, ticket) = slices.insert(3, 8, 9, data(1, 1));
         slices.reseat(slot, 2);
         let slice = slices.get(slot);
-        assert_eq!((slice.seat, slice.path, slice.posted_us), (2, 3, 9));
+        assert_eq!((slice.position, slice.path, slice.posted_us), (2, 3, 9));
         assert_eq!(slices.find(ticket), Some(slot));
     }
 }

@@ -360,7 +360,7 @@ mod tests {
         let (fails, retry_at_us) = bench.route(0, 0);
         assert_eq!(first.routes, [(RailNumber(0), fails, retry_at_us), (RailNumber(1), 0, 0)]);
         assert_eq!((fails, first.waiting, second.waiting), (1, true, false));
-        bench.tell(Input::PeerEnded { peer: PeerNumber(1) });
+        bench.feed(Input::PeerEnded { peer: PeerNumber(1) });
         let ended: Vec<bool> = bench.core.snapshot().peers.iter().map(|peer| peer.ended).collect();
         assert_eq!(ended, [false, true]);
     }

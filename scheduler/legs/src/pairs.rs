@@ -221,7 +221,7 @@ impl Pairs {
     /// Puts a fact before the conductor that is about no one request, or about time.
     pub fn step(&mut self, now_us: u64, input: Input, core: &mut impl Core, effects: &mut Vec<Effect>) {
         self.now_us = now_us;
-        self.tell(input, core, effects);
+        self.feed(input, core, effects);
     }
 
     /// A request has come.
@@ -231,7 +231,7 @@ impl Pairs {
         let before = self.pairs.insert(request, Pair::new(&arrival));
         debug_assert!(before.is_none(), "{request} arrived twice");
         self.set_deadline(request, now_us + self.config.parked_stage_us(arrival.class));
-        self.ask(request, core, effects);
+        self.submit(request, core, effects);
     }
 
     /// The client left, or will not hear more.
@@ -244,7 +244,7 @@ impl Pairs {
     ) {
         self.now_us = now_us;
         // The releases of the request carry the attempt, so the pair stays known until they are sent.
-        self.tell(Input::RequestCancelled { request }, core, effects);
+        self.feed(Input::RequestCancelled { request }, core, effects);
         self.end(request);
     }
 
@@ -275,14 +275,14 @@ impl Pairs {
         {
             self.paces.entry(decode).or_default().answered += 1;
         }
-        self.tell(Input::DecodeFinished { request, output_tokens }, core, effects);
+        self.feed(Input::DecodeFinished { request, output_tokens }, core, effects);
         if self.end(request) {
             effects.push(Effect::Ended { request });
         }
     }
 
     /// Lets the legs of a request go whose client has all of its answer. False: it has not.
-    fn let_go_if_answered(
+    fn end_if_answered(
         &mut self,
         request: RequestId,
         core: &mut impl Core,
@@ -290,7 +290,7 @@ impl Pairs {
     ) -> bool {
         let answered = self.pairs.get(&request).is_some_and(Pair::is_answered);
         if answered {
-            self.tell(Input::RequestCancelled { request }, core, effects);
+            self.feed(Input::RequestCancelled { request }, core, effects);
             if self.end(request) {
                 effects.push(Effect::Ended { request });
             }
@@ -299,12 +299,12 @@ impl Pairs {
     }
 
     /// Puts a request before the conductor, and admits it unless it is refused or parked.
-    fn ask(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
+    fn submit(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert_eq!(pair.legs(), [None; 2], "{request} is asked for while it is sent");
         let promised = pair.stage != Stage::Unpromised;
-        let Some(asked) = core.request(request, pair.emitted_tokens) else { return };
-        self.tell(Input::RequestArrived(asked), core, effects);
+        let Some(submitted) = core.request(request, pair.emitted_tokens) else { return };
+        self.feed(Input::RequestArrived(submitted), core, effects);
         if promised || self.parked.contains(&request) {
             return;
         }
@@ -318,7 +318,7 @@ impl Pairs {
     }
 
     /// One step of the conductor, its orders read, and what follows from them.
-    fn tell(&mut self, input: Input, core: &mut impl Core, effects: &mut Vec<Effect>) {
+    fn feed(&mut self, input: Input, core: &mut impl Core, effects: &mut Vec<Effect>) {
         debug_assert!(self.pending.is_empty(), "a step begins when the one before is over");
         self.pending.push_back(input);
         while let Some(input) = self.pending.pop_front() {

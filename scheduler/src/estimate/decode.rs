@@ -39,7 +39,7 @@ impl DecodeSlot {
 
 /// The position of a prompt among those of a ledger, and the tokens that it shares with its two neighbours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kin {
+pub(crate) struct ChainPosition {
     at: usize,
     before_tokens: u64,
     after_tokens: u64,
@@ -107,31 +107,31 @@ impl DecodeLedger {
     }
 
     /// The position of a prompt among those of the ledger; `chain_of` gives their chains.
-    pub(crate) fn kin<'a>(
+    pub(crate) fn chain_position<'a>(
         &self,
         chain: &[BlockHash],
         block_tokens: u32,
         chain_of: impl Fn(RequestId) -> &'a [BlockHash],
-    ) -> Kin {
+    ) -> ChainPosition {
         let (at, before, after) = place_among(&self.slots, chain, |slot| chain_of(slot.request));
         let tokens = |blocks: usize| blocks as u64 * u64::from(block_tokens);
-        Kin { at, before_tokens: tokens(before), after_tokens: tokens(after) }
+        ChainPosition { at, before_tokens: tokens(before), after_tokens: tokens(after) }
     }
 
-    /// Reserves room for a request whose prompt has the position `kin`.
-    pub(crate) fn reserve(&mut self, slot: DecodeSlot, kin: Kin) {
-        assert!(kin.at <= self.slots.len(), "a place worked out for another ledger");
+    /// Reserves room for a request whose prompt has the position `chain_position`.
+    pub(crate) fn reserve(&mut self, slot: DecodeSlot, chain_position: ChainPosition) {
+        assert!(chain_position.at <= self.slots.len(), "a place worked out for another ledger");
         debug_assert!(
             self.slots.iter().all(|s| s.request != slot.request),
             "request {} keeps room here already",
             slot.request
         );
-        let slot = DecodeSlot { common_tokens: kin.before_tokens, ..slot };
+        let slot = DecodeSlot { common_tokens: chain_position.before_tokens, ..slot };
         self.context_tokens += slot.context_tokens;
         self.reserved_tokens += slot.takes(slot.common_tokens);
         self.running += u32::from(slot.running);
-        self.beside(kin.at, kin.after_tokens);
-        self.slots.insert(kin.at, slot);
+        self.beside(chain_position.at, chain_position.after_tokens);
+        self.slots.insert(chain_position.at, slot);
         debug_assert_eq!(self.check(), Ok(()), "after room was kept for request {}", slot.request);
     }
 
@@ -146,8 +146,8 @@ impl DecodeLedger {
     }
 
     /// Tokens of a prompt that some request of the ledger holds or will hold.
-    pub(crate) fn shared_with(&self, kin: Kin) -> u64 {
-        self.shared(kin, |_| true)
+    pub(crate) fn shared_with(&self, chain_position: ChainPosition) -> u64 {
+        self.shared(chain_position, |_| true)
     }
 
     /// Marks a request with reserved room as decoding from `now_us`; its predicted duration is kept.
@@ -188,18 +188,23 @@ impl DecodeLedger {
         (now_us, at_us): (u64, u64),
         tokens: u64,
         capacity_tokens: u64,
-        kin: Kin,
+        chain_position: ChainPosition,
     ) -> bool {
         // A request past its predicted end overstays, or has not started yet.
         let lasts = |s: &DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
         let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s);
         let (_, _, taken) = self.load(there);
-        taken == 0 || taken + tokens.saturating_sub(self.shared(kin, there)) <= capacity_tokens
+        taken == 0 || taken + tokens.saturating_sub(self.shared(chain_position, there)) <= capacity_tokens
     }
 
     /// Whether `tokens` more fit beside the requests that decode at this moment.
-    pub(crate) fn has_room_now(&self, tokens: u64, capacity_tokens: u64, kin: Kin) -> bool {
-        let own_tokens = tokens.saturating_sub(self.shared(kin, |s| s.running));
+    pub(crate) fn has_room_now(
+        &self,
+        tokens: u64,
+        capacity_tokens: u64,
+        chain_position: ChainPosition,
+    ) -> bool {
+        let own_tokens = tokens.saturating_sub(self.shared(chain_position, |s| s.running));
         self.now().2 + own_tokens <= capacity_tokens
     }
 
@@ -218,17 +223,17 @@ impl DecodeLedger {
     }
 
     /// Tokens of a prompt that the requests that are `there` hold already.
-    fn shared(&self, kin: Kin, there: impl Fn(&DecodeSlot) -> bool) -> u64 {
-        assert!(kin.at <= self.slots.len(), "a place worked out for another ledger");
-        let (before, after) = self.slots.split_at(kin.at);
-        let mut left_tokens = kin.before_tokens;
+    fn shared(&self, chain_position: ChainPosition, there: impl Fn(&DecodeSlot) -> bool) -> u64 {
+        assert!(chain_position.at <= self.slots.len(), "a place worked out for another ledger");
+        let (before, after) = self.slots.split_at(chain_position.at);
+        let mut left_tokens = chain_position.before_tokens;
         for slot in before.iter().rev() {
             if left_tokens == 0 || there(slot) {
                 break;
             }
             left_tokens = left_tokens.min(slot.common_tokens);
         }
-        let mut right_tokens = kin.after_tokens;
+        let mut right_tokens = chain_position.after_tokens;
         for (at, slot) in after.iter().enumerate() {
             if at > 0 {
                 right_tokens = right_tokens.min(slot.common_tokens);
@@ -303,7 +308,7 @@ impl DecodeLedger {
         &self,
         when: (u64, u64),
         need: (u64, u64),
-        (capacity_tokens, kin): (u64, Kin),
+        (capacity_tokens, chain_position): (u64, ChainPosition),
         kept: impl Fn(Option<u64>) -> u64,
     ) -> bool {
         let (tokens, stay_us) = need;
@@ -312,11 +317,11 @@ impl DecodeLedger {
             tokens <= free && (promised * 2 <= capacity_tokens || tokens * 4 <= free)
         };
         // Everything promised counted together: no need to look at when each starts and ends.
-        fair(self.reserved_tokens + kept(None), self.shared_with(kin))
+        fair(self.reserved_tokens + kept(None), self.shared_with(chain_position))
             || (0..4).all(|third| {
                 let at_us = when.1 + stay_us * third / 3;
                 let there = Self::there_at(when.0, at_us);
-                fair(self.load(there).2 + kept(Some(at_us)), self.shared(kin, there))
+                fair(self.load(there).2 + kept(Some(at_us)), self.shared(chain_position, there))
             })
     }
 
@@ -371,7 +376,7 @@ impl DecodeLedger {
                 running: true,
                 held: false,
             };
-            self.reserve(slot, Kin::default());
+            self.reserve(slot, ChainPosition::default());
         }
     }
 }
@@ -396,7 +401,7 @@ mod tests {
     }
 
     fn alone(ledger: &mut DecodeLedger, slot: DecodeSlot) {
-        ledger.reserve(slot, Kin::default());
+        ledger.reserve(slot, ChainPosition::default());
     }
 
     #[test]
@@ -420,7 +425,7 @@ mod tests {
     #[test]
     fn room_frees_in_order_of_predicted_ends() {
         let fits = |ledger: &DecodeLedger, at_us, tokens| {
-            ledger.fits_fairly((0, at_us), (tokens, 0), (50, Kin::default()), |_| 0)
+            ledger.fits_fairly((0, at_us), (tokens, 0), (50, ChainPosition::default()), |_| 0)
         };
         let mut ledger = DecodeLedger::default();
         alone(&mut ledger, slot(1, 0, 100, 10));
@@ -468,14 +473,14 @@ mod tests {
         assert_eq!(ledger.reserved_tokens(), naive.reserved(|_| true));
         assert_eq!(ledger.now().2, naive.reserved(|s| s.running));
         assert_eq!(ledger.all().0 as usize, naive.0.len());
-        let kin = ledger.kin(asks, 16, |id| &naive.0[&id.0].0);
+        let chain_position = ledger.chain_position(asks, 16, |id| &naive.0[&id.0].0);
         let asked = asks.to_vec();
         for at_us in [0, 20, 40, 60, 90] {
             let there = DecodeLedger::there_at(10, at_us);
             assert_eq!(ledger.at(10, at_us).2, naive.reserved(there), "at {at_us}");
             let held = || naive.0.values().filter(|(_, s)| there(s)).map(|(chain, _)| chain);
             let more = distinct(held().chain([&asked])) - distinct(held());
-            let own_tokens = asks.len() as u64 * BLOCK - ledger.shared(kin, there);
+            let own_tokens = asks.len() as u64 * BLOCK - ledger.shared(chain_position, there);
             assert_eq!(own_tokens, more * BLOCK, "at {at_us}");
         }
     }
@@ -493,10 +498,10 @@ mod tests {
                 let request = RequestId(id);
                 match (act, naive.0.contains_key(&id)) {
                     (0..4, false) => {
-                        let kin = ledger.kin(&asks, 16, |id| &naive.0[&id.0].0);
+                        let chain_position = ledger.chain_position(&asks, 16, |id| &naive.0[&id.0].0);
                         let reserved_tokens = asks.len() as u64 * BLOCK + ROOM;
                         let slot = DecodeSlot { reserved_tokens, ..slot(id, us / 2, us, 1) };
-                        ledger.reserve(slot, kin);
+                        ledger.reserve(slot, chain_position);
                         naive.0.insert(id, (asks, slot));
                     }
                     (0, true) => {

@@ -10,7 +10,7 @@ pub(crate) struct PrefillWork {
     /// Engine time, µs.
     pub us: u64,
     /// Whether it does not fit into the decode steps of the instance, or stretches them beyond the target.
-    pub harms: bool,
+    pub breaks_decodes: bool,
 }
 
 /// The work of a prefill of `new` tokens behind `prefix` cached ones on an instance.
@@ -21,9 +21,9 @@ pub(crate) struct PrefillWork {
 pub(crate) fn prefill_work(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> PrefillWork {
     let (spec, beside) = (&instance.spec, instance.decode.all());
     let prior_us = prior_us(spec, beside, (new, prefix), target_us);
-    let harms = prior_us.is_none() || stretches_steps(instance, new, prefix, target_us);
+    let breaks_decodes = prior_us.is_none() || stretches_steps(instance, new, prefix, target_us);
     let prior_us = prior_us.unwrap_or_else(|| alone_us(spec, new, prefix));
-    PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio() + 1.0), harms }
+    PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio() + 1.0), breaks_decodes }
 }
 
 /// A lower bound of [`prefill_work`] that is cheap to compute, µs.
@@ -154,9 +154,12 @@ mod tests {
         let idle = prefill_work(&instance(Role::Decode), 4096, 0, 90_000);
         let decode = busy(Role::Decode, 8, 8 * 4096);
         let slower = prefill_work(&decode, 4096, 0, 90_000);
-        assert!(slower.us > idle.us && !slower.harms && !idle.harms, "{slower:?} vs {idle:?}");
+        assert!(
+            slower.us > idle.us && !slower.breaks_decodes && !idle.breaks_decodes,
+            "{slower:?} vs {idle:?}"
+        );
         let full = prefill_work(&decode, 4096, 0, 1000);
-        assert!(full.harms && full.us < 1_000_000_000, "{full:?}: a time that can be added up");
+        assert!(full.breaks_decodes && full.us < 1_000_000_000, "{full:?}: a time that can be added up");
     }
 
     /// A regression: a prefill used to cost whole steps, as many as the objective allowed, whatever was cached.
@@ -187,9 +190,9 @@ mod tests {
     fn chunks_of_a_fixed_length_harm_where_their_steps_are_too_long() {
         let mut decode = busy(Role::Decode, 1, 0);
         decode.spec.mixed_chunk_tokens = Some(8192);
-        let harms = |at: &Instance, new| prefill_work(at, new, 0, 90_000).harms;
-        assert!(!harms(&decode, 800), "10 ms and 80 ms");
-        assert!(harms(&decode, 801) && harms(&decode, 20_000));
+        let breaks_decodes = |at: &Instance, new| prefill_work(at, new, 0, 90_000).breaks_decodes;
+        assert!(!breaks_decodes(&decode, 800), "10 ms and 80 ms");
+        assert!(breaks_decodes(&decode, 801) && breaks_decodes(&decode, 20_000));
         // Work that was sent before shares the step.
         let sent = crate::queue::DispatchedPrefill {
             request: RequestId(1),
@@ -198,15 +201,15 @@ mod tests {
             deadline_us: u64::MAX,
         };
         decode.prefill.dispatch(0, sent);
-        assert!(!harms(&decode, 300) && harms(&decode, 301));
+        assert!(!breaks_decodes(&decode, 300) && breaks_decodes(&decode, 301));
         decode.spec.mixed_chunk_tokens = Some(800);
-        assert!(!harms(&decode, 20_000), "no step has more than its chunk");
+        assert!(!breaks_decodes(&decode, 20_000), "no step has more than its chunk");
         decode.spec.role = Role::Both;
         decode.spec.mixed_chunk_tokens = Some(8192);
-        assert!(!harms(&decode, 20_000), "it has no other place for them");
+        assert!(!breaks_decodes(&decode, 20_000), "it has no other place for them");
         let mut idle = instance(Role::Decode);
         idle.spec.mixed_chunk_tokens = Some(8192);
-        assert!(!harms(&idle, 20_000), "nobody decodes");
+        assert!(!breaks_decodes(&idle, 20_000), "nobody decodes");
     }
 
     proptest! {

@@ -90,14 +90,14 @@ impl PrefixIndex {
         let run = self.runs.get_mut(id);
         let offset = (position - run.start) as usize;
         if offset == 0 {
-            run.hear_parent(before);
+            run.check_parent(before);
             return (id, 0);
         }
         if before == Some(self.arena.hash(position - 1)) {
             return (id, offset);
         }
         let tail = self.split(id, offset as u16);
-        self.runs.get_mut(tail).hear_parent(before);
+        self.runs.get_mut(tail).check_parent(before);
         (tail, 0)
     }
 

@@ -221,12 +221,12 @@ impl Run {
     }
 
     /// The hash of the block before the first, where there is one and it is undisputed.
-    pub(super) fn told_parent(&self) -> Option<BlockHash> {
+    pub(super) fn known_parent(&self) -> Option<BlockHash> {
         (self.origin == Origin::Below).then_some(BlockHash(self.parent))
     }
 
     /// Compares a report about the block before the first with the known one, and notes a difference.
-    pub(super) fn hear_parent(&mut self, parent: Option<u64>) {
+    pub(super) fn check_parent(&mut self, parent: Option<u64>) {
         let agrees = parent.map_or(self.origin == Origin::Root, |parent| self.is_below(parent));
         if !agrees {
             self.origin = Origin::Disputed;

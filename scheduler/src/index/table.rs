@@ -24,7 +24,7 @@ pub(super) enum Entry {
 
 /// Where a hash belongs: its shard, and the part of it that an entry keeps.
 #[derive(Clone, Copy)]
-struct Home {
+struct HomeBucket {
     shard: usize,
     tag: u32,
 }
@@ -151,7 +151,7 @@ impl Table {
     }
 
     #[cold]
-    fn grow_and_add(&mut self, home: Home, offered: u32, room_bytes: usize) -> bool {
+    fn grow_and_add(&mut self, home: HomeBucket, offered: u32, room_bytes: usize) -> bool {
         let shard = &mut self.shards[home.shard];
         let buckets = buckets_for(shard.used + 1);
         if buckets * size_of::<Bucket>() > room_bytes {
@@ -166,10 +166,10 @@ impl Table {
 
     /// Engines may name blocks by weak hashes (counters even), so the bits are spread here.
     #[inline]
-    fn home(&self, hash: u64) -> Home {
+    fn home(&self, hash: u64) -> HomeBucket {
         let spread = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let shard = (spread >> (64 - self.shard_bits)) as usize;
-        Home { shard, tag: ((spread << self.shard_bits) >> 32) as u32 }
+        HomeBucket { shard, tag: ((spread << self.shard_bits) >> 32) as u32 }
     }
 }
 

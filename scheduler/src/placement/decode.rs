@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, Role};
 
 use crate::conductor::Conductor;
-use crate::estimate::{DecodeLedger, DecodeSlot, Kin, mixed_step_us};
+use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, mixed_step_us};
 use crate::fleet::Instance;
 use crate::prediction::ROOM_PERMILLE;
 use crate::request::Entry;
@@ -111,21 +111,21 @@ impl Conductor {
     }
 
     /// The position of a prompt among those of a ledger.
-    pub(crate) fn kin(&self, ledger: &DecodeLedger, chain: &[BlockHash]) -> Kin {
-        ledger.kin(chain, self.config.block_tokens, |id| self.requests.chain_of(id))
+    pub(crate) fn chain_position(&self, ledger: &DecodeLedger, chain: &[BlockHash]) -> ChainPosition {
+        ledger.chain_position(chain, self.config.block_tokens, |id| self.requests.chain_of(id))
     }
 
     /// Whether the requests that decode there at this moment leave no room.
     pub(crate) fn is_full(&self, instance: &Instance, need: &DecodeNeed<'_>) -> bool {
         let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
-        let roomy = |kin| decode.has_room_now(need.tokens, capacity_tokens, kin);
-        !roomy(Kin::default()) && !roomy(self.kin(decode, need.chain))
+        let roomy = |chain_position| decode.has_room_now(need.tokens, capacity_tokens, chain_position);
+        !roomy(ChainPosition::default()) && !roomy(self.chain_position(decode, need.chain))
     }
 
     /// Reserves a slot for a prompt on an instance.
     pub(crate) fn keep(&mut self, at: InstanceId, slot: DecodeSlot, chain: &[BlockHash]) {
-        let kin = self.kin(&self.fleet.known(at).decode, chain);
-        self.fleet.known_mut(at).decode.reserve(slot, kin);
+        let chain_position = self.chain_position(&self.fleet.known(at).decode, chain);
+        self.fleet.known_mut(at).decode.reserve(slot, chain_position);
     }
 
     /// Whether an instance can take the request at all, and if not, why.
@@ -137,12 +137,12 @@ impl Conductor {
         self.decode_fits_beside(instance, need, &OnceCell::new())
     }
 
-    /// As [`Self::decode_fits`], for several calls about one instance: `kin` caches the part that does not change.
+    /// As [`Self::decode_fits`], for several calls about one instance: `chain_position` caches the part that does not change.
     pub(crate) fn decode_fits_beside(
         &self,
         instance: &Instance,
         need: &DecodeNeed<'_>,
-        kin: &OnceCell<Kin>,
+        chain_position: &OnceCell<ChainPosition>,
     ) -> Result<f64, RejectReason> {
         let (when, stay_us) = ((self.now_us, need.at_us), self.lengths.mean_duration_us(1));
         let (claim, capacity_tokens) = ((need.tokens, stay_us), instance.spec.capacity_tokens);
@@ -151,14 +151,18 @@ impl Conductor {
             Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
             None => self.kept.room_tokens(need.counts_all_tickets, decodes),
         };
-        let fits = |kin| instance.decode.fits_fairly(when, claim, (capacity_tokens, kin), kept);
+        let fits = |chain_position| {
+            instance.decode.fits_fairly(when, claim, (capacity_tokens, chain_position), kept)
+        };
         // Mostly there is room for all of it: then nobody asks what others hold of it.
-        if !fits(Kin::default()) && !fits(*kin.get_or_init(|| self.kin(&instance.decode, need.chain))) {
+        if !fits(ChainPosition::default())
+            && !fits(*chain_position.get_or_init(|| self.chain_position(&instance.decode, need.chain)))
+        {
             return Err(RejectReason::Room);
         }
         let step_us = self.predicted_step_us(instance, need);
         let longest_us = self.longest_step_us(instance, need).unwrap_or(step_us);
-        let longest_us = longest_us.max(self.crowded_step_us(instance, need, kin).unwrap_or(0.0));
+        let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         if longest_us.max(step_us) > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
     }
@@ -179,7 +183,7 @@ impl Conductor {
         &self,
         instance: &Instance,
         need: &DecodeNeed<'_>,
-        kin: &OnceCell<Kin>,
+        chain_position: &OnceCell<ChainPosition>,
     ) -> Option<f64> {
         let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
         let (batch, context_tokens) = decode.ending_after(self.now_us, need.ends_by_us);
@@ -187,7 +191,8 @@ impl Conductor {
         if context_tokens <= capacity_tokens {
             return None;
         }
-        let shared_tokens = decode.shared_with(*kin.get_or_init(|| self.kin(decode, need.chain)));
+        let shared_tokens =
+            decode.shared_with(*chain_position.get_or_init(|| self.chain_position(decode, need.chain)));
         let own_tokens = need.tokens.saturating_sub(shared_tokens);
         let together = decode.reserved_tokens() + own_tokens <= capacity_tokens;
         together.then(|| instance.spec.profile.decode_us(batch + 1, context_tokens))

@@ -232,7 +232,7 @@ impl Conductor {
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
         let plan = self.plan(self.fleet.known(id), &entry.request);
-        if plan.harms
+        if plan.breaks_decodes
             && let Some(placement) = self.placed_harmlessly(id, &entry)
         {
             let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);

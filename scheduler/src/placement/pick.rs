@@ -26,9 +26,9 @@ struct CandidateFailures {
     /// The least late candidate that breaks the TTFT objective.
     late: Option<Candidate>,
     /// The best candidate that is in time but makes other requests late.
-    rude: Option<Candidate>,
+    delays_others: Option<Candidate>,
     /// The best candidate whose decodes leave no room for the prefill.
-    harmful: Option<Candidate>,
+    breaks_decodes: Option<Candidate>,
     /// The earliest of those that failed for their decode alone, and why it did.
     no_decode: Option<(Candidate, RejectReason)>,
 }
@@ -94,7 +94,9 @@ impl Conductor {
                 (i.decode.reserved_tokens() + own_tokens) * 1000 <= most
             };
             // If no other instance prefills it, these may use all of their room.
-            ids.is_empty() || fits(0) || fits(i.decode.shared_with(self.kin(&i.decode, &request.chain)))
+            ids.is_empty()
+                || fits(0)
+                || fits(i.decode.shared_with(self.chain_position(&i.decode, &request.chain)))
         };
         let mixing = self.mixing().filter(roomy).map(|i| i.spec.id);
         let mixing: Vec<InstanceId> = mixing.filter(|id| self.holds(*id, request)).collect();
@@ -162,7 +164,7 @@ impl Conductor {
         }
         match best {
             Some((candidate, decode)) => Ok(self.placement(candidate, decode, request)),
-            None => Err(self.soonest(request, &kept)),
+            None => Err(self.earliest_refusal(request, &kept)),
         }
     }
 
@@ -201,8 +203,8 @@ impl Conductor {
                 return Some((*candidate, Some(decode)));
             }
         }
-        let (roomless, _) = kept.no_decode.filter(|(_, reason)| *reason == RejectReason::Room)?;
-        let (candidate, decode) = self.wait_for_room(request, roomless)?;
+        let (no_room, _) = kept.no_decode.filter(|(_, reason)| *reason == RejectReason::Room)?;
+        let (candidate, decode) = self.wait_for_room(request, no_room)?;
         let known = candidates.iter_mut().find(|c| c.instance == candidate.instance);
         known.into_iter().for_each(|known| *known = candidate);
         Some((candidate, Some(decode)))
@@ -216,11 +218,11 @@ impl Conductor {
         kept: &mut CandidateFailures,
     ) -> Option<InstanceId> {
         if !candidate.feasible {
-            if candidate.plan.harms {
-                kept.harmful.get_or_insert(*candidate);
+            if candidate.plan.breaks_decodes {
+                kept.breaks_decodes.get_or_insert(*candidate);
             } else if self.now_us + candidate.latest_us <= candidate.deadline_us {
                 // Candidates come best first.
-                kept.rude.get_or_insert(*candidate);
+                kept.delays_others.get_or_insert(*candidate);
             } else if kept.late.is_none_or(|c| candidate.latest_us < c.latest_us) {
                 kept.late = Some(*candidate);
             }
@@ -247,23 +249,24 @@ impl Conductor {
     }
 
     /// The refusal with the earliest Retry-After.
-    fn soonest(&self, request: &Request, kept: &CandidateFailures) -> Refusal {
+    fn earliest_refusal(&self, request: &Request, kept: &CandidateFailures) -> Refusal {
         let no_decode = kept.no_decode.map(|(candidate, reason)| self.no_decode(request, candidate, reason));
-        let harmful = kept.harmful.filter(|_| kept.late.or(kept.rude).is_none());
-        let prefills = kept.late.into_iter().chain(kept.rude).chain(harmful).map(|candidate| {
-            if candidate.plan.harms {
-                // It is not the first token that is late: decode steps leave no time for a prefill.
-                return self.no_decode(request, candidate, RejectReason::Tbt);
-            }
-            Refusal {
-                reason: RejectReason::Ttft,
-                retry_after_us: self.prefill_retry_after_us(&candidate),
-                predicted_ttft_us: within_reach(candidate.latest_us),
-                closest: Some((&candidate).into()),
-            }
-        });
-        let soonest = no_decode.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us);
-        self.unreachable(request).or(soonest).unwrap_or(NOWHERE)
+        let breaks_decodes = kept.breaks_decodes.filter(|_| kept.late.or(kept.delays_others).is_none());
+        let prefills =
+            kept.late.into_iter().chain(kept.delays_others).chain(breaks_decodes).map(|candidate| {
+                if candidate.plan.breaks_decodes {
+                    // It is not the first token that is late: decode steps leave no time for a prefill.
+                    return self.no_decode(request, candidate, RejectReason::Tbt);
+                }
+                Refusal {
+                    reason: RejectReason::Ttft,
+                    retry_after_us: self.prefill_retry_after_us(&candidate),
+                    predicted_ttft_us: within_reach(candidate.latest_us),
+                    closest: Some((&candidate).into()),
+                }
+            });
+        let earliest_refusal = no_decode.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us);
+        self.unreachable(request).or(earliest_refusal).unwrap_or(NOWHERE)
     }
 
     /// The refusal of one that kept its TTFT but found no decode instance.
@@ -308,7 +311,9 @@ fn terms(candidate: &Candidate) -> CandidateTerms {
         cached_tokens: candidate.plan.cached_tokens,
         fetch_from: candidate.plan.fetch.map(|f| f.from),
         ttft_us: within_reach(candidate.ttft_us),
-        score: within_reach(candidate.ttft_us).filter(|_| !candidate.plan.harms).map(|_| candidate.score),
+        score: within_reach(candidate.ttft_us)
+            .filter(|_| !candidate.plan.breaks_decodes)
+            .map(|_| candidate.score),
         feasible: candidate.feasible,
     }
 }

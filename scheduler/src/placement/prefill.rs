@@ -14,7 +14,7 @@ use crate::{FetchPlan, FirstToken, Request};
 impl Plan {
     /// The weight of the prefill when plans are compared, µs: its work, or more than any work if it breaks decodes.
     pub(crate) const fn burden_us(&self) -> u64 {
-        if self.harms { NEVER_US } else { self.work_us }
+        if self.breaks_decodes { NEVER_US } else { self.work_us }
     }
 }
 
@@ -79,7 +79,14 @@ impl Conductor {
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
             let new_tokens = request.prompt_tokens - cached_tokens;
             let work = prefill_work(instance, new_tokens, cached_tokens, target_us);
-            Plan { cached_tokens, new_tokens, load_us, work_us: work.us, harms: work.harms, fetch }
+            Plan {
+                cached_tokens,
+                new_tokens,
+                load_us,
+                work_us: work.us,
+                breaks_decodes: work.breaks_decodes,
+                fetch,
+            }
         };
         let local = || planned(cached, local_load, None);
         let rule = self.fetch_rule();
@@ -173,7 +180,7 @@ impl Conductor {
             deadline_us,
             new,
             score: 0.0,
-            feasible: keeps && !plan.harms && now + latest_us <= deadline_us,
+            feasible: keeps && !plan.breaks_decodes && now + latest_us <= deadline_us,
         }
     }
 

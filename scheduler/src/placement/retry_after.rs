@@ -45,7 +45,7 @@ impl Conductor {
         candidate: &Candidate,
         reason: RejectReason,
     ) -> u64 {
-        let at_us = self.now_us + if candidate.plan.harms { 0 } else { candidate.latest_us };
+        let at_us = self.now_us + if candidate.plan.breaks_decodes { 0 } else { candidate.latest_us };
         let slack_us = if reason == RejectReason::Room && self.config.policy.orders_queues() {
             candidate.deadline_us.saturating_sub(at_us) / WAIT_SHARE
         } else {
@@ -129,10 +129,10 @@ impl Conductor {
         let kept = self.kept.ends().filter(|end| need.counts_all_tickets && *end > need.at_us);
         let mut ends: Vec<u64> = ends.chain(kept).collect();
         ends.sort_unstable();
-        let kin = OnceCell::new();
+        let chain_position = OnceCell::new();
         let fits = |end: &u64| {
             let then = DecodeNeed { at_us: *end, ends_by_us: *end, ..*need };
-            self.decode_fits_beside(instance, &then, &kin).is_ok()
+            self.decode_fits_beside(instance, &then, &chain_position).is_ok()
         };
         // Later starts can break the order, but rarely: a binary search is precise enough for a hint.
         let first = ends.partition_point(|end| !fits(end));

@@ -35,7 +35,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    fn tell(&mut self, now_us: u64, input: Input) {
+    fn feed(&mut self, now_us: u64, input: Input) {
         let effects = step(self.conductor, now_us, input);
         for effect in &effects {
             if let Effect::Reject(refusal) = effect {
@@ -69,9 +69,9 @@ impl Stage<'_> {
         self.run.prefilled.insert(request, end_us);
         let compute_us = naive_prefill_us(self.tokens[&request]);
         let id = RequestId(request);
-        self.tell(end_us, Input::PrefillFinished { request: id, compute_us, cached_tokens: 0 });
-        self.tell(end_us, Input::HandoffFinished { request: id });
-        self.tell(end_us, Input::DecodeFinished { request: id, output_tokens: 1 });
+        self.feed(end_us, Input::PrefillFinished { request: id, compute_us, cached_tokens: 0 });
+        self.feed(end_us, Input::HandoffFinished { request: id });
+        self.feed(end_us, Input::DecodeFinished { request: id, output_tokens: 1 });
     }
 
     fn next_end_us(&self) -> Option<u64> {
@@ -93,10 +93,10 @@ pub(crate) fn run(conductor: &mut Conductor, arrivals: &[(u64, Request)]) -> Run
         if end_us == Some(now_us) {
             stage.end_next();
         } else if let Some((at_us, request)) = next.filter(|_| arrival_us == Some(now_us)) {
-            stage.tell(*at_us, Input::RequestArrived(request.clone()));
+            stage.feed(*at_us, Input::RequestArrived(request.clone()));
             next = coming.next();
         } else {
-            stage.tell(now_us, Input::TimerFired);
+            stage.feed(now_us, Input::TimerFired);
         }
     }
     stage.run

@@ -102,7 +102,7 @@ pub(crate) struct Play {
     pub now_us: u64,
     pub effects: Vec<Effect>,
     /// All inputs of the conductor, with their times.
-    pub told: Vec<(u64, Input)>,
+    pub inputs: Vec<(u64, Input)>,
     epochs: BTreeMap<u32, u32>,
     roles: Vec<Role>,
     /// Whether instances are of two kinds, and change their kind with each new epoch.
@@ -143,7 +143,7 @@ impl Play {
             oracle: Oracle::default(),
             now_us: 0,
             effects: Vec::new(),
-            told: Vec::new(),
+            inputs: Vec::new(),
             epochs: BTreeMap::new(),
             roles: roles.to_vec(),
             upgrades,
@@ -156,15 +156,15 @@ impl Play {
     }
 
     /// Steps the conductor, audits it, and returns its orders.
-    pub(crate) fn tell(&mut self, input: Input) -> Vec<Effect> {
+    pub(crate) fn feed(&mut self, input: Input) -> Vec<Effect> {
         self.oracle.hears(&input);
-        self.told.push((self.now_us, input.clone()));
+        self.inputs.push((self.now_us, input.clone()));
         let mut effects = Vec::new();
         self.conductor.step(self.now_us, input.clone(), &mut effects);
         self.oracle.sees(&input, &effects);
         assert_eq!(self.conductor.check(), Ok(()), "after {input:?}");
         self.audit_flights();
-        self.audit_books();
+        self.audit_ledgers();
         self.effects.extend(effects.iter().cloned());
         effects
     }
@@ -184,7 +184,7 @@ impl Play {
     }
 
     /// Accepted = finished + failed + cancelled + rejected + live, on both sides.
-    fn audit_books(&self) {
+    fn audit_ledgers(&self) {
         let (oracle, stats) = (&self.oracle, self.conductor.stats());
         let ended = oracle.finished + oracle.failed + oracle.cancelled + oracle.rejected;
         assert_eq!(oracle.accepted, ended + oracle.live.len() as u64, "{oracle:?}");
@@ -211,13 +211,13 @@ impl Play {
             self.oracle.dies(InstanceId(id));
         }
         let back = Input::InstanceJoined(spec);
-        self.tell(back);
+        self.feed(back);
     }
 
     /// Loses an instance.
     pub(crate) fn lose(&mut self, id: u32) -> Vec<Effect> {
         self.oracle.dies(InstanceId(id));
-        self.tell(Input::InstanceLost { instance: InstanceId(id), epoch: Epoch(self.epochs[&id]) })
+        self.feed(Input::InstanceLost { instance: InstanceId(id), epoch: Epoch(self.epochs[&id]) })
     }
 
     /// A fresh request arrives.
@@ -230,7 +230,7 @@ impl Play {
             ..request(self.next_id, tokens, shared)
         };
         self.next_id += 1;
-        self.tell(Input::RequestArrived(request))
+        self.feed(Input::RequestArrived(request))
     }
 
     /// Plays one act. An act without a candidate is skipped.
@@ -239,7 +239,7 @@ impl Play {
         match act {
             Act::Wait(us) => {
                 self.now_us += u64::from(us);
-                self.tell(Input::TimerFired);
+                self.feed(Input::TimerFired);
             }
             Act::Arrive(tokens, shared, kind) => {
                 self.arrive(u64::from(tokens), u64::from(shared), kind);
@@ -249,26 +249,26 @@ impl Play {
                 let fetching: Vec<RequestId> =
                     self.oracle.live.iter().filter(|(_, a)| a.fetch.is_some()).map(|(id, _)| *id).collect();
                 if let Some(request) = pick(&fetching, n) {
-                    self.tell(Input::FetchFinished { request, ok });
+                    self.feed(Input::FetchFinished { request, ok });
                 }
             }
             Act::Fails(n) => {
                 let mut open = self.oracle.in_phase(Phase::HandingOff);
                 open.extend(self.oracle.in_phase(Phase::Prefilling));
                 if let Some(request) = pick(&open, n) {
-                    self.tell(Input::HandoffFailed { request });
+                    self.feed(Input::HandoffFailed { request });
                 }
             }
             Act::Spoils(n) => {
                 let mut open = self.oracle.in_phase(Phase::Prefilling);
                 open.extend(self.oracle.in_phase(Phase::HandingOff));
                 if let Some(request) = pick(&open, n) {
-                    self.tell(Input::PrefillFailed { request });
+                    self.feed(Input::PrefillFailed { request });
                 }
             }
             Act::Stalls(n, tokens) => {
                 if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
-                    self.tell(Input::DecodeFailed { request, emitted_tokens: tokens.into() });
+                    self.feed(Input::DecodeFailed { request, emitted_tokens: tokens.into() });
                 }
             }
             Act::Yields(n, tokens) => {
@@ -276,18 +276,18 @@ impl Play {
                 sent.extend(self.oracle.in_phase(Phase::HandingOff));
                 sent.extend(self.oracle.in_phase(Phase::Prefilling));
                 if let Some(request) = pick(&sent, n) {
-                    self.tell(Input::Preempted { request, emitted_tokens: tokens.into() });
+                    self.feed(Input::Preempted { request, emitted_tokens: tokens.into() });
                 }
             }
             Act::Outgrows(n, tokens) => {
                 if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
-                    self.tell(Input::RoomOutgrown { request, emitted_tokens: tokens.into() });
+                    self.feed(Input::RoomOutgrown { request, emitted_tokens: tokens.into() });
                 }
             }
             Act::Cancel(n) => {
                 let live: Vec<RequestId> = self.oracle.live.keys().copied().collect();
                 if let Some(request) = pick(&live, n) {
-                    self.tell(Input::RequestCancelled { request });
+                    self.feed(Input::RequestCancelled { request });
                 }
             }
             Act::Lose(n) => {
@@ -295,21 +295,21 @@ impl Play {
             }
             Act::Join(n) => self.join(u32::from(n % count)),
             Act::Drain(n) => {
-                self.tell(Input::InstanceDrained { instance: InstanceId(u32::from(n % count)) });
+                self.feed(Input::InstanceDrained { instance: InstanceId(u32::from(n % count)) });
             }
             Act::Resume(n) => {
-                self.tell(Input::InstanceResumed { instance: InstanceId(u32::from(n % count)) });
+                self.feed(Input::InstanceResumed { instance: InstanceId(u32::from(n % count)) });
             }
             Act::Role(n, role) => {
                 let role = [Role::Prefill, Role::Decode, Role::Both, Role::Store][usize::from(role) % 4];
-                self.tell(Input::RoleChanged { instance: InstanceId(u32::from(n % count)), role });
+                self.feed(Input::RoleChanged { instance: InstanceId(u32::from(n % count)), role });
             }
             Act::Policy(kind, value) => self.change_policy(kind, value),
             Act::Cache(n, blocks, what) => self.cache(u32::from(n % count), u64::from(blocks), what),
             Act::Peer(p, d, work) => self.peer(p, d, work),
             Act::Emits(n, tokens) => {
                 if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
-                    self.tell(Input::TokensEmitted { request, emitted_tokens: tokens.into() });
+                    self.feed(Input::TokensEmitted { request, emitted_tokens: tokens.into() });
                 }
             }
             Act::Stale(kind, n) => self.stale(kind, n),
@@ -332,7 +332,7 @@ impl Play {
         }
         let allowed = self.conductor.can_change(&new).is_ok();
         let stale = self.conductor.stats().stale_inputs;
-        self.tell(Input::PolicyChanged(Box::new(new.clone())));
+        self.feed(Input::PolicyChanged(Box::new(new.clone())));
         assert_eq!(self.conductor.config(), if allowed { &new } else { &old });
         assert_eq!(self.conductor.stats().stale_inputs, stale + u64::from(!allowed));
     }
@@ -345,7 +345,7 @@ impl Play {
         }
         let Some((request, phase)) = pick(&open, n) else { return };
         self.now_us += 1000;
-        self.tell(match phase {
+        self.feed(match phase {
             Phase::Queued | Phase::Prefilling => Input::PrefillFinished {
                 request,
                 compute_us: u64::from(n) * 5000,
@@ -376,7 +376,7 @@ impl Play {
         };
         // Sometimes the message is of an older epoch.
         let epoch = Epoch(self.epochs[&id] - u32::from(what % 5 == 4));
-        self.tell(Input::Cache(CacheEvent { instance: InstanceId(id), epoch, change }));
+        self.feed(Input::Cache(CacheEvent { instance: InstanceId(id), epoch, change }));
     }
 
     fn peer(&mut self, prefill: u8, decode: u8, work: u16) {
@@ -392,7 +392,7 @@ impl Play {
     /// Another router places that request.
     pub(crate) fn peer_places(&mut self, request: Request, at: (InstanceId, InstanceId), work_us: u64) {
         self.foreign.push((request.id, Phase::Prefilling));
-        self.tell(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us });
+        self.feed(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us });
     }
 
     /// A message about something that never existed, has ended, or is elsewhere.
@@ -406,7 +406,7 @@ impl Play {
             _ => decoding,
         };
         let some = pick(&[InstanceId(999), InstanceId(0), InstanceId(1)], n).expect("three");
-        self.tell(match kind % 16 {
+        self.feed(match kind % 16 {
             0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
             1 if request != decoding => Input::DecodeFinished { request, output_tokens: u32::MAX },
             2 => Input::HandoffFinished { request },
@@ -439,7 +439,7 @@ impl Play {
         let old: Vec<u32> = self.epochs.keys().copied().filter(|id| kind(id) == Some(1)).collect();
         old.into_iter().for_each(|id| self.join(id));
         for (id, role) in (0..).zip(self.roles.clone()) {
-            self.tell(Input::RoleChanged { instance: InstanceId(id), role });
+            self.feed(Input::RoleChanged { instance: InstanceId(id), role });
         }
         for round in 0.. {
             if self.oracle.live.is_empty() && self.foreign.is_empty() {
@@ -451,7 +451,7 @@ impl Play {
                 let wake = self.conductor.next_deadline();
                 let wake = wake.unwrap_or_else(|| panic!("nothing would ever wake {:?}", self.oracle.live));
                 self.now_us = self.now_us.max(wake);
-                self.tell(Input::TimerFired);
+                self.feed(Input::TimerFired);
             } else {
                 self.advance(0);
             }

@@ -228,18 +228,18 @@ fn what_was_learnt_of_a_class_follows_its_name() {
 
 /// Pairs of settings of which the second may replace the first while serving, for every kind of policy.
 fn pairs() -> impl Strategy<Value = (SchedulerConfig, SchedulerConfig)> {
-    let kin = |policy: PolicyName, at: usize| {
-        let kin: Vec<PolicyName> = PolicyName::ALL
+    let chain_position = |policy: PolicyName, at: usize| {
+        let chain_position: Vec<PolicyName> = PolicyName::ALL
             .into_iter()
             .filter(|p| {
                 let to = SchedulerConfig { policy: *p, ..SchedulerConfig::default() };
                 SchedulerConfig { policy, ..SchedulerConfig::default() }.can_become(&to).is_ok()
             })
             .collect();
-        kin[at % kin.len()]
+        chain_position[at % chain_position.len()]
     };
     (configs(), configs(), any::<usize>()).prop_map(move |(old, mut new, at)| {
-        new.policy = kin(old.policy, at);
+        new.policy = chain_position(old.policy, at);
         (old, new)
     })
 }
@@ -253,7 +253,7 @@ proptest! {
     ) {
         let fresh = Play::new(new.clone(), &PAIR);
         let mut changed = Play::new(old, &PAIR);
-        changed.tell(Input::PolicyChanged(Box::new(new.clone())));
+        changed.feed(Input::PolicyChanged(Box::new(new.clone())));
         prop_assert_eq!(changed.conductor.config(), &new);
         let mut both = [fresh, changed];
         for play in &mut both {

@@ -304,14 +304,14 @@ fn an_end_counts_once() {
 fn a_fetch_whose_source_dies_is_over() {
     let mut play = Play::new(config(2), &[Role::Prefill, Role::Prefill, Role::Decode]);
     let change = CacheChange::Stored { parent: None, hashes: shared_chain(10), tier: Tier::Hbm };
-    play.tell(Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change }));
+    play.feed(Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change }));
     play.peer_places(request(900, 1, 0), (InstanceId(0), InstanceId(2)), 9_000_000);
     let start = started(&play.arrive(11 * BLOCK, 10, 0));
     assert_eq!(start.fetch.map(|f| f.from.0), Some(0));
     // The play audits the links' counts after each step, also across the source's next life.
     play.lose(0);
     play.join(0);
-    play.tell(Input::FetchFinished { request: RequestId(0), ok: false });
+    play.feed(Input::FetchFinished { request: RequestId(0), ok: false });
     assert_eq!((play.conductor.stats().fetches, play.conductor.stats().fetches_failed), (1, 1));
 }
 

@@ -94,7 +94,7 @@ fn nothing_is_copied_where_that_is_switched_off_or_to_who_is_busy_or_away() {
 fn a_copy_that_never_arrives_does_not_block_the_next_life_of_its_target() {
     let mut play = Play::new(config(true), &[Role::Prefill, Role::Prefill, Role::Decode]);
     let change = CacheChange::Stored { parent: None, hashes: shared_chain(10), tier: Tier::Hbm };
-    play.tell(Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change }));
+    play.feed(Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change }));
     let mut seen = 0;
     for _ in 0..80 {
         play.now_us += 2_000_000;
@@ -102,7 +102,7 @@ fn a_copy_that_never_arrives_does_not_block_the_next_life_of_its_target() {
         seen += copied;
         if copied > 0 {
             play.lose(1);
-            play.tell(Input::ReplicateFinished { to: InstanceId(1) });
+            play.feed(Input::ReplicateFinished { to: InstanceId(1) });
             play.join(1);
         }
         play.finish();

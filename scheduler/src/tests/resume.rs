@@ -22,8 +22,8 @@ fn decoding(request: Request) -> (Conductor, PrefillStart) {
 
 /// The length of its answer is reported and its decode dies; returns how it starts again.
 fn resumed(conductor: &mut Conductor, start: PrefillStart, emitted_tokens: u32) -> PrefillStart {
-    let told = Input::TokensEmitted { request: ONE, emitted_tokens };
-    assert!(step(conductor, 5_000_000, told).is_empty());
+    let input = Input::TokensEmitted { request: ONE, emitted_tokens };
+    assert!(step(conductor, 5_000_000, input).is_empty());
     let lost = Input::InstanceLost { instance: InstanceId(start.decode), epoch: Epoch(1) };
     started(&step(conductor, 5_000_000, lost))
 }

@@ -53,7 +53,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn tell(&mut self, input: Input) {
+    fn feed(&mut self, input: Input) {
         let effects = step(&mut self.conductor, self.now_us, input);
         self.failed.extend(failure(&effects).map(|(id, _)| id));
         for started in starts(&effects) {
@@ -85,14 +85,14 @@ impl Stage {
                 continue;
             }
             self.answers.get_mut(&id).expect("looked up").prefills = false;
-            self.tell(finished(id));
-            self.tell(Input::HandoffFinished { request: RequestId(id) });
+            self.feed(finished(id));
+            self.feed(Input::HandoffFinished { request: RequestId(id) });
         }
     }
 
     fn pass(&mut self, output_tokens: u32) {
         self.now_us += 10_000;
-        self.tell(Input::TimerFired);
+        self.feed(Input::TimerFired);
         self.land();
         let decoding: Vec<u64> = self.answers.iter().filter(|(_, a)| a.decodes).map(|(id, _)| *id).collect();
         for id in decoding {
@@ -102,12 +102,12 @@ impl Stage {
             if emitted_tokens == output_tokens {
                 self.answers.remove(&id);
                 self.done += 1;
-                self.tell(Input::DecodeFinished { request: RequestId(id), output_tokens });
+                self.feed(Input::DecodeFinished { request: RequestId(id), output_tokens });
                 continue;
             }
             if outgrown {
                 answer.room += answer.room / 4 + 1;
-                self.tell(Input::RoomOutgrown { request: RequestId(id), emitted_tokens });
+                self.feed(Input::RoomOutgrown { request: RequestId(id), emitted_tokens });
             }
             while self.used() > BLOCKS {
                 let youngest = *self.answers.iter().rfind(|(_, a)| a.decodes).expect("somebody uses it").0;
@@ -115,7 +115,7 @@ impl Stage {
                 answer.decodes = false;
                 let emitted_tokens = answer.emitted;
                 self.preempted += 1;
-                self.tell(Input::Preempted { request: RequestId(youngest), emitted_tokens });
+                self.feed(Input::Preempted { request: RequestId(youngest), emitted_tokens });
             }
         }
     }
@@ -135,7 +135,7 @@ fn crowd(count: u64, output_tokens: u32) -> Stage {
     for id in 0..count {
         stage.answers.insert(id, Answer::default());
         let request = Request { max_output_tokens: Some(output_tokens), ..request(id, 20, 0) };
-        stage.tell(Input::RequestArrived(request));
+        stage.feed(Input::RequestArrived(request));
     }
     let live = |stage: &Stage| stage.conductor.live_requests() as u64;
     let let_in = live(&stage);

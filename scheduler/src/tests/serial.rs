@@ -32,7 +32,7 @@ fn every_kind_of_input_and_effect_survives_being_written() {
     for _ in 0..120 {
         let draw = (configs(), scripts(120)).new_tree(&mut runner).expect("no filters").current();
         let play = play(&draw.0, &PAIR, &draw.1);
-        inputs.extend(play.told.iter().map(|(_, input)| variant(&round::<Input>(input))));
+        inputs.extend(play.inputs.iter().map(|(_, input)| variant(&round::<Input>(input))));
         effects.extend(play.effects.iter().map(|effect| variant(&round::<Effect>(effect))));
     }
     assert_eq!(inputs.len(), 22, "{inputs:?}");

@@ -58,8 +58,8 @@ fn the_newest_sheddable_makes_room_and_no_more_of_them_than_needed() {
     assert!(
         conductor.knows(RequestId(10)) && conductor.knows(RequestId(3)) && !conductor.knows(RequestId(4))
     );
-    let told = rejection(&effects).expect("just seen");
-    assert!(told.retry_after_us > 290_000 && told.wasted_tokens == 0, "{told:?}");
+    let rejected = rejection(&effects).expect("just seen");
+    assert!(rejected.retry_after_us > 290_000 && rejected.wasted_tokens == 0, "{rejected:?}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(crate) struct Flight {
     pub(crate) priority: Priority,
     pub(crate) path: PathLinks,
     /// Position among the members of each link of the path.
-    pub(crate) seats: [u32; MAX_PATH_LINKS],
+    pub(crate) link_positions: [u32; MAX_PATH_LINKS],
     pub(crate) bytes: u64,
     pub(crate) started_us: u64,
     pub(crate) deadline_ns: u64,
@@ -82,7 +82,7 @@ impl Flight {
             id: request.transfer,
             priority: request.priority,
             path: request.links,
-            seats: [0; MAX_PATH_LINKS],
+            link_positions: [0; MAX_PATH_LINKS],
             bytes: request.bytes,
             started_us: now_us,
             deadline_ns: request.deadline_us.map_or(NEVER, ns),

@@ -97,7 +97,7 @@ impl Flows {
     pub(crate) fn add(&mut self, mut flight: Flight) -> u32 {
         let slot = self.free.pop().unwrap_or(self.flights.len() as u32);
         let (path, class, sharing) = (flight.path, flight.priority.index(), flight.shares());
-        for (seat, link) in flight.seats.iter_mut().zip(path.as_slice()) {
+        for (seat, link) in flight.link_positions.iter_mut().zip(path.as_slice()) {
             let link = &mut self.links[link.index()];
             *seat = link.members.len() as u32;
             link.members.push(slot);
@@ -337,13 +337,13 @@ impl Flows {
 
     /// Leaves the members of `link`, the `position`th of the flight's path.
     fn stand_up(&mut self, slot: u32, position: usize, link: LinkId) {
-        let seat = self.flights[slot as usize].seats[position];
+        let seat = self.flights[slot as usize].link_positions[position];
         let members = &mut self.links[link.index()].members;
         members.swap_remove(seat as usize);
         let Some(&moved) = members.get(seat as usize) else { return };
         let flight = &mut self.flights[moved as usize];
         let at = flight.path.as_slice().iter().position(|&l| l == link);
-        flight.seats[at.expect("a member of a link has it on its path")] = seat;
+        flight.link_positions[at.expect("a member of a link has it on its path")] = seat;
     }
 
     fn mark(&mut self, path: PathLinks) {

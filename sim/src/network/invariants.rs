@@ -69,7 +69,7 @@ impl Network {
         if due_ns != flight.next_event_ns() {
             return breach("timer is not its next event");
         }
-        for (link, &seat) in flight.path.as_slice().iter().zip(&flight.seats) {
+        for (link, &seat) in flight.path.as_slice().iter().zip(&flight.link_positions) {
             let members = &self.flows.links[link.index()].members;
             if members.get(seat as usize) != Some(&index) {
                 return breach("not in its seat on a link");

@@ -15,12 +15,12 @@ pub(crate) type TimedEffect = (u64, Effect);
 /// Carries time for an engine, as a driver does, and checks it after every step.
 pub(crate) struct Driver {
     pub(crate) engine: Network,
-    pub(crate) told: Vec<TimedEffect>,
+    pub(crate) effects: Vec<TimedEffect>,
 }
 
 impl Driver {
     pub(crate) fn new(config: NetworkConfig, links: &[LinkSpec]) -> Self {
-        Self { engine: Network::new(config, links), told: Vec::new() }
+        Self { engine: Network::new(config, links), effects: Vec::new() }
     }
 
     /// Equal weights aside, links of `rates` MB/s without latency, and no floor.
@@ -33,7 +33,7 @@ impl Driver {
     pub(crate) fn step(&mut self, now_us: u64, input: Input) {
         let mut effects = Vec::new();
         self.engine.step(now_us, input, &mut effects);
-        self.told.extend(effects.into_iter().map(|effect| (now_us, effect)));
+        self.effects.extend(effects.into_iter().map(|effect| (now_us, effect)));
         if let Err(breach) = self.engine.check() {
             panic!("at {now_us} µs: {breach}");
         }
@@ -56,7 +56,7 @@ impl Driver {
     pub(crate) fn finishes(&mut self) -> Vec<(u64, u64)> {
         self.run(u64::MAX);
         let mut ends: Vec<(u64, u64)> = self
-            .told
+            .effects
             .iter()
             .filter_map(|(at, effect)| match effect {
                 Effect::Finished { transfer, .. } => Some((transfer.0, *at)),

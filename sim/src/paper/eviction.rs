@@ -99,7 +99,7 @@ pub fn compare(
             let blocks = size / u64::from(trace.block_tokens);
             let tally = match Eviction::ALL.get(run) {
                 Some(&policy) => stream.under(policy, blocks),
-                None if run == Eviction::ALL.len() => Ok(stream.told(blocks as usize)),
+                None if run == Eviction::ALL.len() => Ok(stream.tally(blocks as usize)),
                 None => Ok(stream.optimum(blocks as usize)),
             };
             done();
@@ -185,7 +185,7 @@ impl Stream<'_> {
     }
 
     /// `lru`, but blocks that are never used again go first.
-    fn told(&self, blocks: usize) -> Tally {
+    fn tally(&self, blocks: usize) -> Tally {
         self.foreseen(
             blocks,
             |request, next| if next == usize::MAX { next } else { usize::MAX - 1 - request },

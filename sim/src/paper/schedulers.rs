@@ -67,7 +67,7 @@ pub(crate) fn world(mut setup: Setup, trace: &Arc<Trace>, speed: f64) -> Result<
     let (policy, mode, seed) = (setup.scheduler.policy, setup.scheduler.effective_admission(), setup.seed);
     let mut world = World::new(setup, Box::new(TraceWorkload::new(Arc::clone(trace), speed)))?;
     world.run()?;
-    world.close_books();
+    world.finish_samples();
     let result = world.metrics.result((policy.name(), mode.name()), speed, seed);
     Ok((result, world))
 }

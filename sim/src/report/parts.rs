@@ -158,13 +158,13 @@ pub(super) fn retry_after(runs: &[RunResult], labels: &[String]) -> String {
     html += "</tr></thead><tbody>";
     for (at, (run, label)) in runs.iter().zip(labels).enumerate() {
         let seconds = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| fixed(v, 2));
-        let told = &run.retry_after_s;
+        let retry_after = &run.retry_after_s;
         let cells = [
             count(run.refusals),
-            seconds(told.p50),
-            seconds(told.p90),
-            seconds(told.p99),
-            seconds(told.max),
+            seconds(retry_after.p50),
+            seconds(retry_after.p90),
+            seconds(retry_after.p99),
+            seconds(retry_after.max),
             count(run.retries),
             match run.second_tries {
                 0 => "–".into(),

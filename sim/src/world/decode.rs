@@ -4,7 +4,7 @@ use baton_legs::{Input as LegInput, Leg};
 use baton_store::Input as StoreInput;
 
 use super::World;
-use super::inbox::News;
+use super::inbox::ConductorInput;
 use crate::engine::{GapMark, Sequence, summarise};
 use crate::metrics::Status;
 
@@ -88,6 +88,6 @@ impl World {
         });
         self.leg(at, LegInput::Ended { request: id });
         self.end(slot, Status::Completed, Some(gaps));
-        self.tell(router, News::Complete(id, output_tokens));
+        self.send(router, ConductorInput::Complete(id, output_tokens));
     }
 }

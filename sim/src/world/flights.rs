@@ -140,7 +140,7 @@ impl World {
         self.next_flight += 1;
         let owner = RequestId(READER | (1 << 62) | self.next_flight);
         let done = Input::ReplicateFinished { to: InstanceId(to) };
-        let Some(keys) = self.keys_of(from, chain) else { return self.tell_all(&done) };
+        let Some(keys) = self.keys_of(from, chain) else { return self.send_to_all(&done) };
         let (readable, _) = self.read_store(from, owner, &keys);
         let keys: &[BlockKey] = &keys[..readable as usize];
         let opened = if keys.is_empty() || !self.nodes[to as usize].alive {
@@ -150,7 +150,7 @@ impl World {
         };
         let Some(opened) = opened else {
             self.step_store(from, StoreInput::Close { owner });
-            return self.tell_all(&done);
+            return self.send_to_all(&done);
         };
         let bytes = self.block_bytes(from, readable.saturating_sub(opened.hits));
         let (links, cap) = (self.path(from, to), self.cap(from));
@@ -211,7 +211,7 @@ impl World {
                 }
                 self.step_store(to, StoreInput::Close { owner });
                 self.step_store(from, StoreInput::Close { owner });
-                self.tell_all(&Input::ReplicateFinished { to: InstanceId(to) });
+                self.send_to_all(&Input::ReplicateFinished { to: InstanceId(to) });
             }
         }
     }

@@ -15,14 +15,14 @@ use crate::setup::Setup;
 
 /// An input on its way to one conductor.
 #[derive(Debug)]
-pub(crate) struct Letter {
+pub(crate) struct RoutedInput {
     pub router: u32,
-    pub news: News,
+    pub input: ConductorInput,
 }
 
 /// An input of a conductor.
 #[derive(Clone, Debug)]
-pub enum News {
+pub enum ConductorInput {
     /// A fact that is not about one of its own requests.
     Fact(Input),
     /// A request arrived.
@@ -47,7 +47,7 @@ pub struct Step {
     /// When, µs.
     pub now_us: u64,
     /// The input.
-    pub heard: News,
+    pub input: ConductorInput,
     /// The effects, in order.
     pub effects: Vec<Effect>,
 }
@@ -141,14 +141,14 @@ impl Core for ModelledCore<'_> {
 
 impl World {
     /// Queues an input for one conductor.
-    pub(crate) fn tell(&mut self, router: u32, news: News) {
-        self.inbox.push_back(Letter { router, news });
+    pub(crate) fn send(&mut self, router: u32, input: ConductorInput) {
+        self.inbox.push_back(RoutedInput { router, input });
     }
 
     /// Queues an input for every conductor.
-    pub(crate) fn tell_all(&mut self, input: &Input) {
+    pub(crate) fn send_to_all(&mut self, input: &Input) {
         for router in 0..self.setup.routers {
-            self.tell(router, News::Fact(input.clone()));
+            self.send(router, ConductorInput::Fact(input.clone()));
         }
     }
 
@@ -157,7 +157,7 @@ impl World {
     pub(crate) fn report(&mut self, slot: u32, at: u32, fact: Fact) {
         let live = &self.live[slot as usize];
         let (router, about) = (live.router, (live.id, live.attempt, InstanceId(at)));
-        self.tell(router, News::Leg(about, fact));
+        self.send(router, ConductorInput::Leg(about, fact));
     }
 
     /// Marks a node that may be able to admit a waiting request.
@@ -176,8 +176,8 @@ impl World {
                 self.nodes[at as usize].admittable = false;
                 self.look_at_shared(at);
                 self.admit_waiting(at);
-            } else if let Some(letter) = self.inbox.pop_front() {
-                self.read(letter);
+            } else if let Some(routed) = self.inbox.pop_front() {
+                self.read(routed);
             } else {
                 return;
             }
@@ -185,12 +185,12 @@ impl World {
     }
 
     /// Steps one conductor and carries its orders out.
-    fn read(&mut self, Letter { router, news }: Letter) {
+    fn read(&mut self, RoutedInput { router, input }: RoutedInput) {
         let (at, now_us) = (router as usize, self.now_us);
         let mut effects: Vec<Effect> = std::mem::take(&mut self.pair_effects);
         let mut to_peers = Vec::new();
-        let own = !matches!(news, News::Fact(_));
-        let heard = self.schedule.is_some().then(|| news.clone());
+        let own = !matches!(input, ConductorInput::Fact(_));
+        let recorded = self.schedule.is_some().then(|| input.clone());
         let mut core = ModelledCore {
             now_us,
             conductor: &mut self.conductors[at],
@@ -202,9 +202,9 @@ impl World {
             peers: (own && self.setup.routers > 1).then_some(&mut to_peers),
         };
         let pairs: &mut Pairs = &mut self.pairs[at];
-        match news {
-            News::Fact(input) => pairs.step(now_us, input, &mut core, &mut effects),
-            News::Arrived(asked) => {
+        match input {
+            ConductorInput::Fact(input) => pairs.step(now_us, input, &mut core, &mut effects),
+            ConductorInput::Arrived(asked) => {
                 let arrival = Arrival {
                     request: asked.id,
                     class: asked.class,
@@ -214,26 +214,28 @@ impl World {
                 core.arrived = Some(asked);
                 pairs.arrive(now_us, arrival, &mut core, &mut effects);
             }
-            News::Left(request) => pairs.cancel(now_us, request, &mut core, &mut effects),
-            News::Leg(about, fact) => _ = pairs.hear(now_us, (about, fact), &mut core, &mut effects),
-            News::Emitted(request, emitted_tokens) => pairs.emitted(request, emitted_tokens),
-            News::Complete(request, output_tokens) => {
+            ConductorInput::Left(request) => pairs.cancel(now_us, request, &mut core, &mut effects),
+            ConductorInput::Leg(about, fact) => {
+                _ = pairs.on_fact(now_us, (about, fact), &mut core, &mut effects)
+            }
+            ConductorInput::Emitted(request, emitted_tokens) => pairs.emitted(request, emitted_tokens),
+            ConductorInput::Complete(request, output_tokens) => {
                 pairs.emitted(request, output_tokens);
                 pairs.complete(now_us, request, &mut core, &mut effects);
             }
-            News::Lost(instance, epoch) => {
+            ConductorInput::Lost(instance, epoch) => {
                 pairs.lost(now_us, (instance, epoch, true), &mut core, &mut effects);
             }
-            News::Woken => {
+            ConductorInput::Woken => {
                 pairs.expire(now_us, &mut core, &mut effects);
                 pairs.try_parked(now_us, &mut core, &mut effects);
             }
         }
         for input in to_peers {
-            self.tell_peers(router, &input);
+            self.send_to_peers(router, &input);
         }
-        if let Some((schedule, heard)) = self.schedule.as_mut().zip(heard) {
-            schedule.push(Step { now_us, heard, effects: effects.clone() });
+        if let Some((schedule, recorded)) = self.schedule.as_mut().zip(recorded) {
+            schedule.push(Step { now_us, input: recorded, effects: effects.clone() });
         }
         for effect in effects.drain(..) {
             self.carry_out(router, effect);

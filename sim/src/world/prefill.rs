@@ -172,14 +172,14 @@ impl World {
         let mut effects = std::mem::take(&mut self.store_effects);
         self.nodes[at as usize].store.step(self.now_us, input, &mut effects);
         for effect in effects.drain(..) {
-            self.store_said(at, effect);
+            self.on_store_effect(at, effect);
         }
         self.store_effects = effects;
         // Room may have come back, or blocks that others wait for.
         self.mark_admittable(at);
     }
 
-    pub(crate) fn store_said(&mut self, at: u32, effect: StoreEffect) {
+    pub(crate) fn on_store_effect(&mut self, at: u32, effect: StoreEffect) {
         match effect {
             StoreEffect::Stored { parent, hashes, tier } => {
                 self.nodes[at as usize].stored |= tier == Tier::Hbm;
@@ -236,7 +236,7 @@ impl World {
                 StoreEffect::Onboard { dram_blocks, ssd_blocks, .. } => {
                     onboarding = (dram_blocks, ssd_blocks)
                 }
-                other => self.store_said(at, other),
+                other => self.on_store_effect(at, other),
             }
         }
         self.store_effects = effects;
@@ -261,7 +261,7 @@ impl World {
             if let StoreEffect::Opened { hbm, dram, ssd, .. } = effect {
                 readable = (hbm + dram + ssd, ssd);
             } else {
-                self.store_said(at, effect);
+                self.on_store_effect(at, effect);
             }
         }
         self.store_effects = effects;

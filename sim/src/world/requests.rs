@@ -4,7 +4,7 @@ use baton_scheduler::{FetchPlan, Rejection, Request};
 use baton_types::{BlockKey, ClassId, RequestId, TenantId};
 
 use super::World;
-use super::inbox::News;
+use super::inbox::ConductorInput;
 use crate::events::Event;
 use crate::metrics::{Outcome, Status};
 
@@ -178,7 +178,7 @@ impl World {
         live.attempts += 1;
         let (router, request) = (live.router, live.request());
         let request = self.foresee(slot, request);
-        self.tell(router, News::Arrived(Box::new(request)));
+        self.send(router, ConductorInput::Arrived(Box::new(request)));
     }
 
     pub(crate) fn slot_of(&self, id: RequestId) -> Option<u32> {
@@ -222,7 +222,7 @@ impl World {
         self.release_all(slot);
         self.end(slot, Status::Cancelled, None);
         if self.pairs[router as usize].get(request).is_some() {
-            self.tell(router, News::Left(request));
+            self.send(router, ConductorInput::Left(request));
         }
     }
 

@@ -87,7 +87,7 @@ impl World {
     }
 
     /// Final figures of the nodes.
-    pub(crate) fn close_books(&mut self) {
+    pub(crate) fn finish_samples(&mut self) {
         for node in &self.nodes {
             let stats = node.store.stats();
             let tiers = Tier::LOCAL.map(|t| stats.tiers[t.index()]);

@@ -7,7 +7,7 @@ use baton_types::Epoch;
 
 use super::World;
 use super::flights::Purpose;
-use super::inbox::News;
+use super::inbox::ConductorInput;
 use super::node::{EGRESS, INGRESS};
 use crate::faults::Fault;
 
@@ -51,7 +51,7 @@ impl World {
         self.fail_flights_of(at);
         self.step_store(at, StoreInput::Clear);
         for router in 0..self.setup.routers {
-            self.tell(router, News::Lost(instance, epoch));
+            self.send(router, ConductorInput::Lost(instance, epoch));
         }
     }
 
@@ -89,6 +89,6 @@ impl World {
         node.alive = true;
         node.spec.epoch = Epoch(node.spec.epoch.0 + 1);
         let spec = node.spec.clone();
-        self.tell_all(&Input::InstanceJoined(spec));
+        self.send_to_all(&Input::InstanceJoined(spec));
     }
 }

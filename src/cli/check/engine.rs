@@ -96,12 +96,12 @@ impl Target {
         let engine = match RemoteEngine::new(self.node.engine.clone()) {
             Ok(engine) => engine,
             Err(error) => {
-                tell(&health, &error, report);
+                report_error(&health, &error, report);
                 return None;
             }
         };
         if let Err(error) = engine.health().await {
-            tell(&health, &error, report);
+            report_error(&health, &error, report);
             report.untried(&self.check("all else"), "it is not well");
             return None;
         }
@@ -123,7 +123,7 @@ impl Target {
             // The engine reported its properties. Only the token is missing, and the canary reports that.
             Err(error) if error.stage == Stage::Canary && engine.probed().is_some() => engine.probed()?,
             Err(error) => {
-                tell(&check, &error, report);
+                report_error(&check, &error, report);
                 report.untried(&self.check("all else"), "it does not say what it is");
                 return None;
             }
@@ -152,24 +152,26 @@ impl Target {
     fn part(&self, probe: &Probe, report: &mut Report) {
         let check = self.check("part");
         let settings = &self.node.engine;
-        if let (Some(told), Some(set)) = (probe.role, settings.role)
-            && told != set
+        if let (Some(reported), Some(set)) = (probe.role, settings.role)
+            && reported != set
         {
-            let found = format!("it was started for {} legs, its node for {}", leg(told), leg(set));
+            let found = format!("it was started for {} legs, its node for {}", leg(reported), leg(set));
             return report.wrong(&check, found, "give both the same role");
         }
-        let told = probe.connector.as_deref();
+        let reported = probe.connector.as_deref();
         let wanted = match &settings.handoff {
             HandoffWay::None => return,
             HandoffWay::Nixl => "nixl",
             HandoffWay::Mooncake { .. } => "mooncake",
             HandoffWay::Rooms { port, .. } => return self.room(*port, probe, report),
         };
-        match told {
-            Some(told) if told == wanted => report.good_at(&check, format!("it hands over by {told}")),
-            Some(told) => {
-                let found = format!("it hands over by {told}, its node expects {wanted}");
-                report.wrong(&check, found, format!("give its node --handoff {told}"));
+        match reported {
+            Some(reported) if reported == wanted => {
+                report.good_at(&check, format!("it hands over by {reported}"))
+            }
+            Some(reported) => {
+                let found = format!("it hands over by {reported}, its node expects {wanted}");
+                report.wrong(&check, found, format!("give its node --handoff {reported}"));
             }
             None => {
                 let found = format!("it does not tell its connector; its node expects {wanted}");
@@ -180,11 +182,11 @@ impl Target {
 
     fn room(&self, port: u16, probe: &Probe, report: &mut Report) {
         let check = self.check("part");
-        if let Some(told) =
-            probe.bootstrap_port.filter(|told| self.node.role == Role::Prefill && *told != port)
+        if let Some(reported) =
+            probe.bootstrap_port.filter(|reported| self.node.role == Role::Prefill && *reported != port)
         {
-            let found = format!("its bootstrap server is at port {told}, its node says {port}");
-            report.wrong(&check, found, format!("give its node --bootstrap-port {told}"));
+            let found = format!("its bootstrap server is at port {reported}, its node says {port}");
+            report.wrong(&check, found, format!("give its node --bootstrap-port {reported}"));
         } else {
             let over = probe.connector.as_deref().unwrap_or("what it does not tell");
             report.good_at(&check, format!("it meets in rooms, KV moves over {over}"));
@@ -221,7 +223,7 @@ impl Target {
         let check = self.check("canary");
         match engine.canary().await {
             Ok(took) => report.good_at(&check, format!("a token in {} ms", took.as_millis())),
-            Err(error) => tell(&check, &error, report),
+            Err(error) => report_error(&check, &error, report),
         }
     }
 
@@ -244,7 +246,7 @@ impl Target {
                 let found = "it does not tell its tokens";
                 report.doubtful(&check, found, "see that --model is the folder that it was started with");
             }
-            Err(error) => tell(&check, &error, report),
+            Err(error) => report_error(&check, &error, report),
         }
     }
 
@@ -300,18 +302,18 @@ impl Target {
     }
 }
 
-fn tell(check: &str, error: &RemoteError, report: &mut Report) {
+fn report_error(check: &str, error: &RemoteError, report: &mut Report) {
     report.wrong(check, format!("{}: {}", error.stage.name(), error.text), error.remedy.to_string());
 }
 
 fn words(probe: &Probe) -> String {
-    let told = |what: Option<String>| what.unwrap_or_else(|| "not told".into());
+    let reported = |what: Option<String>| what.unwrap_or_else(|| "not told".into());
     format!(
         "model {}, version {}, room for {} tokens, context {}",
         probe.model,
-        told(probe.version.clone()),
-        told(probe.capacity_tokens.map(|tokens| tokens.to_string())),
-        told(probe.max_model_tokens.map(|tokens| tokens.to_string())),
+        reported(probe.version.clone()),
+        reported(probe.capacity_tokens.map(|tokens| tokens.to_string())),
+        reported(probe.max_model_tokens.map(|tokens| tokens.to_string())),
     )
 }
 

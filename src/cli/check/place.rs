@@ -134,7 +134,7 @@ async fn is_baton(address: &str) -> bool {
         return false;
     };
     let client = Client::new(Options::new(TIME_LIMIT));
-    let answer = by(Instant::now() + TIME_LIMIT, client.ask(request, MAX_HEALTH_BYTES)).await;
+    let answer = by(Instant::now() + TIME_LIMIT, client.send_and_collect(request, MAX_HEALTH_BYTES)).await;
     answer.is_ok_and(|(status, body)| status == StatusCode::OK && body == HEALTHY)
 }
 
@@ -167,7 +167,7 @@ pub fn tls(service: &ServiceConfig, report: &mut Report) {
 }
 
 /// Checks the protection of the control port: the files can be read, and a key is set where other machines reach it.
-pub fn strangers(service: &ServiceConfig, report: &mut Report) {
+pub fn control_guard(service: &ServiceConfig, report: &mut Report) {
     let check = "service.cluster_key, cluster_tls_*";
     let guard = match ClusterGuard::read(service, None) {
         Ok(guard) => guard,

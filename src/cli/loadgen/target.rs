@@ -82,7 +82,7 @@ impl Target {
             format!("live: {}/v1/models: {why}; check the URL and that the server is up", self.base)
         };
         let request = self.request(Method::GET, "/v1/models", Bytes::new());
-        let asked = client.ask(request, MAX_BODY_BYTES);
+        let asked = client.send_and_collect(request, MAX_BODY_BYTES);
         let (status, body) = by(Instant::now() + MODELS_TIMEOUT, asked).await.map_err(|e| match e {
             Error::Late => failed("no answer within 10 s".into()),
             e => failed(e.to_string()),

@@ -41,7 +41,7 @@ pub fn run(args: &EvictionArgs) -> Result<ExitCode, String> {
         lines.extend(ours);
     }
     bar.finish_and_clear();
-    out::say(&table(&lines))?;
+    out::print(&table(&lines))?;
     if let Some(path) = &args.json {
         out::save(path, &serde_json::to_string_pretty(&lines).map_err(|e| e.to_string())?)?;
         note!("written: {}", path.display());

@@ -40,7 +40,7 @@ fn start(address: &str, devices: &[String]) -> Result<Arc<RdmaTransport>, String
 /// Is the peer of another node's doctor, until interrupted.
 pub(super) fn listen(address: &str, devices: &[String]) -> Result<ExitCode, String> {
     let transport = start(address, devices)?;
-    out::say(&format!("waiting for `baton rdma doctor --peer` at {address}; interrupt to end\n"))?;
+    out::print(&format!("waiting for `baton rdma doctor --peer` at {address}; interrupt to end\n"))?;
     let runtime = crate::cli::runtime(Some(1))?;
     let ended = runtime.block_on(tokio::signal::ctrl_c());
     transport.shutdown();
@@ -63,7 +63,7 @@ pub(super) fn preflight(peer: &str, devices: &[String]) -> Result<ExitCode, Stri
         let _ = writeln!(text, "{line}");
     }
     transport.shutdown();
-    out::say(&text)?;
+    out::print(&text)?;
     Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

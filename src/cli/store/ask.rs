@@ -149,7 +149,7 @@ fn list(
             if listed.len() as u64 == args.limit {
                 return Ok(Listing::Full);
             }
-            out::say(&format!("{}\n", key.escape_ascii()))?;
+            out::print(&format!("{}\n", key.escape_ascii()))?;
             listed.insert(key);
         }
         if next == "0" {
@@ -169,7 +169,7 @@ fn known(cluster: &mut Cluster, key: &str) -> Result<Vec<(String, String)>, Stri
 pub(super) fn stat(args: &KeyArgs) -> Result<ExitCode, String> {
     let known = known(&mut args.at.cluster()?, &args.key)?;
     let lines = known.iter().map(|(name, value)| format!("{name:<12} {value}\n"));
-    out::say(&lines.collect::<String>())?;
+    out::print(&lines.collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -225,8 +225,10 @@ pub(super) fn verify(args: &KeyArgs) -> Result<ExitCode, String> {
     let find = |name: &str| before.iter().find(|(other, _)| other == name).map_or("-", |(_, value)| value);
     let copies = if good > 1 { format!(", {good} copies") } else { String::new() };
     match find("crc32c") {
-        "-" => out::say(&format!("{} bytes, no checksum kept; here {here}{copies}\n", value.len()))?,
-        there if there == here => out::say(&format!("{} bytes, crc32c {here}: good{copies}\n", value.len()))?,
+        "-" => out::print(&format!("{} bytes, no checksum kept; here {here}{copies}\n", value.len()))?,
+        there if there == here => {
+            out::print(&format!("{} bytes, crc32c {here}: good{copies}\n", value.len()))?
+        }
         there => {
             return Err(format!("store: verify: crc32c {here} here, {there} there; put the value again"));
         }
@@ -242,7 +244,7 @@ pub(super) fn del(args: &DelArgs) -> Result<ExitCode, String> {
         let was_there = cluster.del(key.as_bytes()).map_err(|e| format!("store: del: {e}"))?;
         removed += u32::from(was_there);
     }
-    out::say(&format!("{removed} removed\n"))?;
+    out::print(&format!("{removed} removed\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -287,7 +289,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
         note!("");
     }
     let done = drain.so_far();
-    out::say(&format!(
+    out::print(&format!(
         "{} moved, {} bytes; others had {}; {} left\n",
         done.moved, done.moved_bytes, done.had, done.left
     ))?;

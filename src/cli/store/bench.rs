@@ -55,12 +55,12 @@ enum Group {
 
 impl Group {
     fn run(self, effort: Effort) -> Result<Vec<Figure>, String> {
-        let mut tell = |what: &str| note!("measuring: {what}");
+        let mut report = |what: &str| note!("measuring: {what}");
         match self {
-            Self::Copies => measure::copies(effort, &mut tell),
-            Self::Metadata => measure::metadata(effort, &mut tell),
-            Self::Pressure => measure::pressure(effort, &mut tell),
-            Self::Socket => measure::socket(effort, &mut tell),
+            Self::Copies => measure::copies(effort, &mut report),
+            Self::Metadata => measure::metadata(effort, &mut report),
+            Self::Pressure => measure::pressure(effort, &mut report),
+            Self::Socket => measure::socket(effort, &mut report),
         }
     }
 }
@@ -89,7 +89,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
 }
 
 fn report(args: &BenchArgs, figures: Vec<Figure>) -> Result<ExitCode, String> {
-    out::say(&format!("{}\n", table(&figures)))?;
+    out::print(&format!("{}\n", table(&figures)))?;
     if let Some(path) = &args.json {
         let rows: Vec<_> = figures.iter().map(row).collect();
         let text = serde_json::to_string_pretty(&json!({ "figures": rows }));

@@ -117,7 +117,7 @@ impl ServeArgs {
             admit: if self.ssd_admit == Touch::First { AdmissionRule::First } else { AdmissionRule::Second },
             ..SsdConfig::new(dir, bytes)
         });
-        let tell: baton_objects::OperatorLog =
+        let log: baton_objects::OperatorLog =
             std::sync::Arc::new(|words: &str| note!("baton: store: {words}"));
         let cold = self.cold.clone().map(|url| ColdConfig {
             endpoint: self.cold_endpoint.clone(),
@@ -125,7 +125,7 @@ impl ServeArgs {
             objects_max: self.cold_objects,
             ..ColdConfig::new(ColdBucket::Url(url))
         });
-        LowerConfig { ssd, cold, tell: Some(tell) }
+        LowerConfig { ssd, cold, log: Some(log) }
     }
 }
 
@@ -184,7 +184,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
             tokio::spawn(serve_metrics(listener, server.clone(), store));
             note!("metrics on http://{address}/metrics");
         }
-        out::say(&format!("listening on {scheme}://{address}\n"))?;
+        out::print(&format!("listening on {scheme}://{address}\n"))?;
         server.serve(listener, stop.cancelled()).await;
         Ok::<_, String>(())
     });

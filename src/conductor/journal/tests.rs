@@ -257,20 +257,20 @@ fn a_conductor_too_large_for_a_header_ends_the_journal_honestly() {
         };
         Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change })
     };
-    let mut tell = |journal: &mut JournalWriter, input| journal.step(&mut conductor, 1, input, &mut effects);
-    tell(&mut journal, Input::InstanceJoined(instance(0, 1)));
-    tell(&mut journal, stored(4, false));
+    let mut feed = |journal: &mut JournalWriter, input| journal.step(&mut conductor, 1, input, &mut effects);
+    feed(&mut journal, Input::InstanceJoined(instance(0, 1)));
+    feed(&mut journal, stored(4, false));
     (0..1000).for_each(|_| {
-        tell(&mut journal, Input::TimerFired);
+        feed(&mut journal, Input::TimerFired);
         journal.settle();
     });
     let lost = journal.status().lost_steps;
     assert!(lost > 500, "{lost}");
     // Once it is small enough again, a new file begins.
-    tell(&mut journal, stored(4, true));
+    feed(&mut journal, stored(4, true));
     (0..10_000).for_each(|_| {
         std::thread::yield_now();
-        tell(&mut journal, Input::TimerFired);
+        feed(&mut journal, Input::TimerFired);
     });
     let status = journal.close();
     assert_eq!(status.steps + status.lost_steps, 11_003);

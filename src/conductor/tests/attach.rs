@@ -87,14 +87,14 @@ struct Node {
 }
 
 impl Node {
-    async fn say(&self, message: v1::from_node::Message) {
+    async fn send(&self, message: v1::from_node::Message) {
         self.facts.send(v1::FromNode { message: Some(message) }).await.unwrap();
     }
 
-    async fn tell(&self, about: &v1::Order, facts: Vec<v1::fact::Fact>) {
+    async fn send_facts(&self, about: &v1::Order, facts: Vec<v1::fact::Fact>) {
         let fact = |fact| v1::Fact { request: about.request, attempt: about.attempt, fact: Some(fact) };
         let facts = v1::Facts { facts: facts.into_iter().map(fact).collect() };
-        self.say(v1::from_node::Message::Facts(facts)).await;
+        self.send(v1::from_node::Message::Facts(facts)).await;
     }
 
     /// The next order; `None` when the stream has ended.
@@ -114,14 +114,14 @@ impl Node {
 async fn serve(prefill: &mut Node, decode: &mut Node, tokens: [u32; 2]) {
     let order = prefill.order().await.unwrap();
     assert!(matches!(&order.order, Some(v1::order::Order::Prefill(_))), "{order:?}");
-    prefill.tell(&order, vec![bench::fact_token(0, tokens[0], 0), bench::prefilled()]).await;
+    prefill.send_facts(&order, vec![bench::fact_token(0, tokens[0], 0), bench::prefilled()]).await;
     let expect = decode.order().await.unwrap();
     assert!(matches!(&expect.order, Some(v1::order::Order::Expect(_))), "{expect:?}");
-    decode.tell(&expect, vec![v1::fact::Fact::Handoff(true)]).await;
+    decode.send_facts(&expect, vec![v1::fact::Fact::Handoff(true)]).await;
     let start = decode.order().await.unwrap();
     let Some(v1::order::Order::StartDecode(start)) = start.order else { panic!("{start:?}") };
     assert_eq!(start.answer, [tokens[0]]);
-    decode.tell(&expect, vec![bench::fact_token(1, tokens[1], 2)]).await;
+    decode.send_facts(&expect, vec![bench::fact_token(1, tokens[1], 2)]).await;
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn a_node_of_protocol_6_is_refused_with_both_versions() {
 async fn a_second_hello_ends_the_life() {
     let live = LiveConductor::start().await;
     let mut node = live.join("p0", "prefill").await;
-    node.say(v1::from_node::Message::Hello(bench::hello("p0", "prefill"))).await;
+    node.send(v1::from_node::Message::Hello(bench::hello("p0", "prefill"))).await;
     live.until("a second Hello", &[]).await;
     assert!(node.order().await.is_none(), "its stream is ended");
 }
@@ -240,7 +240,7 @@ async fn a_silent_node_is_lost_and_its_stream_ended_while_a_beating_one_stays() 
     let beating = live.join("p1", "prefill").await;
     for _ in 0..25 {
         let beat = v1::Heartbeat { load: Some(v1::NodeLoad::default()) };
-        beating.say(v1::from_node::Message::Heartbeat(beat)).await;
+        beating.send(v1::from_node::Message::Heartbeat(beat)).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     live.until("silence", &[("p1", 1)]).await;

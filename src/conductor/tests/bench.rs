@@ -9,7 +9,7 @@ use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, Sampling, Val
 use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};
 
-use super::books::{Books, Client, Leg, token_of};
+use super::open_legs::{Client, Leg, OpenLegs, token_of};
 use crate::conductor::inbox::{Loss, Message};
 use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
@@ -33,7 +33,7 @@ pub(super) struct Bench {
     pub clock_us: Arc<AtomicU64>,
     pub lines: BTreeMap<String, Line>,
     pub clients: BTreeMap<String, Client>,
-    pub books: Books,
+    pub open_legs: OpenLegs,
     receiver: mpsc::Receiver<Message>,
 }
 
@@ -113,8 +113,8 @@ impl Bench {
         let clock = Arc::clone(&clock_us);
         driver.clock = Box::new(move || clock.load(Ordering::Relaxed));
         let receiver = driver.receiver.take().unwrap();
-        let (lines, clients, books) = (BTreeMap::new(), BTreeMap::new(), Books::default());
-        Self { driver, door, inbox, clock_us, lines, clients, books, receiver }
+        let (lines, clients, open_legs) = (BTreeMap::new(), BTreeMap::new(), OpenLegs::default());
+        Self { driver, door, inbox, clock_us, lines, clients, open_legs, receiver }
     }
 
     /// A conductor with the nodes named, by their first letter prefill, decode or both; a canary has
@@ -161,24 +161,24 @@ impl Bench {
         self.driver.check_sessions();
         for client in self.clients.values_mut() {
             if client.read() {
-                self.books.finished(&client.name);
+                self.open_legs.finished(&client.name);
             }
         }
-        let books = &mut self.books;
+        let open_legs = &mut self.open_legs;
         self.lines.retain(|name, line| {
             while let Ok(message) = line.orders.try_recv() {
                 let Some(v1::to_node::Message::Orders(orders)) = message.message else { continue };
-                orders.orders.into_iter().for_each(|order| books.ordered(name, order));
+                orders.orders.into_iter().for_each(|order| open_legs.ordered(name, order));
             }
             // The driver has ended this life.
             if line.orders.is_closed() {
-                books.lost(name);
+                open_legs.lost(name);
             }
             !line.orders.is_closed()
         });
     }
 
-    pub(super) async fn say_hello(&mut self, hello: v1::Hello) -> Result<v1::Welcome, String> {
+    pub(super) async fn send_hello(&mut self, hello: v1::Hello) -> Result<v1::Welcome, String> {
         let (orders, receiver) = mpsc::channel(64);
         let (reply, mut answer) = oneshot::channel();
         let name = hello.name.clone();
@@ -197,7 +197,7 @@ impl Bench {
             b'd' => "decode",
             _ => "both",
         };
-        self.say_hello(hello(name, role)).await.unwrap()
+        self.send_hello(hello(name, role)).await.unwrap()
     }
 
     /// A node's line breaks.
@@ -245,7 +245,7 @@ impl Bench {
     pub(super) async fn say_in_a_pause(&mut self, leg: &Leg, facts: Vec<v1::fact::Fact>, us: u64) {
         self.driver.rest();
         self.clock_us.fetch_add(us, Ordering::Relaxed);
-        self.tell(leg, facts).await;
+        self.send_facts(leg, facts).await;
     }
 
     /// The conductor is stopped between two messages of one turn.
@@ -306,36 +306,36 @@ impl Bench {
     }
 
     pub(super) fn legs(&self, name: &str) -> Vec<Leg> {
-        self.books.open.values().filter(|leg| leg.name == name).cloned().collect()
+        self.open_legs.open.values().filter(|leg| leg.name == name).cloned().collect()
     }
 
     /// The open prefill leg of a request.
     pub(super) fn prefill(&self, name: &str) -> Leg {
         let legs = self.legs(name);
         let found = legs.iter().find(|leg| leg.prefills).cloned();
-        found.unwrap_or_else(|| panic!("{name} has no prefill: {:#?}", self.books.log))
+        found.unwrap_or_else(|| panic!("{name} has no prefill: {:#?}", self.open_legs.log))
     }
 
     /// The open decode leg of a request.
     pub(super) fn decode(&self, name: &str) -> Leg {
         let legs = self.legs(name);
         let found = legs.iter().find(|leg| !leg.prefills).cloned();
-        found.unwrap_or_else(|| panic!("{name} has no decode: {:#?}", self.books.log))
+        found.unwrap_or_else(|| panic!("{name} has no decode: {:#?}", self.open_legs.log))
     }
 
     /// A leg's node reports.
-    pub(super) async fn tell(&mut self, leg: &Leg, facts: Vec<v1::fact::Fact>) {
-        self.tell_as(&leg.node, (leg.request, leg.attempt), facts).await;
+    pub(super) async fn send_facts(&mut self, leg: &Leg, facts: Vec<v1::fact::Fact>) {
+        self.send_facts_as(&leg.node, (leg.request, leg.attempt), facts).await;
     }
 
     /// Any node reports about any request and attempt.
-    pub(super) async fn tell_as(&mut self, node: &str, about: (u64, u32), facts: Vec<v1::fact::Fact>) {
+    pub(super) async fn send_facts_as(&mut self, node: &str, about: (u64, u32), facts: Vec<v1::fact::Fact>) {
         let life = self.lines[node].life.clone();
-        self.tell_in(&life, about, facts).await;
+        self.send_facts_in(&life, about, facts).await;
     }
 
     /// Any life of a node reports.
-    pub(super) async fn tell_in(
+    pub(super) async fn send_facts_in(
         &mut self,
         life: &v1::Welcome,
         about: (u64, u32),
@@ -352,13 +352,13 @@ impl Bench {
     pub(super) async fn do_prefill(&mut self, name: &str) {
         let leg = self.prefill(name);
         let first = token(name, leg.given(), 0);
-        self.tell(&leg, vec![first, prefilled()]).await;
+        self.send_facts(&leg, vec![first, prefilled()]).await;
     }
 
     /// The KV arrives.
     pub(super) async fn do_handoff(&mut self, name: &str) {
         let leg = self.decode(name);
-        self.tell(&leg, vec![v1::fact::Fact::Handoff(true)]).await;
+        self.send_facts(&leg, vec![v1::fact::Fact::Handoff(true)]).await;
     }
 
     /// The decode leg draws tokens `from..upto`, the last of which ends the answer if it is the
@@ -369,7 +369,7 @@ impl Bench {
         let (from, most) = (self.client(name).tokens.len() as u32, self.client(name).max_tokens);
         for index in from..upto {
             let finish = if index + 1 == most { 2 } else { 0 };
-            self.tell(&leg, vec![token(name, index, finish)]).await;
+            self.send_facts(&leg, vec![token(name, index, finish)]).await;
         }
     }
 
@@ -399,21 +399,21 @@ impl Bench {
 
     /// Serves the canary that is under way.
     pub(super) async fn pass_canary(&mut self) {
-        let leg = self.books.open.values().find(|leg| leg.prefills && leg.name.starts_with("canary"));
+        let leg = self.open_legs.open.values().find(|leg| leg.prefills && leg.name.starts_with("canary"));
         let prefill = leg.expect("no canary is under way").clone();
         let raw = |index, finish| fact_token(index, 70 + index, finish);
-        self.tell(&prefill, vec![raw(0, 0), prefilled()]).await;
+        self.send_facts(&prefill, vec![raw(0, 0), prefilled()]).await;
         if prefill.to.is_some() {
             self.do_handoff(&prefill.name).await;
         }
         let decode = self.legs(&prefill.name).into_iter().find(|leg| leg.answer.is_some()).unwrap();
-        self.tell(&decode, vec![raw(1, 2)]).await;
-        self.books.finished(&prefill.name);
+        self.send_facts(&decode, vec![raw(1, 2)]).await;
+        self.open_legs.finished(&prefill.name);
     }
 
     /// Serves whatever canary is under way, for tests that are about something else.
     pub(super) async fn drop_canaries(&mut self) {
-        if self.books.open.values().any(|leg| leg.prefills && leg.name.starts_with("canary")) {
+        if self.open_legs.open.values().any(|leg| leg.prefills && leg.name.starts_with("canary")) {
             self.pass_canary().await;
         }
     }
@@ -434,8 +434,8 @@ impl Bench {
         let status = self.status();
         assert_eq!(status.live_requests, 0, "{:?}", status.requests);
         assert_eq!(self.driver.core.live_requests(), 0);
-        let open: Vec<_> = self.books.open.values().filter(|leg| !leg.over).collect();
-        assert!(open.is_empty(), "{open:#?}\n{:#?}", self.books.log);
+        let open: Vec<_> = self.open_legs.open.values().filter(|leg| !leg.over).collect();
+        assert!(open.is_empty(), "{open:#?}\n{:#?}", self.open_legs.log);
         for node in status.nodes {
             assert_eq!((node.waiting, node.dispatched, node.decodes, node.reserved_tokens), (0, 0, 0, 0));
         }

@@ -90,7 +90,7 @@ async fn twenty_thousand_names_pass_through_one_conductor_and_its_journal_replay
     let first = first.unwrap();
     assert!(lives[&first.instance] > first.epoch, "its number was used again");
     let before = bench.total("stale_messages");
-    bench.tell_in(&first, (0, 0), vec![stored(7)]).await;
+    bench.send_facts_in(&first, (0, 0), vec![stored(7)]).await;
     bench.beat(&first).await;
     let (instance, epoch) = of(&first);
     bench.inbox.send(Message::Gone { instance, epoch, loss: Loss::Left("late".into()) }).await;
@@ -159,7 +159,7 @@ async fn where_all_are_here_one_more_is_refused_in_words() {
         let spec = bench.driver.fleet.admit(hello, orders, checked, 0).unwrap();
         assert_eq!((spec.id.index(), spec.epoch), (at, Epoch(1)));
     }
-    let refused = bench.say_hello(super::bench::hello("one more", "decode")).await.unwrap_err();
+    let refused = bench.send_hello(super::bench::hello("one more", "decode")).await.unwrap_err();
     assert!(
         refused.contains("4096 instances are attached") && refused.contains("another conductor"),
         "{refused}"

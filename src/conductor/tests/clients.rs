@@ -29,11 +29,11 @@ async fn a_client_that_leaves_frees_each_leg_once_at_any_stage() {
             }
             let legs = bench.legs("r");
             bench.leave("r").await;
-            assert_eq!(bench.books.releases, held, "{names:?} at stage {stage}");
+            assert_eq!(bench.open_legs.releases, held, "{names:?} at stage {stage}");
             bench.quiet();
             // The nodes' later reports concern no open request.
             for leg in &legs {
-                bench.tell(leg, vec![token("r", 0, 0), prefilled(), token("r", 1, 2)]).await;
+                bench.send_facts(leg, vec![token("r", 0, 0), prefilled(), token("r", 1, 2)]).await;
             }
             bench.quiet();
         }
@@ -52,7 +52,7 @@ async fn a_client_that_leaves_while_it_waits_costs_nobody_anything() {
     assert_eq!(bench.legs("a").len(), 2);
     assert_eq!(bench.legs("b").len(), 0, "it is held back");
     bench.leave("b").await;
-    assert_eq!(bench.books.releases, 0);
+    assert_eq!(bench.open_legs.releases, 0);
     bench.serve("a").await;
     bench.quiet();
 }
@@ -70,10 +70,10 @@ async fn a_client_that_does_not_read_is_cut_off() {
     bench.do_handoff("slow").await;
     let decode = bench.decode("slow");
     for index in 1..4 {
-        bench.tell(&decode, vec![token("slow", index, 0)]).await;
+        bench.send_facts(&decode, vec![token("slow", index, 0)]).await;
     }
     bench.quiet();
-    assert_eq!(bench.books.releases, 1);
+    assert_eq!(bench.open_legs.releases, 1);
     let mut told = 0;
     while slow.recv().await.is_some() {
         told += 1;
@@ -164,9 +164,9 @@ async fn an_engine_that_is_faster_than_the_front_door_costs_no_answer() {
     let mut ticket = bench.door.submit(Bench::submission("r", sampling));
     bench.pump().await;
     let leg = bench.prefill("r");
-    bench.tell(&leg, vec![token("r", 0, 0), super::bench::prefilled()]).await;
+    bench.send_facts(&leg, vec![token("r", 0, 0), super::bench::prefilled()]).await;
     let all = (1..8_000).map(|at| token("r", at, if at == 7_999 { 2 } else { 0 })).collect();
-    bench.tell(&leg, all).await;
+    bench.send_facts(&leg, all).await;
     let mut tokens = 0;
     while let Some(event) = ticket.events.recv().await {
         match event {

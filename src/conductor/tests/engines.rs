@@ -15,7 +15,7 @@ async fn a_decode_leg_is_told_what_its_prefill_leg_offers() {
     bench.submit("r", 3).await;
     let (prefill, decode) = (bench.prefill("r"), bench.decode("r"));
     assert_eq!((&decode.work.tokens, decode.taken), (&prefill.work.tokens, None));
-    bench.tell(&prefill, vec![offer("by lane 7"), prefilled()]).await;
+    bench.send_facts(&prefill, vec![offer("by lane 7"), prefilled()]).await;
     let decode = bench.decode("r");
     assert_eq!((decode.taken.as_deref(), decode.answer.as_deref()), (Some(&b"by lane 7"[..]), Some(&[][..])));
     bench.do_decode("r", 3).await;
@@ -29,14 +29,14 @@ async fn an_offer_may_come_before_the_prefill_has_ended_and_is_taken_once() {
     let mut bench = Bench::with(&["px", "dx"]).await;
     bench.submit("r", 2).await;
     let prefill = bench.prefill("r");
-    bench.tell(&prefill, vec![offer("room 9")]).await;
+    bench.send_facts(&prefill, vec![offer("room 9")]).await;
     assert_eq!(bench.decode("r").answer, None, "the prefill goes on");
-    bench.tell(&prefill, vec![offer("room 10")]).await;
+    bench.send_facts(&prefill, vec![offer("room 10")]).await;
     assert_eq!(bench.decode("r").taken.as_deref(), Some(&b"room 9"[..]));
     // Not the decode leg's to say.
     let decode = bench.decode("r");
-    bench.tell(&decode, vec![offer("room 11")]).await;
-    bench.tell(&prefill, vec![prefilled()]).await;
+    bench.send_facts(&decode, vec![offer("room 11")]).await;
+    bench.send_facts(&prefill, vec![prefilled()]).await;
     bench.do_decode("r", 2).await;
     bench.ended_well("r");
     bench.quiet();
@@ -48,22 +48,22 @@ async fn an_offer_ends_with_its_attempt() {
     let mut bench = Bench::with(&["p1x", "p2x", "dx"]).await;
     bench.submit("r", 4).await;
     let first = bench.prefill("r");
-    bench.tell(&first, vec![offer("one"), failure(false)]).await;
+    bench.send_facts(&first, vec![offer("one"), failure(false)]).await;
     let second = bench.prefill("r");
     assert_ne!(first.node, second.node);
     assert_eq!(bench.decode("r").taken, None);
     // The conductor ignores the node whose attempt failed.
-    bench.tell(&first, vec![offer("one again")]).await;
+    bench.send_facts(&first, vec![offer("one again")]).await;
     assert_eq!(bench.decode("r").taken, None);
-    bench.tell(&second, vec![offer("two"), prefilled()]).await;
+    bench.send_facts(&second, vec![offer("two"), prefilled()]).await;
     assert_eq!(bench.decode("r").taken.as_deref(), Some(&b"two"[..]));
     // Lost in mid-answer, it goes on from the tokens that the client has.
     bench.do_decode("r", 2).await;
     let lost = bench.decode("r");
-    bench.tell(&lost, vec![failure(false)]).await;
+    bench.send_facts(&lost, vec![failure(false)]).await;
     let third = bench.prefill("r");
     assert_eq!(third.given(), 2);
-    bench.tell(&third, vec![offer("three"), prefilled()]).await;
+    bench.send_facts(&third, vec![offer("three"), prefilled()]).await;
     bench.do_decode("r", 4).await;
     bench.ended_well("r");
     bench.quiet();
@@ -75,7 +75,7 @@ async fn an_answer_of_one_token_needs_no_offer() {
     let mut bench = Bench::with(&["px", "dx"]).await;
     bench.submit("r", 1).await;
     let prefill = bench.prefill("r");
-    bench.tell(&prefill, vec![token("r", 0, 2), prefilled()]).await;
+    bench.send_facts(&prefill, vec![token("r", 0, 2), prefilled()]).await;
     bench.ended_well("r");
     bench.quiet();
 }
@@ -90,11 +90,11 @@ async fn an_answer_may_end_after_its_last_token() {
     let mut bench = Bench::with(&["px", "dx"]).await;
     bench.submit("r", 9).await;
     let prefill = bench.prefill("r");
-    bench.tell(&prefill, vec![offer("it"), prefilled()]).await;
+    bench.send_facts(&prefill, vec![offer("it"), prefilled()]).await;
     let decode = bench.decode("r");
-    bench.tell(&decode, vec![token("r", 0, 0), token("r", 1, 0)]).await;
+    bench.send_facts(&decode, vec![token("r", 0, 0), token("r", 1, 0)]).await;
     assert_eq!(bench.client("r").last, None);
-    bench.tell(&decode, vec![ended(1, Some(32)), token("r", 2, 0)]).await;
+    bench.send_facts(&decode, vec![ended(1, Some(32)), token("r", 2, 0)]).await;
     let Some(baton_router::Event::Finished { usage, .. }) = &bench.client("r").last else { panic!("no end") };
     assert_eq!((usage.cached_tokens, bench.client("r").tokens.len()), (32, 2));
     bench.quiet();
@@ -106,12 +106,12 @@ async fn an_end_without_an_answer_is_a_failure_and_tried_elsewhere() {
     let mut bench = Bench::with(&["px", "d1x", "d2x"]).await;
     bench.submit("r", 2).await;
     let prefill = bench.prefill("r");
-    bench.tell(&prefill, vec![offer("it"), prefilled()]).await;
+    bench.send_facts(&prefill, vec![offer("it"), prefilled()]).await;
     let empty = bench.decode("r");
-    bench.tell(&empty, vec![ended(1, None)]).await;
+    bench.send_facts(&empty, vec![ended(1, None)]).await;
     assert_eq!(bench.client("r").last, None);
     let prefill = bench.prefill("r");
-    bench.tell(&prefill, vec![offer("again"), prefilled()]).await;
+    bench.send_facts(&prefill, vec![offer("again"), prefilled()]).await;
     assert_ne!(bench.decode("r").node, empty.node);
     bench.do_decode("r", 2).await;
     bench.ended_well("r");
@@ -124,7 +124,7 @@ async fn a_prefill_may_end_the_answer() {
     let mut bench = Bench::with(&["px", "dx"]).await;
     bench.submit("r", 5).await;
     let prefill = bench.prefill("r");
-    bench.tell(&prefill, vec![token("r", 0, 0), ended(1, None), prefilled()]).await;
+    bench.send_facts(&prefill, vec![token("r", 0, 0), ended(1, None), prefilled()]).await;
     assert!(matches!(bench.client("r").last, Some(baton_router::Event::Finished { .. })));
     bench.quiet();
 }
@@ -137,7 +137,7 @@ async fn kv_that_nobody_wants_any_more_is_let_go() {
     let prefill = bench.prefill("r");
     bench.leave("r").await;
     let loan = v1::Loan { transfer: b"blocks 3 to 9".to_vec().into(), ..v1::Loan::default() };
-    bench.tell(&prefill, vec![offer("blocks 3 to 9"), v1::fact::Fact::Abandoned(loan)]).await;
-    assert_eq!(bench.books.discards, [("dx".to_owned(), b"blocks 3 to 9".to_vec())]);
+    bench.send_facts(&prefill, vec![offer("blocks 3 to 9"), v1::fact::Fact::Abandoned(loan)]).await;
+    assert_eq!(bench.open_legs.discards, [("dx".to_owned(), b"blocks 3 to 9".to_vec())]);
     bench.quiet();
 }

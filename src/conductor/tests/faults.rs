@@ -15,7 +15,7 @@ async fn a_hand_off_that_fails_goes_to_another_decode_instance() {
         let (prefill, old) = (bench.prefill("r"), bench.decode("r"));
         bench.do_prefill("r").await;
         let leg = if teller == "prefill" { &prefill } else { &old };
-        bench.tell(leg, vec![Fact::Handoff(false)]).await;
+        bench.send_facts(leg, vec![Fact::Handoff(false)]).await;
         let new = bench.decode("r");
         assert_ne!(new.node, old.node);
         assert_eq!(new.attempt, prefill.attempt + 1);
@@ -24,12 +24,12 @@ async fn a_hand_off_that_fails_goes_to_another_decode_instance() {
         assert_eq!((again.handoffs, again.attempt), (1, new.attempt));
         assert_eq!(again.to.unwrap().instance, bench.lines[&new.node].life.instance);
         // The conductor ignores the instance that it released.
-        bench.tell(&old, vec![Fact::Handoff(true)]).await;
-        bench.tell_as(&old.node, (new.request, new.attempt), vec![Fact::Handoff(true)]).await;
+        bench.send_facts(&old, vec![Fact::Handoff(true)]).await;
+        bench.send_facts_as(&old.node, (new.request, new.attempt), vec![Fact::Handoff(true)]).await;
         assert_eq!(bench.decode("r").answer, None);
         bench.serve("r").await;
         bench.quiet();
-        assert_eq!(bench.books.releases, 1);
+        assert_eq!(bench.open_legs.releases, 1);
     }
 }
 
@@ -39,9 +39,9 @@ async fn a_prefill_instance_that_has_the_kv_no_more_is_replaced() {
     bench.submit("r", 3).await;
     bench.do_prefill("r").await;
     let old = bench.prefill("r");
-    bench.tell(&old, vec![Fact::Handoff(false)]).await;
+    bench.send_facts(&old, vec![Fact::Handoff(false)]).await;
     let asked = bench.prefill("r");
-    bench.tell(&asked, vec![failure(false)]).await;
+    bench.send_facts(&asked, vec![failure(false)]).await;
     let new = bench.prefill("r");
     assert_ne!(new.node, old.node);
     assert_eq!(new.given(), 1, "what the client has is not drawn again");
@@ -54,10 +54,10 @@ async fn a_prefill_that_fails_is_done_elsewhere() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
     bench.submit("r", 3).await;
     let old = bench.prefill("r");
-    bench.tell(&old, vec![failure(false)]).await;
+    bench.send_facts(&old, vec![failure(false)]).await;
     let new = bench.prefill("r");
     assert_ne!(new.node, old.node);
-    bench.tell(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
+    bench.send_facts(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
     bench.serve("r").await;
     bench.quiet();
 }
@@ -70,11 +70,11 @@ async fn a_decode_that_fails_goes_on_elsewhere_with_what_the_client_has() {
     bench.do_handoff("r").await;
     bench.do_decode("r", 3).await;
     let old = bench.decode("r");
-    bench.tell(&old, vec![failure(false)]).await;
+    bench.send_facts(&old, vec![failure(false)]).await;
     let new = bench.decode("r");
     assert_ne!(new.node, old.node);
     assert_eq!((new.given(), bench.prefill("r").given()), (3, 3));
-    bench.tell(&old, vec![token("r", 3, 0), token("r", 4, 2)]).await;
+    bench.send_facts(&old, vec![token("r", 3, 0), token("r", 4, 2)]).await;
     assert_eq!(bench.client("r").tokens.len(), 3);
     bench.serve("r").await;
     assert!(
@@ -91,7 +91,7 @@ async fn the_blocks_of_an_answer_that_goes_on_are_named_after_those_of_its_promp
     bench.do_handoff("r").await;
     bench.do_decode("r", 8).await;
     let old = bench.decode("r");
-    bench.tell(&old, vec![failure(false)]).await;
+    bench.send_facts(&old, vec![failure(false)]).await;
     let mut tokens: Vec<u32> = (0..PROMPT).map(|at| at + 3).collect();
     tokens.extend(&bench.client("r").tokens);
     let (seed, block_tokens) = bench.driver.naming();
@@ -116,7 +116,7 @@ async fn failures_of_the_request_itself_are_answered_at_once() {
             bench.do_handoff("r").await;
             leg = bench.decode("r");
         }
-        bench.tell(&leg, vec![failure(true)]).await;
+        bench.send_facts(&leg, vec![failure(true)]).await;
         let (status, named, message) = bench.client("r").trouble();
         assert_eq!((status, named.as_str(), message.as_str()), (400, "engine", "it broke"));
         bench.quiet();
@@ -129,7 +129,7 @@ async fn tries_have_an_end_and_it_is_named() {
     bench.submit("r", 3).await;
     for _ in 0..3 {
         let leg = bench.prefill("r");
-        bench.tell(&leg, vec![failure(false)]).await;
+        bench.send_facts(&leg, vec![failure(false)]).await;
     }
     let (status, stage, message) = bench.client("r").trouble();
     assert_eq!((status, stage.as_str()), (502, "prefill_failed"));
@@ -240,7 +240,7 @@ async fn a_long_prefill_that_waited_for_its_instance_is_given_its_time_too() {
         bench.send(long(name, 25_000)).await;
     }
     let ordered = |bench: &Bench, name: &str| {
-        let mut open = bench.books.open.values();
+        let mut open = bench.open_legs.open.values();
         open.any(|leg| leg.name == name && leg.prefills)
     };
     assert!(ordered(&bench, "a") && !ordered(&bench, "b"), "the instance is given one at a time");
@@ -298,13 +298,13 @@ async fn a_node_that_falls_silent_is_lost_and_not_believed_any_more() {
     bench.wait_alive_us(1_200_000, &[old.node.as_str()]).await;
     assert!(!bench.lines.contains_key(&old.node), "its stream is ended");
     assert_eq!(bench.status().nodes.len(), 2);
-    bench.tell_in(&dead, (old.request, old.attempt), vec![token("r", 2, 0)]).await;
+    bench.send_facts_in(&dead, (old.request, old.attempt), vec![token("r", 2, 0)]).await;
     assert_eq!(bench.client("r").tokens.len(), 2);
     let new = bench.decode("r");
     assert_ne!(new.node, old.node);
     // It comes back: another life, in which the former one has no say.
     bench.join(&old.node).await;
-    bench.tell_in(&dead, (new.request, new.attempt), vec![fact_token(2, 7, 2)]).await;
+    bench.send_facts_in(&dead, (new.request, new.attempt), vec![fact_token(2, 7, 2)]).await;
     bench.serve("r").await;
     bench.quiet();
 }
@@ -339,7 +339,7 @@ async fn a_node_that_does_not_take_its_orders_is_lost() {
     let stuck = bench.prefill("a").node;
     // No node reads the orders any longer.
     let line = bench.lines.remove(&stuck).unwrap();
-    bench.books.lost(&stuck);
+    bench.open_legs.lost(&stuck);
     drop(line);
     bench.leave("a").await;
     bench.submit("b", 2).await;
@@ -371,7 +371,7 @@ async fn a_policy_that_looks_again_after_the_prefill_refuses_once() {
             .await;
         bench.pump().await;
         let leg = bench.prefill("r");
-        bench.tell(&leg, vec![token("r", 0, i32::from(max_tokens == 1)), prefilled()]).await;
+        bench.send_facts(&leg, vec![token("r", 0, i32::from(max_tokens == 1)), prefilled()]).await;
         if max_tokens == 1 {
             bench.ended_well("r");
         } else {
@@ -393,10 +393,10 @@ async fn a_leg_that_was_let_go_has_no_say_while_its_request_is_held_back() {
     long.tokens = (0..60_000).collect();
     bench.send(long).await;
     assert!(!bench.legs("long").is_empty());
-    bench.tell(&old, vec![failure(false)]).await;
+    bench.send_facts(&old, vec![failure(false)]).await;
     assert!(bench.legs("r").is_empty());
     assert_eq!(bench.status().requests[0].stage, "queue");
-    bench.tell(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
+    bench.send_facts(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
     assert!(bench.client("r").tokens.is_empty());
     assert_eq!(bench.status().requests[0].stage, "queue");
     bench.serve("long").await;
@@ -413,9 +413,9 @@ async fn hand_offs_to_an_instance_that_is_dying_leave_time_to_notice() {
     for attempt in 1..=2 {
         let leg = bench.prefill("r");
         assert_eq!(leg.attempt, attempt);
-        bench.tell(&leg, vec![Fact::Handoff(false)]).await;
+        bench.send_facts(&leg, vec![Fact::Handoff(false)]).await;
         let decode = bench.decode("r");
-        bench.tell(&decode, vec![Fact::Handoff(false)]).await;
+        bench.send_facts(&decode, vec![Fact::Handoff(false)]).await;
     }
     assert_eq!((bench.prefill("r").attempt, bench.client("r").last.is_none()), (2, true));
     bench.kill("d0").await;
@@ -431,7 +431,7 @@ async fn hand_offs_to_an_instance_that_is_dying_leave_time_to_notice() {
     bench.do_prefill("r").await;
     for _ in 0..3 {
         let leg = bench.prefill("r");
-        bench.tell(&leg, vec![Fact::Handoff(false)]).await;
+        bench.send_facts(&leg, vec![Fact::Handoff(false)]).await;
         bench.wait_alive_us(300_000, &[]).await;
     }
     let (status, stage, _) = bench.client("r").trouble();
@@ -449,7 +449,7 @@ async fn a_prefill_instance_that_fails_everything_costs_no_client_anything() {
         bench.submit(&name, 3).await;
         while bench.prefill(&name).node == "p0" {
             let leg = bench.prefill(&name);
-            bench.tell(&leg, vec![failure(false)]).await;
+            bench.send_facts(&leg, vec![failure(false)]).await;
             failed += 1;
         }
         bench.serve(&name).await;

@@ -7,7 +7,7 @@ use baton_wire::v1::from_node::Message as Said;
 use prost::Message as _;
 
 use super::bench::{self, Bench};
-use super::books::Client;
+use super::open_legs::Client;
 use crate::conductor::inbox::Message;
 
 /// Inputs that one conductor receives.
@@ -29,7 +29,7 @@ async fn bench() -> (Bench, Vec<Client>) {
 /// Redirects a fact about request 1 or 2 to an open request.
 fn aim(bench: &Bench, fact: &mut v1::Fact) {
     let place = usize::try_from(fact.request).ok().and_then(|number| number.checked_sub(1));
-    if let Some(leg) = place.and_then(|at| bench.books.open.values().nth(at)) {
+    if let Some(leg) = place.and_then(|at| bench.open_legs.open.values().nth(at)) {
         fact.request = leg.request;
         if fact.attempt == 1 {
             fact.attempt = leg.attempt;
@@ -38,14 +38,14 @@ fn aim(bench: &Bench, fact: &mut v1::Fact) {
 }
 
 /// Sends a conductor a node's message. It fails if the input is no message.
-async fn tell(bench: &mut Bench, input: &[u8]) -> Result<(), String> {
+async fn play(bench: &mut Bench, input: &[u8]) -> Result<(), String> {
     let (&who, said) = input.split_first().ok_or("empty")?;
     let told = v1::FromNode::decode(said).map_err(|e| e.to_string())?;
     let name = if who & 1 == 0 { "p0" } else { "d0" };
     match told.message.ok_or("nothing is said")? {
         Said::Hello(hello) => {
             let name = hello.name.clone();
-            bench.say_hello(hello).await?;
+            bench.send_hello(hello).await?;
             if bench.lines.contains_key(&name) {
                 bench.let_leave(&name).await;
             }
@@ -81,7 +81,7 @@ fn fuzz_control_messages() {
         }
         told += 1;
         assert_eq!(clients.len(), 2, "they stay until their conductor ends");
-        Verdict::of(&runtime.block_on(tell(&mut bench, input)))
+        Verdict::of(&runtime.block_on(play(&mut bench, input)))
     });
 }
 

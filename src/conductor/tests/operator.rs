@@ -172,21 +172,21 @@ async fn two_versions_serve_side_by_side_in_pairs_of_their_own() {
         hello
     };
     let mut bench = Bench::new(super::bench::config());
-    bench.say_hello(of("p0x", "prefill", "vllm nixl 1")).await.unwrap();
-    bench.say_hello(of("d0x", "decode", "vllm nixl 2")).await.unwrap();
-    assert!(bench.books.open.is_empty() && !bench.driver.core.has_pair(), "no pair of two versions");
+    bench.send_hello(of("p0x", "prefill", "vllm nixl 1")).await.unwrap();
+    bench.send_hello(of("d0x", "decode", "vllm nixl 2")).await.unwrap();
+    assert!(bench.open_legs.open.is_empty() && !bench.driver.core.has_pair(), "no pair of two versions");
     for engine in ["vllm mooncake 1", "sglang nixl 1", "vllm"] {
-        let refused = bench.say_hello(of("p1x", "prefill", engine)).await;
+        let refused = bench.send_hello(of("p1x", "prefill", engine)).await;
         assert!(refused.is_err_and(|why| why.contains("cannot share KV")), "{engine}");
     }
     // A node whose KV goes through Baton must be of one kind with all others.
-    let refused = bench.say_hello(of("p1", "prefill", "vllm nixl 3")).await;
+    let refused = bench.send_hello(of("p1", "prefill", "vllm nixl 3")).await;
     assert!(refused.is_err_and(|why| why.contains("cannot share KV")));
-    bench.say_hello(of("d1x", "decode", "vllm nixl 1 a")).await.unwrap();
+    bench.send_hello(of("d1x", "decode", "vllm nixl 1 a")).await.unwrap();
     assert!(!bench.driver.core.has_pair(), "another revision");
-    bench.say_hello(of("p1x", "prefill", "vllm nixl 1 a")).await.unwrap();
+    bench.send_hello(of("p1x", "prefill", "vllm nixl 1 a")).await.unwrap();
     assert!(bench.driver.core.has_pair());
-    let canary = bench.books.open.values().find(|leg| leg.prefills).unwrap();
+    let canary = bench.open_legs.open.values().find(|leg| leg.prefills).unwrap();
     assert_eq!(canary.node, "p1x", "it goes through the pair");
     let builds: Vec<_> = bench.status().nodes.into_iter().map(|node| node.build).collect();
     assert_eq!(builds, ["vllm nixl 1", "vllm nixl 2", "vllm nixl 1 a", "vllm nixl 1 a"]);
@@ -196,16 +196,16 @@ async fn two_versions_serve_side_by_side_in_pairs_of_their_own() {
 async fn a_canary_that_fails_is_sent_again_and_then_passes() {
     let mut bench = Bench::new(super::bench::config());
     bench.join("p0").await;
-    assert!(bench.books.open.is_empty(), "there is no pair yet");
+    assert!(bench.open_legs.open.is_empty(), "there is no pair yet");
     bench.join("d0").await;
     use baton_router::Backend as _;
-    let first = bench.books.open.values().find(|leg| leg.prefills).unwrap().clone();
+    let first = bench.open_legs.open.values().find(|leg| leg.prefills).unwrap().clone();
     assert!(first.name.starts_with("canary-"));
-    bench.tell(&first, vec![failure(true)]).await;
-    assert!(bench.books.open.is_empty() && !bench.door.readiness().ready);
+    bench.send_facts(&first, vec![failure(true)]).await;
+    assert!(bench.open_legs.open.is_empty() && !bench.door.readiness().ready);
     assert!(bench.door.readiness().detail.contains("waiting for a canary"));
     let until = std::time::Instant::now() + Duration::from_secs(20);
-    while bench.books.open.is_empty() {
+    while bench.open_legs.open.is_empty() {
         assert!(std::time::Instant::now() < until, "no other canary is sent");
         tokio::time::sleep(Duration::from_millis(5)).await;
         bench.pump().await;
@@ -243,7 +243,7 @@ async fn a_hello_that_does_not_fit_is_refused_with_the_reason() {
         for name in ["p9", "p0"] {
             let mut hello = hello(name, "prefill");
             spoil(&mut hello);
-            let refused = bench.say_hello(hello).await;
+            let refused = bench.send_hello(hello).await;
             assert!(refused.as_ref().is_err_and(|why| why.contains(reason)), "case {at}: {refused:?}");
         }
     }
@@ -263,8 +263,8 @@ async fn a_lone_node_may_come_back_with_another_model() {
     bench.join("p0").await;
     let mut other = hello("p0", "prefill");
     other.fingerprint.as_mut().unwrap().revision = "next".into();
-    assert_eq!(bench.say_hello(other).await.unwrap().epoch, 2);
-    let refused = bench.say_hello(hello("d0", "decode")).await;
+    assert_eq!(bench.send_hello(other).await.unwrap().epoch, 2);
+    let refused = bench.send_hello(hello("d0", "decode")).await;
     assert!(refused.is_err_and(|why| why.contains("cannot share KV")));
 }
 

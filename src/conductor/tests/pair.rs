@@ -19,7 +19,7 @@ async fn a_pair_serves_a_request_and_both_legs_end() {
     assert_eq!(bench.decode("r").answer, Some(bench.client("r").tokens.clone()));
     bench.serve("r").await;
     bench.quiet();
-    assert_eq!(bench.books.releases, 0, "nobody had to be told");
+    assert_eq!(bench.open_legs.releases, 0, "nobody had to be told");
 }
 
 #[tokio::test]
@@ -53,12 +53,12 @@ async fn a_first_token_that_is_the_last_lets_both_legs_go() {
             if early && prefill.to.is_some() {
                 bench.do_handoff("r").await;
             }
-            bench.tell(&prefill, vec![token("r", 0, 1), prefilled()]).await;
+            bench.send_facts(&prefill, vec![token("r", 0, 1), prefilled()]).await;
             assert!(matches!(bench.client("r").last, Some(baton_router::Event::Finished { .. })));
-            bench.books.finished("r");
+            bench.open_legs.finished("r");
             bench.quiet();
             // A node that plays both parts needs no word.
-            assert_eq!(bench.books.releases, if names.len() == 2 { 2 } else { 0 });
+            assert_eq!(bench.open_legs.releases, if names.len() == 2 { 2 } else { 0 });
         }
     }
 }
@@ -69,20 +69,20 @@ async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
     bench.submit("r", 1).await;
     let prefill = bench.prefill("r");
     assert_eq!((prefill.to.clone(), bench.legs("r").len()), (None, 1), "no KV has to move");
-    bench.tell(&prefill, vec![token("r", 0, 2), prefilled()]).await;
+    bench.send_facts(&prefill, vec![token("r", 0, 2), prefilled()]).await;
     bench.ended_well("r");
-    bench.books.finished("r");
+    bench.open_legs.finished("r");
     bench.quiet();
-    assert_eq!(bench.books.releases, 0, "nobody had to be told");
+    assert_eq!(bench.open_legs.releases, 0, "nobody had to be told");
     // The conductor retries a failed one elsewhere. If the client leaves, it releases the node that has the request.
     bench.submit("s", 1).await;
     let first = bench.prefill("s");
-    bench.tell(&first, vec![super::bench::failure(false)]).await;
+    bench.send_facts(&first, vec![super::bench::failure(false)]).await;
     let second = bench.prefill("s");
     assert_eq!((second.to.clone(), bench.legs("s").len()), (None, 1));
-    bench.tell(&second, vec![token("s", 0, 2), prefilled()]).await;
+    bench.send_facts(&second, vec![token("s", 0, 2), prefilled()]).await;
     bench.ended_well("s");
-    bench.books.finished("s");
+    bench.open_legs.finished("s");
     bench.submit("t", 1).await;
     bench.leave("t").await;
     bench.quiet();
@@ -92,12 +92,12 @@ async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
     bench.do_handoff("u").await;
     bench.do_decode("u", 2).await;
     let decode = bench.legs("u").into_iter().find(|leg| leg.answer.is_some()).unwrap();
-    bench.tell(&decode, vec![super::bench::failure(false)]).await;
+    bench.send_facts(&decode, vec![super::bench::failure(false)]).await;
     let last = bench.prefill("u");
     assert_eq!((last.to.clone(), last.given(), bench.legs("u").len()), (None, 2, 1));
-    bench.tell(&last, vec![token("u", 2, 2), prefilled()]).await;
+    bench.send_facts(&last, vec![token("u", 2, 2), prefilled()]).await;
     bench.ended_well("u");
-    bench.books.finished("u");
+    bench.open_legs.finished("u");
     bench.quiet();
 }
 
@@ -109,8 +109,8 @@ async fn an_end_without_a_report_of_its_prefill_still_lets_both_legs_go() {
         let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
         bench.submit("r", 1).await;
         let prefill = bench.prefill("r");
-        bench.tell(&prefill, vec![token("r", 0, 1)]).await;
-        bench.tell(&prefill, vec![then("r")]).await;
+        bench.send_facts(&prefill, vec![token("r", 0, 1)]).await;
+        bench.send_facts(&prefill, vec![then("r")]).await;
         bench.ended_well("r");
         bench.quiet();
     }
@@ -118,7 +118,7 @@ async fn an_end_without_a_report_of_its_prefill_still_lets_both_legs_go() {
     for (name, how) in [("a", "silence"), ("b", "crash"), ("c", "peer")] {
         bench.submit(name, 1).await;
         let prefill = bench.prefill(name);
-        bench.tell(&prefill, vec![token(name, 0, 1)]).await;
+        bench.send_facts(&prefill, vec![token(name, 0, 1)]).await;
         match how {
             "silence" => bench.wait_alive_us(20_000_000, &[]).await,
             "crash" => bench.kill(&prefill.node).await,
@@ -137,28 +137,28 @@ async fn tokens_reach_the_client_once_and_in_order_whoever_tells_them() {
     let about = (prefill.request, prefill.attempt);
     let told = |bench: &Bench| bench.client("r").tokens.len();
     // Before its turn, of another attempt, from a decode leg, from a stranger.
-    bench.tell(&prefill, vec![fact_token(1, 7, 0)]).await;
-    bench.tell_as(&prefill.node, (about.0, about.1 + 1), vec![fact_token(0, 7, 0)]).await;
-    bench.tell_as(&prefill.node, (about.0, 0), vec![fact_token(0, 7, 2)]).await;
-    bench.tell_as(&bench.decode("r").node, about, vec![fact_token(0, 7, 2)]).await;
+    bench.send_facts(&prefill, vec![fact_token(1, 7, 0)]).await;
+    bench.send_facts_as(&prefill.node, (about.0, about.1 + 1), vec![fact_token(0, 7, 0)]).await;
+    bench.send_facts_as(&prefill.node, (about.0, 0), vec![fact_token(0, 7, 2)]).await;
+    bench.send_facts_as(&bench.decode("r").node, about, vec![fact_token(0, 7, 2)]).await;
     let stranger = if prefill.node == "p0" { "p1" } else { "p0" };
-    bench.tell_as(stranger, about, vec![fact_token(0, 7, 2), prefilled()]).await;
+    bench.send_facts_as(stranger, about, vec![fact_token(0, 7, 2), prefilled()]).await;
     assert_eq!(told(&bench), 0);
     bench.do_prefill("r").await;
     // Again, and more than its one token.
-    bench.tell(&prefill, vec![fact_token(0, 7, 0), fact_token(1, 7, 2), prefilled()]).await;
+    bench.send_facts(&prefill, vec![fact_token(0, 7, 0), fact_token(1, 7, 2), prefilled()]).await;
     assert_eq!(told(&bench), 1);
     bench.do_handoff("r").await;
     bench.do_handoff("r").await;
     let decode = bench.decode("r");
     bench.do_decode("r", 3).await;
     for wrong in [0, 2, 4, 5, u32::MAX] {
-        bench.tell(&decode, vec![fact_token(wrong, 7, 2)]).await;
+        bench.send_facts(&decode, vec![fact_token(wrong, 7, 2)]).await;
     }
-    bench.tell_as(&prefill.node, (decode.request, decode.attempt), vec![fact_token(3, 7, 2)]).await;
+    bench.send_facts_as(&prefill.node, (decode.request, decode.attempt), vec![fact_token(3, 7, 2)]).await;
     assert_eq!(told(&bench), 3);
     bench.serve("r").await;
-    bench.tell(&decode, vec![token("r", 5, 2), token("r", 6, 2), super::bench::failure(false)]).await;
+    bench.send_facts(&decode, vec![token("r", 5, 2), token("r", 6, 2), super::bench::failure(false)]).await;
     bench.quiet();
 }
 
@@ -167,14 +167,14 @@ async fn reports_of_the_other_leg_are_not_believed() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     bench.submit("r", 3).await;
     let (prefill, decode) = (bench.prefill("r"), bench.decode("r"));
-    bench.tell(&decode, vec![prefilled()]).await;
-    bench.tell(&prefill, vec![Fact::Handoff(true)]).await;
+    bench.send_facts(&decode, vec![prefilled()]).await;
+    bench.send_facts(&prefill, vec![Fact::Handoff(true)]).await;
     bench.do_prefill("r").await;
-    bench.tell(&prefill, vec![Fact::Handoff(true)]).await;
+    bench.send_facts(&prefill, vec![Fact::Handoff(true)]).await;
     assert_eq!(bench.decode("r").answer, None, "the decode leg has not said that its KV is there");
     bench.do_handoff("r").await;
     // The first leg has let go by now; what it says of failures comes too late.
-    bench.tell(&prefill, vec![Fact::Handoff(false), super::bench::failure(true)]).await;
+    bench.send_facts(&prefill, vec![Fact::Handoff(false), super::bench::failure(true)]).await;
     bench.serve("r").await;
     bench.quiet();
     assert!(bench.total("stale_messages") >= 4);
@@ -189,9 +189,9 @@ async fn logprobs_of_the_prompt_are_told_once_however_often_it_is_prefilled() {
     for _ in 0..2 {
         let logprobs = Fact::PromptLogprobs(baton_wire::v1::PromptLogprobs::default());
         let prefill = bench.prefill("r");
-        bench.tell(&prefill, vec![logprobs.clone(), logprobs]).await;
+        bench.send_facts(&prefill, vec![logprobs.clone(), logprobs]).await;
         if prefill.attempt == 1 {
-            bench.tell(&prefill, vec![super::bench::failure(false)]).await;
+            bench.send_facts(&prefill, vec![super::bench::failure(false)]).await;
         }
     }
     bench.serve("r").await;

@@ -122,7 +122,7 @@ async fn a_client_may_leave_while_its_request_is_parked() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     bench.submit("r", 4).await;
     bench.kill("d0").await;
-    let released = bench.books.releases;
+    let released = bench.open_legs.releases;
     assert_eq!(released, 1, "the leg that is left was let go");
     bench.leave("r").await;
     bench.join("d0").await;
@@ -139,7 +139,7 @@ async fn a_request_is_not_tried_without_end() {
     let mut kills = 0;
     while bench.client("r").last.is_none() {
         let victim = bench.prefill("r");
-        bench.tell(&victim, vec![token("r", victim.given(), 0)]).await;
+        bench.send_facts(&victim, vec![token("r", victim.given(), 0)]).await;
         bench.kill(&victim.node).await;
         bench.join(&victim.node).await;
         bench.wait_alive_us(100_000, &[]).await;

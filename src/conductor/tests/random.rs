@@ -11,7 +11,7 @@ use baton_wire::v1::fact::Fact;
 use tokio::sync::oneshot;
 
 use super::bench::{Bench, fact_token, failure, prefilled, token};
-use super::books::Leg;
+use super::open_legs::Leg;
 use crate::conductor::Question;
 use crate::conductor::inbox::Message;
 
@@ -53,8 +53,8 @@ impl Play {
     }
 
     fn any_leg(&mut self) -> Option<Leg> {
-        let at = self.pick(self.bench.books.open.len())?;
-        let leg = self.bench.books.open.values().nth(at).cloned();
+        let at = self.pick(self.bench.open_legs.open.len())?;
+        let leg = self.bench.open_legs.open.values().nth(at).cloned();
         if let Some(leg) = &leg {
             self.former.push_back(leg.clone());
             self.former.truncate(40);
@@ -135,9 +135,9 @@ impl Play {
             // The leg continues from the answer it got, and a connected client has at least as much.
             let told = self.bench.clients.get(&leg.name).map_or(answer.len(), |c| c.tokens.len());
             let index = u32::try_from(told.max(answer.len())).unwrap();
-            self.bench.tell(leg, vec![token(&leg.name, index, last(index))]).await;
+            self.bench.send_facts(leg, vec![token(&leg.name, index, last(index))]).await;
             if leg.name.starts_with("canary") && last(index) != 0 {
-                self.bench.books.finished(&leg.name);
+                self.bench.open_legs.finished(&leg.name);
             }
         } else if leg.prefills && leg.handoffs == 0 {
             let again = std::mem::replace(&mut done.prefilled, true);
@@ -145,13 +145,13 @@ impl Play {
             let first = token(&leg.name, index, last(index));
             if !again && self.rng.below(3) > 0 {
                 let ok = self.rng.below(2) == 0;
-                self.bench.tell(leg, vec![Fact::Fetch(ok), Fact::Fetch(!ok)]).await;
+                self.bench.send_facts(leg, vec![Fact::Fetch(ok), Fact::Fetch(!ok)]).await;
             }
             if !again {
-                self.bench.tell(leg, vec![first, prefilled()]).await;
+                self.bench.send_facts(leg, vec![first, prefilled()]).await;
             }
         } else if !leg.prefills && !std::mem::replace(&mut done.landed, true) {
-            self.bench.tell(leg, vec![Fact::Handoff(true)]).await;
+            self.bench.send_facts(leg, vec![Fact::Handoff(true)]).await;
         }
     }
 
@@ -163,7 +163,7 @@ impl Play {
         let told = self.bench.clients.get(&leg.name).map_or(0, |c| c.tokens.len() as u32);
         let wrong = |index: u32| vec![fact_token(index, 7, (index % 3).cast_signed())];
         let about = (leg.request, leg.attempt);
-        let open = self.bench.books.open.get(&(leg.node.clone(), leg.request));
+        let open = self.bench.open_legs.open.get(&(leg.node.clone(), leg.request));
         let present = open.is_some_and(|open| open.attempt == leg.attempt);
         let (about, facts) = match self.rng.below(7) {
             // Another attempt.
@@ -182,7 +182,7 @@ impl Play {
             _ => return,
         };
         if self.bench.lines.contains_key(&leg.node) {
-            self.bench.tell_as(&leg.node, about, facts).await;
+            self.bench.send_facts_as(&leg.node, about, facts).await;
         }
     }
 
@@ -198,7 +198,7 @@ impl Play {
             hashes: (from..from + blocks).map(name).collect(),
             tier: [1, 1, 2, 3, 0, 9][usize::try_from(self.rng.below(6)).unwrap()],
         };
-        self.bench.tell_as(&node, (0, 0), vec![Fact::Cache(change), Fact::Replicated(true)]).await;
+        self.bench.send_facts_as(&node, (0, 0), vec![Fact::Cache(change), Fact::Replicated(true)]).await;
     }
 
     async fn fail(&mut self) {
@@ -208,7 +208,7 @@ impl Play {
         // A hand-off fails for the pair, not for the leg.
         self.progress.entry(key).or_default().broken = what > 0;
         let fact = if what == 0 { Fact::Handoff(false) } else { failure(of_request) };
-        self.bench.tell(&leg, vec![fact]).await;
+        self.bench.send_facts(&leg, vec![fact]).await;
     }
 
     async fn crash(&mut self) {
@@ -253,14 +253,14 @@ impl Play {
             self.bench.join(node).await;
         }
         for _ in 0..400 {
-            let legs: Vec<Leg> = self.bench.books.open.values().cloned().collect();
+            let legs: Vec<Leg> = self.bench.open_legs.open.values().cloned().collect();
             for leg in &legs {
-                if self.bench.books.open.contains_key(&(leg.node.clone(), leg.request)) {
+                if self.bench.open_legs.open.contains_key(&(leg.node.clone(), leg.request)) {
                     self.work_on(leg).await;
                 }
             }
             self.bench.wait_alive_us(100_000, &[]).await;
-            if self.bench.books.open.is_empty() && self.bench.driver.sessions.is_empty() {
+            if self.bench.open_legs.open.is_empty() && self.bench.driver.sessions.is_empty() {
                 break;
             }
         }

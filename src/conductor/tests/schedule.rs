@@ -14,7 +14,7 @@ use baton_scheduler::{
 };
 use baton_sim::engine::Mix;
 use baton_sim::faults::FaultPlan;
-use baton_sim::{Clients, News, Pool, Setup, Step, TraceWorkload, World, profiles};
+use baton_sim::{Clients, ConductorInput, Pool, Setup, Step, TraceWorkload, World, profiles};
 use baton_traces::synth::{Kind, Workload, workload};
 use baton_types::{BlockKey, InstanceId, RequestId, Role, Sampling, SloClass};
 use baton_wire::v1;
@@ -59,30 +59,32 @@ impl ScheduleRun {
     }
 
     /// One thing is heard.
-    fn hear(&mut self, step: &Step) {
+    fn play(&mut self, step: &Step) {
         let driver = &mut self.bench.driver;
         driver.now_us = step.now_us;
-        match &step.heard {
-            News::Fact(Input::InstanceJoined(spec)) => self.join(spec),
-            News::Fact(Input::TimerFired) => driver.step(Input::TimerFired),
-            News::Fact(Input::Cache(event)) => {
+        match &step.input {
+            ConductorInput::Fact(Input::InstanceJoined(spec)) => self.join(spec),
+            ConductorInput::Fact(Input::TimerFired) => driver.step(Input::TimerFired),
+            ConductorInput::Fact(Input::Cache(event)) => {
                 let fact = v1::fact::Fact::Cache((&event.change).into());
-                self.say((RequestId(0), 0, event.instance), fact);
+                self.send_fact((RequestId(0), 0, event.instance), fact);
             }
-            News::Fact(Input::ReplicateFinished { to }) => {
-                self.say((RequestId(0), 0, *to), v1::fact::Fact::Replicated(true));
+            ConductorInput::Fact(Input::ReplicateFinished { to }) => {
+                self.send_fact((RequestId(0), 0, *to), v1::fact::Fact::Replicated(true));
             }
-            News::Fact(other) => panic!("a simulated conductor of its own hears nothing else: {other:?}"),
-            News::Arrived(request) => self.submit(request),
-            News::Left(request) => driver.take_in(Message::Cancel(*request)),
-            News::Leg(about, fact) => self.say(*about, worded(fact)),
-            News::Emitted(request, emitted_tokens) => self.draw(*request, *emitted_tokens, false),
-            News::Complete(request, output_tokens) => self.draw(*request, *output_tokens, true),
-            News::Lost(instance, epoch) => {
+            ConductorInput::Fact(other) => {
+                panic!("a simulated conductor of its own hears nothing else: {other:?}")
+            }
+            ConductorInput::Arrived(request) => self.submit(request),
+            ConductorInput::Left(request) => driver.take_in(Message::Cancel(*request)),
+            ConductorInput::Leg(about, fact) => self.send_fact(*about, worded(fact)),
+            ConductorInput::Emitted(request, emitted_tokens) => self.draw(*request, *emitted_tokens, false),
+            ConductorInput::Complete(request, output_tokens) => self.draw(*request, *output_tokens, true),
+            ConductorInput::Lost(instance, epoch) => {
                 let loss = Loss::Died("it crashed".into());
                 driver.take_in(Message::Gone { instance: *instance, epoch: *epoch, loss });
             }
-            News::Woken => {
+            ConductorInput::Woken => {
                 // The models of engines draw tokens all the time, and say so at the end.
                 let decodes =
                     |request| driver.pairs.get(request).is_some_and(|pair| pair.phase() == Phase::Decoding);
@@ -121,7 +123,11 @@ impl ScheduleRun {
         self.bench.driver.take_in(Message::submit(request.id, submission, sender));
     }
 
-    fn say(&mut self, (request, attempt, instance): (RequestId, u32, InstanceId), fact: v1::fact::Fact) {
+    fn send_fact(
+        &mut self,
+        (request, attempt, instance): (RequestId, u32, InstanceId),
+        fact: v1::fact::Fact,
+    ) {
         let Some(node) = self.bench.driver.fleet.get(instance) else { return };
         let (epoch, facts) = (node.epoch, vec![v1::Fact { request: request.0, attempt, fact: Some(fact) }]);
         self.bench.driver.take_in(Message::Facts { instance, epoch, facts });
@@ -136,7 +142,7 @@ impl ScheduleRun {
         for index in from..upto {
             let finish = if whole && index + 1 == upto { 2 } else { 0 };
             let token = v1::Token { index, token: 7, finish, logprob: None, cached_tokens: None };
-            self.say((request, attempt, leg.unwrap()), v1::fact::Fact::Token(token));
+            self.send_fact((request, attempt, leg.unwrap()), v1::fact::Fact::Token(token));
         }
     }
 }
@@ -273,10 +279,10 @@ async fn play(config: Config, steps: &[Step]) -> Result<Vec<Effect>, String> {
     let mut played = ScheduleRun::new(config);
     let mut all = Vec::new();
     for (at, step) in steps.iter().enumerate() {
-        played.hear(step);
+        played.play(step);
         let ordered = std::mem::take(&mut played.bench.driver.ordered);
         let (simulated, served) = (format!("{:#?}", step.effects), format!("{ordered:#?}"));
-        let place = || format!("step {at} at {} µs: {:?}", step.now_us, step.heard);
+        let place = || format!("step {at} at {} µs: {:?}", step.now_us, step.input);
         if served != simulated {
             return Err(format!("{}\nsimulated: {simulated}\nserved: {served}", place()));
         }
@@ -373,7 +379,8 @@ async fn without_an_instance_that_may_prefill_requests_wait_alike() {
             setup.pools.iter_mut().for_each(|pool| pool.mix = Mix::PrefillFirst);
         };
         let (config, steps) = scenario(seed, AdmissionMode::Auto, tune);
-        let waits = |step: &&Step| matches!(step.heard, News::Arrived(_)) && step.effects.is_empty();
+        let waits =
+            |step: &&Step| matches!(step.input, ConductorInput::Arrived(_)) && step.effects.is_empty();
         waiting += steps.iter().filter(waits).count();
         play(config, &steps).await.unwrap_or_else(|why| panic!("seed {seed}, {why}"));
     }

@@ -147,7 +147,7 @@ async fn who_ended_a_request_decides_whether_it_was_served_failed_or_cancelled()
     // The engine calls its input invalid.
     bench.send(submission("invalid", "gold", 9)).await;
     let leg = bench.prefill("invalid");
-    bench.tell(&leg, vec![failure(true)]).await;
+    bench.send_facts(&leg, vec![failure(true)]).await;
     // Its client waits for less than the objective.
     bench.send(Submission { timeout_us: Some(300_000), ..submission("hurried", "gold", 9) }).await;
     bench.wait_alive_us(400_000, &[]).await;
@@ -160,7 +160,7 @@ async fn who_ended_a_request_decides_whether_it_was_served_failed_or_cancelled()
     bench.send(submission("broken", "gold", 9)).await;
     while bench.client("broken").last.is_none() {
         let leg = bench.prefill("broken");
-        bench.tell(&leg, vec![failure(false)]).await;
+        bench.send_facts(&leg, vec![failure(false)]).await;
     }
     let of = |outcome: &str, count: u64| (("gold".to_owned(), outcome.to_owned()), count);
     let expected = BTreeMap::from([of("in_slo", 1), of("cancelled", 2), of("late_ttft", 1), of("failed", 1)]);
@@ -185,7 +185,7 @@ async fn the_hand_off_counts_before_or_after_the_first_token_as_documented() {
             _ => {
                 let offer = v1::fact::Fact::Offer(v1::Offer { transfer: vec![7].into() });
                 let leg = bench.prefill("r");
-                bench.tell(&leg, vec![offer, prefilled()]).await;
+                bench.send_facts(&leg, vec![offer, prefilled()]).await;
             }
         }
         bench.wait_alive_us(300_000, &[]).await;

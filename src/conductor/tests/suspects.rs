@@ -153,7 +153,7 @@ async fn a_node_whose_engine_is_gone_is_out_at_once() {
     bench.submit("beside", 4).await;
     for round in 1..=2 {
         let leg = bench.prefill("poison");
-        bench.tell(&leg, vec![broke(true, true)]).await;
+        bench.send_facts(&leg, vec![broke(true, true)]).await;
         assert!(!bench.lines.contains_key(&leg.node), "nobody is sent there any more");
         assert_eq!(bench.status().nodes.len(), 3 - round);
     }
@@ -172,7 +172,7 @@ async fn who_never_reached_an_engine_is_not_suspected() {
     bench.submit("r", 4).await;
     for _ in 0..3 {
         let leg = bench.prefill("r");
-        bench.tell(&leg, vec![broke(false, true)]).await;
+        bench.send_facts(&leg, vec![broke(false, true)]).await;
     }
     bench.serve("r").await;
     bench.drop_canaries().await;
@@ -186,7 +186,7 @@ async fn a_request_whose_connection_broke_twice_is_failed() {
     bench.submit("r", 4).await;
     for _ in 0..2 {
         let leg = bench.prefill("r");
-        bench.tell(&leg, vec![broke(true, false)]).await;
+        bench.send_facts(&leg, vec![broke(true, false)]).await;
     }
     let (status, stage, _) = bench.client("r").trouble();
     assert_eq!((status, stage.as_str()), (502, "engine_died"));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::checkpoint;
-use crate::crew::Crew;
+use crate::compute_threads::ComputeThreads;
 use crate::forward::{Forward, Row};
 use crate::pool::{Pool, layer_bytes};
 use crate::roster::{Chunk, Roster};
@@ -84,12 +84,12 @@ impl Builtin {
             end_tokens,
             max_model_tokens: config.max_model_tokens,
         };
-        let crew = Crew::new(pool.threads)?;
+        let compute_threads = ComputeThreads::new(pool.threads)?;
         Ok(Self {
             pool: Pool::new(&shape),
             shape,
             roster: Roster::new(pool, model),
-            forward: Forward::new(weights, crew),
+            forward: Forward::new(weights, compute_threads),
             sampler: Sampler::default(),
             logits: Vec::new(),
         })

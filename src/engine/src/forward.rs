@@ -2,7 +2,7 @@
 //! the pool on the way.
 
 use crate::attention::{KvView, attend};
-use crate::crew::Crew;
+use crate::compute_threads::ComputeThreads;
 use crate::exponential::silu;
 use crate::kernel::normalize;
 use crate::pool::Pool;
@@ -25,7 +25,7 @@ pub(crate) struct Row<'a> {
 pub(crate) struct Forward {
     /// The model.
     pub(crate) weights: Weights,
-    crew: Crew,
+    compute_threads: ComputeThreads,
     rotary: Rotary,
     hidden: Vec<f32>,
     normed: Vec<f32>,
@@ -37,7 +37,7 @@ pub(crate) struct Forward {
 
 impl Forward {
     /// Ready for a first pass.
-    pub(crate) fn new(weights: Weights, crew: Crew) -> Self {
+    pub(crate) fn new(weights: Weights, compute_threads: ComputeThreads) -> Self {
         let config = &weights.config;
         let rotary = Rotary::new(config.head_dim, config.theta, config.scaling);
         let empty = Vec::new;
@@ -50,7 +50,7 @@ impl Forward {
             product: empty(),
             angles: empty(),
             weights,
-            crew,
+            compute_threads,
         }
     }
 
@@ -80,14 +80,14 @@ impl Forward {
         let picked: Vec<f32> =
             rows.iter().flat_map(|row| &self.hidden[row * config.dim..][..config.dim]).copied().collect();
         normalize(&picked, &self.weights.norm, config.epsilon, &mut self.normed);
-        self.weights.head().multiply(&self.crew, &self.normed, logits);
+        self.weights.head().multiply(&self.compute_threads, &self.normed, logits);
     }
 
     fn keys_and_values(&mut self, n: usize, rows: &[Row<'_>], pool: &mut Pool) {
         let (config, layer) = (&self.weights.config, &self.weights.layers[n]);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         normalize(&self.hidden, &layer.attention_norm, config.epsilon, &mut self.normed);
-        layer.qkv.multiply(&self.crew, &self.normed, &mut self.qkv);
+        layer.qkv.multiply(&self.compute_threads, &self.normed, &mut self.qkv);
         let angles = self.angles.chunks_exact(config.head_dim);
         for ((row, qkv), angles) in rows.iter().zip(self.qkv.chunks_exact_mut(q + 2 * kv)).zip(angles) {
             rotate(&mut qkv[..q + kv], config.head_dim, angles);
@@ -102,26 +102,26 @@ impl Forward {
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         self.mixed.resize(rows.len() * q, 0.0);
         let qkv = &self.qkv;
-        self.crew.for_rows(&mut self.mixed, q, |row, out| {
+        self.compute_threads.for_rows(&mut self.mixed, q, |row, out| {
             let queries = &qkv[row * (q + 2 * kv)..][..q];
             let Row { position, blocks, .. } = rows[row];
             let layer = u32::try_from(n).expect("layers are counted in 32 bits");
             attend(queries, config.heads(), KvView { pool, layer, blocks, len: position as usize + 1 }, out);
         });
-        self.weights.layers[n].output.multiply(&self.crew, &self.mixed, &mut self.product);
+        self.weights.layers[n].output.multiply(&self.compute_threads, &self.mixed, &mut self.product);
         add(&mut self.hidden, &self.product);
     }
 
     fn feed_forward(&mut self, n: usize) {
         let (config, layer) = (&self.weights.config, &self.weights.layers[n]);
         normalize(&self.hidden, &layer.ffn_norm, config.epsilon, &mut self.normed);
-        layer.gate_up.multiply(&self.crew, &self.normed, &mut self.product);
+        layer.gate_up.multiply(&self.compute_threads, &self.normed, &mut self.product);
         self.mixed.clear();
         for row in self.product.chunks_exact(2 * config.ffn_dim) {
             let (gate, up) = row.split_at(config.ffn_dim);
             self.mixed.extend(gate.iter().zip(up).map(|(gate, up)| silu(*gate) * up));
         }
-        layer.down.multiply(&self.crew, &self.mixed, &mut self.product);
+        layer.down.multiply(&self.compute_threads, &self.mixed, &mut self.product);
         add(&mut self.hidden, &self.product);
     }
 }

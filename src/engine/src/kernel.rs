@@ -5,7 +5,7 @@
 //! each output is its own sum, over its terms in ascending order, in runs of [`RUN`] terms that are
 //! added up in order. Tiles differ only in how many such sums advance together. Nothing is fused.
 
-use crate::crew::Crew;
+use crate::compute_threads::ComputeThreads;
 
 /// Outputs side by side.
 const LANES: usize = 8;
@@ -62,15 +62,15 @@ impl Matrix {
     }
 
     /// The products of all rows of `x` with all outputs into `y`, row by row.
-    pub(crate) fn multiply(&self, crew: &Crew, x: &[f32], y: &mut Vec<f32>) {
+    pub(crate) fn multiply(&self, compute_threads: &ComputeThreads, x: &[f32], y: &mut Vec<f32>) {
         let rows = x.len() / self.inputs;
         y.clear();
         y.resize(rows * self.outputs, 0.0);
         let panels = self.outputs.div_ceil(LANES);
-        if crew.threads() == 1 || panels < 2 * crew.threads() {
+        if compute_threads.threads() == 1 || panels < 2 * compute_threads.threads() {
             return self.multiply_part(0, x, self.outputs, y);
         }
-        let parts = crew.map_parts(panels, |part| {
+        let parts = compute_threads.map_parts(panels, |part| {
             let width = (part.end * LANES).min(self.outputs) - part.start * LANES;
             let mut y = vec![0.0; rows * width];
             self.multiply_part(part.start, x, width, &mut y);
@@ -226,11 +226,11 @@ mod tests {
 
     #[test]
     fn products_are_those_of_the_textbook() {
-        let crew = Crew::new(None).unwrap();
+        let compute_threads = ComputeThreads::new(None).unwrap();
         for (rows, inputs, outputs) in [(1, 3, 1), (5, 300, 17), (9, 513, 40), (1, 700, 33), (2, 8, 8)] {
             let (x, w) = (random(rows * inputs, 1), random(outputs * inputs, 2));
             let mut y = Vec::new();
-            Matrix::new(outputs, inputs, &w).multiply(&crew, &x, &mut y);
+            Matrix::new(outputs, inputs, &w).multiply(&compute_threads, &x, &mut y);
             for (r, o) in (0..rows).flat_map(|r| (0..outputs).map(move |o| (r, o))) {
                 let want: f64 =
                     (0..inputs).map(|k| f64::from(x[r * inputs + k]) * f64::from(w[o * inputs + k])).sum();
@@ -245,7 +245,7 @@ mod tests {
         let (inputs, outputs) = (601, 83);
         let (x, w) = (random(13 * inputs, 3), random(outputs * inputs, 4));
         let matrix = Matrix::new(outputs, inputs, &w);
-        let one = Crew::new(None).unwrap();
+        let one = ComputeThreads::new(None).unwrap();
         let mut alone = Vec::new();
         for row in x.chunks_exact(inputs) {
             let mut y = Vec::new();
@@ -253,10 +253,10 @@ mod tests {
             alone.extend(y);
         }
         for threads in [None, Some(2), Some(3)] {
-            let crew = Crew::new(threads).unwrap();
+            let compute_threads = ComputeThreads::new(threads).unwrap();
             for rows in 1..=13 {
                 let mut y = Vec::new();
-                matrix.multiply(&crew, &x[(13 - rows) * inputs..], &mut y);
+                matrix.multiply(&compute_threads, &x[(13 - rows) * inputs..], &mut y);
                 let want = &alone[(13 - rows) * outputs..];
                 assert!(y.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{rows} rows");
             }

@@ -11,8 +11,8 @@
 mod attention;
 mod builtin;
 mod checkpoint;
+mod compute_threads;
 mod config;
-mod crew;
 mod exponential;
 mod forward;
 mod kernel;

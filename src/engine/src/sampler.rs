@@ -43,10 +43,10 @@ impl Sampler {
             self.logits[*token as usize] += bias;
         }
         self.mask_ends(draw);
-        let best = likeliest(&self.logits);
+        let best = most_likely(&self.logits);
         if self.logits[best as usize] == f32::NEG_INFINITY {
             // Everything is masked or broken: the answer goes on with what the model says.
-            return likeliest(logits);
+            return most_likely(logits);
         }
         if draw.sampling.temperature == 0.0 {
             return best;
@@ -104,7 +104,7 @@ impl Sampler {
         self.candidates.clear();
         self.candidates.extend(possible.map(|(logit, token)| (token, scaled(*logit))));
         if sampling.top_k > 0 || sampling.top_p < 1.0 {
-            keep_likeliest(&mut self.candidates, sampling.top_k as usize);
+            keep_most_likely(&mut self.candidates, sampling.top_k as usize);
         }
         if sampling.top_p < 1.0 {
             keep_share(&mut self.candidates, sampling.top_p);
@@ -131,17 +131,17 @@ fn weight(scaled: f32) -> f64 {
 }
 
 /// Likeliest first, ties by lower id.
-fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
 /// Sorts the candidates and keeps the `count` likeliest; 0 keeps all.
-fn keep_likeliest(candidates: &mut Vec<Candidate>, count: usize) {
+fn keep_most_likely(candidates: &mut Vec<Candidate>, count: usize) {
     if count > 0 && count < candidates.len() {
-        candidates.select_nth_unstable_by(count - 1, likelier);
+        candidates.select_nth_unstable_by(count - 1, by_likelihood);
         candidates.truncate(count);
     }
-    candidates.sort_unstable_by(likelier);
+    candidates.sort_unstable_by(by_likelihood);
 }
 
 /// Keeps the shortest run of sorted candidates that makes up `share` of them all; at least one.
@@ -160,7 +160,7 @@ fn chance(seed: u64, index: usize) -> f64 {
     Rng::fork(seed, index as u64 + 1).unit()
 }
 
-fn likeliest(logits: &[f32]) -> u32 {
+fn most_likely(logits: &[f32]) -> u32 {
     let mut best = (0, f32::NEG_INFINITY);
     for (token, logit) in (0..).zip(logits) {
         if *logit > best.1 {
@@ -172,7 +172,7 @@ fn likeliest(logits: &[f32]) -> u32 {
 
 /// The logprob of `token` under `logits` as the model gave them, with the `top` likeliest.
 pub(crate) fn logprob(logits: &[f32], token: u32, top: u8) -> TokenLogprob {
-    let most = f64::from(logits[likeliest(logits) as usize]);
+    let most = f64::from(logits[most_likely(logits) as usize]);
     let sum: f64 = logits.iter().map(|logit| libm::exp(f64::from(*logit) - most)).sum();
     let log_sum = most + libm::log(sum);
     #[expect(clippy::cast_possible_truncation, reason = "logprobs are given in 32 bits")]
@@ -180,7 +180,7 @@ pub(crate) fn logprob(logits: &[f32], token: u32, top: u8) -> TokenLogprob {
     let mut top_tokens = Vec::new();
     if top > 0 {
         top_tokens = (0..).zip(logits.iter().copied()).collect();
-        keep_likeliest(&mut top_tokens, top as usize);
+        keep_most_likely(&mut top_tokens, top as usize);
         top_tokens.iter_mut().for_each(|(_, logit)| *logit = of(*logit));
     }
     TokenLogprob { logprob: of(logits[token as usize]), top: top_tokens }

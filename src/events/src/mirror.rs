@@ -88,7 +88,7 @@ pub struct MirrorStats {
     /// Of another size, or with tokens that do not fit their number.
     pub odd_size: u64,
     /// Without tokens, and not known from before.
-    pub untold: u64,
+    pub without_tokens: u64,
     /// Behind a picture, an unknown adapter or salt: followed, not reported.
     pub foreign: u64,
     /// Removed without having been known.
@@ -208,7 +208,7 @@ impl Mirror {
                 }
             },
             None if stored.base_block.unwrap_or(0) > 0 => {
-                self.stats.untold += blocks;
+                self.stats.without_tokens += blocks;
                 return;
             }
             None => self.root(stored, source),
@@ -277,7 +277,7 @@ impl Mirror {
                     self.stats.repeated += u64::from(!new);
                     run.next(known, new, changes);
                 }
-                None => self.stats.untold += 1,
+                None => self.stats.without_tokens += 1,
             }
         }
         run.end(changes);

@@ -83,7 +83,11 @@ where
     ///
     /// # Errors
     /// As [`Self::send`], and when the body is longer or breaks off.
-    pub async fn ask(&self, request: Request<B>, most_bytes: usize) -> Result<(StatusCode, Bytes), Error> {
+    pub async fn send_and_collect(
+        &self,
+        request: Request<B>,
+        most_bytes: usize,
+    ) -> Result<(StatusCode, Bytes), Error> {
         let answer = self.send(request).await?;
         Ok((answer.status(), whole(answer.into_body(), most_bytes).await?))
     }

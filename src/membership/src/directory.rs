@@ -53,7 +53,7 @@ impl Directory {
     /// A stream of changes that begins with a snapshot, once there is one.
     #[must_use]
     pub fn changes(&self) -> Changes {
-        Changes { latest: self.latest.clone(), told: None, waiting: VecDeque::new() }
+        Changes { latest: self.latest.clone(), reported: None, waiting: VecDeque::new() }
     }
 }
 
@@ -61,8 +61,8 @@ impl Directory {
 #[derive(Debug)]
 pub struct Changes {
     latest: watch::Receiver<Arc<Snapshot>>,
-    told: Option<Arc<Snapshot>>,
-    /// Steps towards `told`; at most two for each member.
+    reported: Option<Arc<Snapshot>>,
+    /// Steps towards `reported`; at most two for each member.
     waiting: VecDeque<Change>,
 }
 
@@ -74,14 +74,14 @@ impl Changes {
                 return Some(change);
             }
             let now = self.latest.borrow_and_update().clone();
-            match &self.told {
+            match &self.reported {
                 None if now.sequence > 0 => {
-                    self.told = Some(now.clone());
+                    self.reported = Some(now.clone());
                     return Some(Change::Snapshot(now));
                 }
-                Some(told) if !Arc::ptr_eq(told, &now) => {
-                    self.waiting.extend(changes(told, &now));
-                    self.told = Some(now);
+                Some(reported) if !Arc::ptr_eq(reported, &now) => {
+                    self.waiting.extend(changes(reported, &now));
+                    self.reported = Some(now);
                     continue;
                 }
                 _ => {}
@@ -194,7 +194,7 @@ mod tests {
     #[tokio::test]
     async fn a_subscriber_hears_a_snapshot_and_then_each_change_once() {
         let (board, latest) = Board::new();
-        let mut stream = Changes { latest: latest.clone(), told: None, waiting: VecDeque::new() };
+        let mut stream = Changes { latest: latest.clone(), reported: None, waiting: VecDeque::new() };
         board.stale("down");
         board.replace(of(&["a", "b"], "1"), "1".into(), 0);
         let Some(Change::Snapshot(first)) = stream.next().await else { panic!("a snapshot first") };

@@ -39,7 +39,7 @@ pub struct Request {
     /// Number of bytes.
     pub bytes: u64,
     /// Whether a status is wanted: the second version.
-    pub told: bool,
+    pub wants_status: bool,
 }
 
 impl Request {
@@ -49,7 +49,7 @@ impl Request {
         let mut head = [0; HEAD_BYTES];
         head[..8].copy_from_slice(&self.bytes.to_le_bytes());
         head[8..16].copy_from_slice(&self.address.to_le_bytes());
-        head[16] = if self.told { VERSION_TWO } else { 0 } | u8::from(self.action == Action::Write);
+        head[16] = if self.wants_status { VERSION_TWO } else { 0 } | u8::from(self.action == Action::Write);
         head
     }
 
@@ -67,7 +67,7 @@ impl Request {
                 return Err(MooncakeError::invalid("data request", message));
             }
         };
-        Ok(Self { action, address: word(8), bytes: word(0), told: head[16] & VERSION_TWO != 0 })
+        Ok(Self { action, address: word(8), bytes: word(0), wants_status: head[16] & VERSION_TWO != 0 })
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn other_opcodes_are_refused() {
-        let mut head = Request { action: Action::Write, address: 1, bytes: 2, told: true }.encode();
+        let mut head = Request { action: Action::Write, address: 1, bytes: 2, wants_status: true }.encode();
         for opcode in [2, 0x7f, 0x82, 0xff] {
             head[16] = opcode;
             assert!(Request::decode(&head).is_err(), "{opcode:#x}");
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn padding_means_nothing() {
-        let request = Request { action: Action::Read, address: 7, bytes: 9, told: true };
+        let request = Request { action: Action::Read, address: 7, bytes: 9, wants_status: true };
         let mut head = request.encode();
         head[17..].fill(0xaa);
         assert_eq!(Request::decode(&head).unwrap(), request);

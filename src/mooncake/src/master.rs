@@ -52,7 +52,7 @@ impl Master {
     /// When it is of another release than the pinned one.
     pub async fn ready(&self) -> Result<()> {
         let stage = "ServiceReady";
-        let version = self.ask(stage, &[], &VERSION, |from| from.text()).await?;
+        let version = self.query(stage, &[], &VERSION, |from| from.text()).await?;
         if version == STORE_VERSION {
             return Ok(());
         }
@@ -66,7 +66,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn storage_config(&self) -> Result<()> {
-        self.ask("GetStorageConfig", &[], &STORAGE, |from| {
+        self.query("GetStorageConfig", &[], &STORAGE, |from| {
             from.text()?;
             from.bool()?;
             from.u64()?;
@@ -81,7 +81,7 @@ impl Master {
     /// As every call; when it has one of that name.
     pub async fn mount(&self, segment: &MountedSegment) -> Result<()> {
         let body = bodies::mount(self.client, segment);
-        self.tell("MountSegment", &body).await
+        self.command("MountSegment", &body).await
     }
 
     /// Lends it a segment that it forgot.
@@ -90,7 +90,7 @@ impl Master {
     /// As every call.
     pub async fn mount_again(&self, segment: &MountedSegment) -> Result<()> {
         let body = bodies::remount(self.client, segment);
-        self.tell("ReMountSegment", &body).await
+        self.command("ReMountSegment", &body).await
     }
 
     /// Takes a segment back, and with it what is in it.
@@ -99,7 +99,7 @@ impl Master {
     /// As every call.
     pub async fn unmount(&self, segment: Uuid) -> Result<()> {
         let body = bodies::unmount(self.client, segment);
-        self.tell("UnmountSegment", &body).await
+        self.command("UnmountSegment", &body).await
     }
 
     /// Says that this client lives.
@@ -108,7 +108,7 @@ impl Master {
     /// As every call.
     pub async fn ping(&self) -> Result<Standing> {
         let body = bodies::ping(self.client);
-        self.ask("Ping", &body, &STANDING, |from| {
+        self.query("Ping", &body, &STANDING, |from| {
             from.i64()?;
             from.i32().map(Standing::of)
         })
@@ -120,7 +120,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn exists(&self, key: &str) -> Result<bool> {
-        self.ask("ExistKey", &bodies::key(key), &YES_OR_NO, |from| from.bool()).await
+        self.query("ExistKey", &bodies::key(key), &YES_OR_NO, |from| from.bool()).await
     }
 
     /// Where the object under `key` is.
@@ -128,7 +128,7 @@ impl Master {
     /// # Errors
     /// As every call; [`crate::Kind::Absent`] when there is none.
     pub async fn locate(&self, key: &str) -> Result<Located> {
-        self.ask("GetReplicaList", &bodies::key(key), &WHERE, Located::read).await
+        self.query("GetReplicaList", &bodies::key(key), &WHERE, Located::read).await
     }
 
     /// Removes the object under `key`; `force` does so while others read it.
@@ -137,7 +137,7 @@ impl Master {
     /// As every call; [`crate::Kind::Absent`] when there is none.
     pub async fn remove(&self, key: &str, force: bool) -> Result<()> {
         let body = bodies::remove(key, force);
-        self.tell("Remove", &body).await
+        self.command("Remove", &body).await
     }
 
     /// Asks for room for `bytes` under `key`: where they are to be written. [`Master::put_end`] or
@@ -148,7 +148,7 @@ impl Master {
     pub async fn put_start(&self, key: &str, bytes: u64, placing: &PlacementOptions) -> Result<Vec<Replica>> {
         let body = bodies::put_start(self.client, key, bytes, placing);
         let read = |from: &mut Reader<'_>| from.list(Replica::LEAST_BYTES, Replica::read);
-        self.ask("PutStart", &body, &REPLICAS, read).await
+        self.query("PutStart", &body, &REPLICAS, read).await
     }
 
     /// Says that all bytes are written: from now on the object is there.
@@ -157,7 +157,7 @@ impl Master {
     /// As every call.
     pub async fn put_end(&self, key: &str, checksum: Option<u64>) -> Result<()> {
         let body = bodies::put_end(self.client, key, checksum);
-        self.tell("PutEnd", &body).await
+        self.command("PutEnd", &body).await
     }
 
     /// Says that the bytes will not be written: the room is free again.
@@ -166,14 +166,14 @@ impl Master {
     /// As every call.
     pub async fn put_revoke(&self, key: &str) -> Result<()> {
         let body = bodies::put_revoke(self.client, key);
-        self.tell("PutRevoke", &body).await
+        self.command("PutRevoke", &body).await
     }
 
-    async fn tell(&self, name: &'static str, body: &[u8]) -> Result<()> {
-        self.ask(name, body, &NOTHING, |_| Ok(())).await
+    async fn command(&self, name: &'static str, body: &[u8]) -> Result<()> {
+        self.query(name, body, &NOTHING, |_| Ok(())).await
     }
 
-    async fn ask<T>(
+    async fn query<T>(
         &self,
         name: &'static str,
         body: &[u8],

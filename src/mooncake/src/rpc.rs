@@ -28,7 +28,7 @@ const SERVICE: &str = "mooncake::WrappedMasterService::";
 const UNKNOWN_ARGUMENTS: u8 = 4;
 const UNKNOWN_CALL: u8 = 11;
 /// Characters of a peer's text that go into an error.
-const TOLD_CHARACTERS: usize = 200;
+const ERROR_CHARACTERS: usize = 200;
 
 /// The number of the call `name`.
 #[must_use]
@@ -186,12 +186,12 @@ impl Caller {
         match head.error {
             0 => Ok(()),
             UNKNOWN_ARGUMENTS | UNKNOWN_CALL => {
-                let what = format!("the master does not know this call: '{}'", told(body));
+                let what = format!("the master does not know this call: '{}'", error_text(body));
                 Err(other_release(stage, &self.address, &what))
             }
             code => {
                 let message =
-                    format!("the call failed with code {code}: '{}'; see the master's log", told(body));
+                    format!("the call failed with code {code}: '{}'; see the master's log", error_text(body));
                 Err(MooncakeError::new(Kind::Unavailable, stage, &self.address, message))
             }
         }
@@ -223,10 +223,10 @@ async fn exchange(
 }
 
 /// The readable part of a peer's error text.
-fn told(body: &[u8]) -> String {
+fn error_text(body: &[u8]) -> String {
     let text = Reader::open(&Shape::Text, body, "error").and_then(|mut from| from.text());
     let text = text.unwrap_or_else(|_| String::from_utf8_lossy(body).into_owned());
-    text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(TOLD_CHARACTERS).collect()
+    text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(ERROR_CHARACTERS).collect()
 }
 
 #[cfg(test)]
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_real_masters_refusals_are_read() {
         let arguments = b"w\xfa\xcf\x9d\x04\x80\x0c\x00\x0finvalid rpc arg";
-        assert_eq!(told(arguments), "invalid rpc arg");
+        assert_eq!(error_text(arguments), "invalid rpc arg");
         let caller = Caller::new("m:1", CallTimes::default());
         for code in [UNKNOWN_ARGUMENTS, UNKNOWN_CALL] {
             let head = [0x15, 0, code, 0, 5, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0];
@@ -247,14 +247,14 @@ mod tests {
             assert_eq!(refused.kind, Kind::Release);
             assert!(refused.to_string().contains("'invalid rpc arg'"), "{refused}");
         }
-        assert_eq!(told(b"\x00plain\n"), "plain");
+        assert_eq!(error_text(b"\x00plain\n"), "plain");
     }
 
     proptest! {
         #[test]
         fn any_head_is_read_or_refused(head: [u8; ANSWER_HEAD_BYTES], body in prop::collection::vec(any::<u8>(), 0..50)) {
             prop_assert_eq!(AnswerHead::decode(&head, "test").is_ok(), head[0] == MAGIC);
-            prop_assert!(told(&body).len() <= TOLD_CHARACTERS);
+            prop_assert!(error_text(&body).len() <= ERROR_CHARACTERS);
         }
     }
 }

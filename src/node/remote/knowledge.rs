@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 
 use super::assumed::AssumedCache;
 use super::drift::Drift;
-use super::news::{self, Attachment, EventSource};
+use super::follower::{self, Attachment, EventSource};
 use super::work::Work;
 
 /// The source of what is known about an engine's cache.
@@ -34,7 +34,7 @@ impl Knowledge {
         let (attachments, seen) = watch::channel(None);
         // It ends with the last clone of the legs, which hold the only sender.
         let drifted = Arc::new(Notify::new());
-        tokio::spawn(news::follow(source, block_tokens, seen, Arc::clone(&drifted)));
+        tokio::spawn(follower::follow(source, block_tokens, seen, Arc::clone(&drifted)));
         Self::Announced { attachments, drifted, drift: Mutex::default() }
     }
 

@@ -42,7 +42,7 @@ async fn prefilled(
     let held = sender.held(&work.chain);
     let mut leg = engine.prefill(work.request.clone()).await?;
     if let Some(handoff) = leg.offer() {
-        sender.tell(vec![offer(handoff.into_bytes().into())]).await;
+        sender.send(vec![offer(handoff.into_bytes().into())]).await;
     }
     let grace = if lends(engine) { GRACE } else { Duration::ZERO };
     let Some(done) = until_over(leg.run(), &signals, grace).await else {
@@ -75,7 +75,7 @@ async fn prefilled(
     }
     facts.push(prefilled_fact(compute_us, counts.cached_tokens));
     if !signals.over.is_cancelled() {
-        sender.tell(facts).await;
+        sender.send(facts).await;
     }
     if !lent.is_empty() {
         see_taken((work, until), lent, lease, (sender, signals)).await;
@@ -221,14 +221,14 @@ async fn alone(
                 sender.found(work, &held, counts.cached_tokens).await;
                 facts.push(ended(finish, counts.cached_tokens));
                 facts.push(prefilled_fact(us_since(began), counts.cached_tokens));
-                sender.tell(facts).await;
+                sender.send(facts).await;
                 return Ok(());
             }
         }
     };
     sender.computed(&work.chain).await;
     facts.push(prefilled_fact(us_since(began), None));
-    sender.tell(facts).await;
+    sender.send(facts).await;
     if !goes_on(&mut signals).await {
         return Ok(());
     }
@@ -261,7 +261,7 @@ async fn forward(
             Piece::PromptLogprobs(_) => {}
             Piece::Tokens(mut tokens) => {
                 let after = and_what_came_with_it(&mut generation, &mut tokens).await;
-                if !tokens.is_empty() && !sender.tell(token_facts(&tokens, next)).await {
+                if !tokens.is_empty() && !sender.send(token_facts(&tokens, next)).await {
                     return Ok(());
                 }
                 next = next.saturating_add(count(&tokens));
@@ -275,7 +275,7 @@ async fn forward(
                 if let Some((work, held)) = &held {
                     sender.found(work, held, cached_tokens).await;
                 }
-                sender.tell(vec![ended(finish, cached_tokens)]).await;
+                sender.send(vec![ended(finish, cached_tokens)]).await;
                 return Ok(());
             }
         }
@@ -326,7 +326,7 @@ async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
         let stage = if at_handoff { v1::failure::Stage::Handoff } else { v1::failure::Stage::Engine };
         let (stage, message) = (stage.into(), error.to_string());
         let failure = v1::Failure { stage, message, of_request, cut_off, engine_gone };
-        sender.tell(vec![Fact::Failure(failure)]).await;
+        sender.send(vec![Fact::Failure(failure)]).await;
     }
     sender.close();
 }

@@ -30,7 +30,7 @@ impl Prompts {
             let mut recent = self.0.lock();
             // Drops the packed tokens and the bodies of prompts that no request uses.
             recent.retain(|recent| recent.prompt.is_used());
-            let same = |one: &&RecentPrompt| lie_together(&one.runs, &runs) && one.body.bytes() == &body;
+            let same = |one: &&RecentPrompt| are_adjacent(&one.runs, &runs) && one.body.bytes() == &body;
             recent.iter().find(same).and_then(|one| Some((one.prompt.upgrade()?, one.body.clone())))
         };
         if known.is_some() {
@@ -47,7 +47,7 @@ impl Prompts {
 }
 
 /// Whether both are the same bytes in memory.
-fn lie_together(one: &[TokenRun], other: &[TokenRun]) -> bool {
+fn are_adjacent(one: &[TokenRun], other: &[TokenRun]) -> bool {
     let place = |run: &TokenRun| (run.packed.as_ptr(), run.packed.len(), run.width);
     one.iter().map(place).eq(other.iter().map(place))
 }

@@ -15,10 +15,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::follower::{Attachment, EventSource};
 use super::knowledge::Knowledge;
 use super::legs;
 use super::life::{Job, Life};
-use super::news::{Attachment, EventSource};
 use super::prompts::Prompts;
 use super::work::Work;
 use crate::node::attach::{NodeRuntime, WorkerGoneError};
@@ -147,7 +147,7 @@ impl RemoteLegs {
             // An offer is made only once: the engine may have released the blocks.
             Some(Order::Handoff(_)) => self.fail(request, attempt, in_words(LegFailure::NothingToSend, 0)),
             Some(Order::Replicate(_)) => {
-                self.say(&self.inner.life.lock(), (0, 0), v1::fact::Fact::Replicated(true));
+                self.send_fact(&self.inner.life.lock(), (0, 0), v1::fact::Fact::Replicated(true));
             }
             None => {}
         }
@@ -304,17 +304,17 @@ impl RemoteLegs {
 
     fn fail(&self, request: RequestId, attempt: u32, (stage, why): (Stage, String)) {
         let fact = v1::fact::Fact::Failure(failure(stage, &why));
-        self.say(&self.inner.life.lock(), (request.0, attempt), fact);
+        self.send_fact(&self.inner.life.lock(), (request.0, attempt), fact);
     }
 
     /// Reports one thing about a leg.
     fn report(&self, life: &Life, request: RequestId, fact: v1::fact::Fact) {
         let attempt = life.jobs.get(&request).map_or(0, |job| job.attempt);
-        self.say(life, (request.0, attempt), fact);
+        self.send_fact(life, (request.0, attempt), fact);
     }
 
     /// Says one thing outside a leg's task; a line that is full is waited for there.
-    fn say(&self, life: &Life, (request, attempt): (u64, u32), fact: v1::fact::Fact) {
+    fn send_fact(&self, life: &Life, (request, attempt): (u64, u32), fact: v1::fact::Fact) {
         let Some(facts) = life.facts.clone() else { return };
         let told = message(request, attempt, vec![fact]);
         self.inner.runtime.spawn(async move {
@@ -326,7 +326,7 @@ impl RemoteLegs {
 
 impl FactSender {
     /// Reports to the conductor; false when it is gone.
-    pub(super) async fn tell(&self, facts: Vec<v1::fact::Fact>) -> bool {
+    pub(super) async fn send(&self, facts: Vec<v1::fact::Fact>) -> bool {
         self.facts.send(message(self.request.0, self.attempt, facts)).await.is_ok()
     }
 
@@ -379,7 +379,7 @@ impl FactSender {
     /// Reports changes of the engine's cache.
     async fn news(&self, news: &[CacheChange]) {
         if !news.is_empty() {
-            // As in `tell`.
+            // As in `send`.
             let _ = self.facts.send(message(0, 0, news.iter().map(cache_fact).collect())).await;
         }
     }

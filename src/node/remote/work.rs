@@ -6,7 +6,7 @@ use baton_remote::{ClientBody, Request};
 use baton_types::{BlockKey, Sampling};
 use baton_wire::v1;
 
-use super::news::salt_of;
+use super::follower::salt_of;
 use super::prompts::Prompts;
 use crate::node::job::{Job, TORN_TOKENS, block_keys};
 

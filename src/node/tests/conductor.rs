@@ -38,7 +38,7 @@ pub(super) struct Line {
     pub hello: v1::Hello,
     facts: Streaming<v1::FromNode>,
     orders: OrderSender,
-    heard: VecDeque<v1::Fact>,
+    received: VecDeque<v1::Fact>,
     /// The latest report.
     pub load: v1::NodeLoad,
     /// The leadership under which it gives orders.
@@ -62,7 +62,7 @@ impl Control for Door {
         };
         let (orders, receiver) = mpsc::channel(256);
         let load = v1::NodeLoad { holds: u32::MAX, ..Default::default() };
-        let line = Line { hello, facts, orders, heard: VecDeque::new(), load, leader: 0 };
+        let line = Line { hello, facts, orders, received: VecDeque::new(), load, leader: 0 };
         self.0.send(line).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|message| message))))
     }
@@ -131,7 +131,7 @@ impl Stage {
             leader,
             ..Default::default()
         };
-        line.say(v1::to_node::Message::Welcome(welcome)).await;
+        line.send(v1::to_node::Message::Welcome(welcome)).await;
         line
     }
 
@@ -144,7 +144,7 @@ impl Stage {
 }
 
 impl Line {
-    pub(super) async fn say(&self, message: v1::to_node::Message) {
+    pub(super) async fn send(&self, message: v1::to_node::Message) {
         self.orders.send(Ok(v1::ToNode { message: Some(message) })).await.unwrap();
     }
 
@@ -155,7 +155,8 @@ impl Line {
 
     pub(super) async fn order(&self, request: u64, attempt: u32, order: Order) {
         let order = v1::Order { request, attempt, order: Some(order) };
-        self.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![order], leader: self.leader })).await;
+        self.send(v1::to_node::Message::Orders(v1::Orders { orders: vec![order], leader: self.leader }))
+            .await;
     }
 
     pub(super) async fn release(&self, request: u64) {
@@ -163,30 +164,30 @@ impl Line {
     }
 
     /// The next thing that the node says; load reports are noted.
-    pub(super) async fn hear(&mut self) {
+    pub(super) async fn receive(&mut self) {
         let next = tokio::time::timeout(TIME_LIMIT, self.facts.message()).await;
         match next.expect("the node says something").unwrap().expect("the line is up").message {
-            Some(v1::from_node::Message::Facts(facts)) => self.heard.extend(facts.facts),
+            Some(v1::from_node::Message::Facts(facts)) => self.received.extend(facts.facts),
             Some(v1::from_node::Message::Heartbeat(beat)) => self.load = beat.load.unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
     /// Whether the node has said anything about a request.
-    pub(super) fn heard_of(&self, request: u64) -> bool {
-        self.heard.iter().any(|fact| fact.request == request)
+    pub(super) fn was_reported(&self, request: u64) -> bool {
+        self.received.iter().any(|fact| fact.request == request)
     }
 
     /// The next fact about a request.
     pub(super) async fn fact(&mut self, request: u64) -> (u32, Fact) {
         let until = tokio::time::Instant::now() + TIME_LIMIT;
         loop {
-            if let Some(at) = self.heard.iter().position(|fact| fact.request == request) {
-                let fact = self.heard.remove(at).unwrap();
+            if let Some(at) = self.received.iter().position(|fact| fact.request == request) {
+                let fact = self.received.remove(at).unwrap();
                 return (fact.attempt, fact.fact.unwrap());
             }
-            assert!(tokio::time::Instant::now() < until, "no word of request {request}: {:?}", self.heard);
-            self.hear().await;
+            assert!(tokio::time::Instant::now() < until, "no word of request {request}: {:?}", self.received);
+            self.receive().await;
         }
     }
 
@@ -205,7 +206,7 @@ impl Line {
         let fresh = tokio::time::Instant::now() + Duration::from_millis(250);
         while tokio::time::Instant::now() < fresh || self.load.holds > 0 || self.load.running > 0 {
             assert!(tokio::time::Instant::now() < until, "it still holds something: {:?}", self.load);
-            self.hear().await;
+            self.receive().await;
         }
         let reserved: u64 = self.load.tiers.iter().map(|tier| tier.reserved_blocks).sum();
         assert_eq!((self.load.waiting, reserved), (0, 0));
@@ -213,7 +214,7 @@ impl Line {
 
     /// Names of the blocks that the node says it stores, as far as it has said.
     pub(super) fn stored(&self) -> Vec<u64> {
-        let changes = self.heard.iter().filter_map(|fact| match &fact.fact {
+        let changes = self.received.iter().filter_map(|fact| match &fact.fact {
             Some(Fact::Cache(change)) if change.kind() == v1::cache_change::Kind::Stored => {
                 Some(change.hashes.clone())
             }
@@ -278,7 +279,7 @@ pub(super) fn work(tokens: u32) -> v1::Work {
 }
 
 /// The given work with its tokens changed.
-pub(super) fn retold(mut work: v1::Work, change: impl FnOnce(&mut Vec<u32>)) -> v1::Work {
+pub(super) fn with_tokens(mut work: v1::Work, change: impl FnOnce(&mut Vec<u32>)) -> v1::Work {
     let mut tokens = baton_wire::unpack_tokens(&work.tokens).unwrap();
     change(&mut tokens);
     work.token_count = u32::try_from(tokens.len()).unwrap();

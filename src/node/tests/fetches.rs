@@ -20,7 +20,7 @@ async fn until_moved(line: &mut Line, bytes: u64) {
             "more than the blocks that were asked for: {:?}",
             line.load
         );
-        line.hear().await;
+        line.receive().await;
     }
 }
 

@@ -46,7 +46,7 @@ async fn tried(address: String) -> String {
         leader: Arc::new(LeaderLocator::new(address, None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
-        station: IdleRuntime { turns: None },
+        runtime: IdleRuntime { turns: None },
         welcome_within: Duration::from_millis(300),
         pulse: Pulse::default(),
     };
@@ -81,7 +81,7 @@ async fn a_line_that_gets_no_answer_still_stops() {
         leader: Arc::new(LeaderLocator::new(format!("http://{}", silent.local_addr().unwrap()), None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
-        station: IdleRuntime { turns: None },
+        runtime: IdleRuntime { turns: None },
         welcome_within: Duration::from_secs(60),
         pulse: Pulse::default(),
     };
@@ -97,7 +97,7 @@ async fn a_node_whose_thread_stands_still_does_not_go_on_beating() {
         leader: Arc::new(LeaderLocator::new("http://127.0.0.1:1".into(), None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
-        station: IdleRuntime { turns: Some(7) },
+        runtime: IdleRuntime { turns: Some(7) },
         welcome_within: Duration::from_secs(1),
         pulse: Pulse::default(),
     };

@@ -87,7 +87,7 @@ async fn orders_of_a_leader_that_was_replaced_are_refused_and_change_nothing() {
     line.order(2, 1, prefill(work(40))).await;
     let mut next = stage.attach_led(7).await;
     next.idle().await;
-    assert!(!line.heard_of(2) && !next.heard_of(2), "nothing came of it");
+    assert!(!line.was_reported(2) && !next.was_reported(2), "nothing came of it");
     assert_eq!(next.load.refused_orders, 1);
     assert_eq!(next.serve(1, work(50)).await, answer);
     // It is no welcome either, nor is one of nobody's election taken for a newer one.

@@ -5,18 +5,18 @@ use baton_wire::v1;
 use baton_wire::v1::fact::Fact;
 use baton_wire::v1::order::Order;
 
-use super::conductor::{Line, Stage, VOCABULARY, expect, nobody, prefill, retold, work};
+use super::conductor::{Line, Stage, VOCABULARY, expect, nobody, prefill, with_tokens, work};
 
-fn spoilt(spoil: impl FnOnce(&mut v1::Work)) -> v1::Work {
+fn damaged(damage: impl FnOnce(&mut v1::Work)) -> v1::Work {
     let mut work = work(40);
-    spoil(&mut work);
+    damage(&mut work);
     work
 }
 
 fn sampled(change: impl FnOnce(&mut Sampling)) -> v1::Work {
     let mut sampling = Sampling { max_tokens: 4, ..Sampling::default() };
     change(&mut sampling);
-    spoilt(|w| w.sampling = Some((&sampling).into()))
+    damaged(|w| w.sampling = Some((&sampling).into()))
 }
 
 /// It still serves, as it did at first, and holds nothing.
@@ -31,18 +31,18 @@ async fn work_that_makes_no_sense_is_the_requests_fault() {
     let mut line = stage.attach().await;
     let answer = line.serve(1, work(50)).await;
     let nonsense = [
-        spoilt(|w| w.token_count = 0),
-        spoilt(|w| w.token_count = 39),
-        spoilt(|w| w.tokens[0].width = 5),
-        spoilt(|w| w.tokens[0].packed = w.tokens[0].packed.slice(1..)),
-        spoilt(|w| w.tokens.push(w.tokens[0].clone())),
-        spoilt(|w| w.prompt_tokens = 0),
-        spoilt(|w| w.prompt_tokens = 41),
-        spoilt(|w| w.prompt_tokens = u32::MAX),
-        spoilt(|w| w.chain = super::conductor::work(60).chain),
-        spoilt(|w| w.sampling = None),
-        spoilt(|w| w.sampling.as_mut().unwrap().logprobs = Some(256)),
-        spoilt(|w| w.sampling.as_mut().unwrap().temperature = f32::NAN),
+        damaged(|w| w.token_count = 0),
+        damaged(|w| w.token_count = 39),
+        damaged(|w| w.tokens[0].width = 5),
+        damaged(|w| w.tokens[0].packed = w.tokens[0].packed.slice(1..)),
+        damaged(|w| w.tokens.push(w.tokens[0].clone())),
+        damaged(|w| w.prompt_tokens = 0),
+        damaged(|w| w.prompt_tokens = 41),
+        damaged(|w| w.prompt_tokens = u32::MAX),
+        damaged(|w| w.chain = super::conductor::work(60).chain),
+        damaged(|w| w.sampling = None),
+        damaged(|w| w.sampling.as_mut().unwrap().logprobs = Some(256)),
+        damaged(|w| w.sampling.as_mut().unwrap().temperature = f32::NAN),
     ];
     let mut request = 10;
     for work in nonsense {
@@ -53,15 +53,15 @@ async fn work_that_makes_no_sense_is_the_requests_fault() {
             assert!(failure.of_request && !failure.message.is_empty(), "{failure:?}");
         }
     }
-    line.order(9, 1, prefill(spoilt(|w| w.tokens.clear()))).await;
+    line.order(9, 1, prefill(damaged(|w| w.tokens.clear()))).await;
     assert!(line.failure(9).await.message.contains("without its tokens"));
     let refused_by_the_engine = [
-        retold(work(40), |tokens| tokens[7] = VOCABULARY),
-        retold(work(40), |tokens| tokens[39] = u32::MAX),
+        with_tokens(work(40), |tokens| tokens[7] = VOCABULARY),
+        with_tokens(work(40), |tokens| tokens[39] = u32::MAX),
         sampled(|s| s.temperature = -1.0),
         sampled(|s| s.max_tokens = 0),
         sampled(|s| s.logit_bias = vec![(VOCABULARY, 1.0)]),
-        spoilt(|w| w.prompt_tokens = 30),
+        damaged(|w| w.prompt_tokens = 30),
     ];
     for work in refused_by_the_engine {
         request += 1;
@@ -144,8 +144,8 @@ async fn orders_out_of_turn_are_answered_or_ignored() {
     ] {
         line.order(0, 0, order).await;
     }
-    line.say(v1::to_node::Message::Welcome(v1::Welcome::default())).await;
-    line.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![v1::Order::default()], leader: 0 }))
+    line.send(v1::to_node::Message::Welcome(v1::Welcome::default())).await;
+    line.send(v1::to_node::Message::Orders(v1::Orders { orders: vec![v1::Order::default()], leader: 0 }))
         .await;
     assert!(matches!(line.fact(0).await, (0, Fact::Replicated(_) | Fact::Cache(_))));
     still_serves(&mut line, &answer).await;
@@ -185,7 +185,7 @@ async fn peers_that_do_not_answer_cost_time_and_no_answer() {
     let mut line = stage.attach().await;
     let answer = line.serve(1, work(50)).await;
     // A fetch that brings nothing is computed.
-    let mut other = retold(work(120), |tokens| tokens.iter_mut().for_each(|token| *token += 1));
+    let mut other = with_tokens(work(120), |tokens| tokens.iter_mut().for_each(|token| *token += 1));
     other.chain = baton_wire::pack_keys(&[baton_types::BlockKey(77), baton_types::BlockKey(78)]);
     let fetch = v1::Prefill {
         work: Some(other),

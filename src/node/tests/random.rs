@@ -5,7 +5,7 @@ use baton_types::Rng;
 use baton_wire::v1;
 use baton_wire::v1::order::Order;
 
-use super::conductor::{Stage, VOCABULARY, nobody, retold, work};
+use super::conductor::{Stage, VOCABULARY, nobody, with_tokens, work};
 
 fn any_work(rng: &mut Rng) -> v1::Work {
     let mut work = work(1 + u32::try_from(rng.below(130)).unwrap());
@@ -13,12 +13,12 @@ fn any_work(rng: &mut Rng) -> v1::Work {
         0 => work.prompt_tokens = u32::try_from(rng.below(200)).unwrap(),
         1 => {
             let odd = VOCABULARY + u32::try_from(rng.below(9)).unwrap();
-            work = retold(work, |tokens| tokens[0] = odd);
+            work = with_tokens(work, |tokens| tokens[0] = odd);
         }
         2 => work.chain = super::conductor::work(400).chain,
         3 => work.chain = work.chain.slice(..work.chain.len() / 2),
         4 => work.sampling = None,
-        5 => work = retold(work, |tokens| tokens.push(7)),
+        5 => work = with_tokens(work, |tokens| tokens.push(7)),
         6 => work.tokens[0].width = u32::try_from(rng.below(6)).unwrap(),
         7 => work.chain = Default::default(),
         _ => {}

@@ -327,7 +327,7 @@ pub unsafe extern "C" fn genNotifyInEngine(engine: *mut c_void, target: u64, not
     let note = unsafe { strings::note(notify) };
     let named = of(engine).and_then(|engine| Some((engine, engine.segment(i32::try_from(target).ok()?)?)));
     let told = |(engine, target): (&CEngine, String)| {
-        engine.engine.run_and_tell(&target, Direction::Write, &[], note)
+        engine.engine.run_with_notice(&target, Direction::Write, &[], note)
     };
     code(named.ok_or_else(missing).and_then(told))
 }

@@ -51,7 +51,7 @@ pub(crate) fn stream_error(value: &Value, stage: Stage) -> RemoteError {
 }
 
 /// The likeliest `count` tokens, likeliest first, ties by lower id.
-pub(crate) fn likeliest(mut tokens: Vec<(u32, f32)>, count: u8) -> Vec<(u32, f32)> {
+pub(crate) fn most_likely(mut tokens: Vec<(u32, f32)>, count: u8) -> Vec<(u32, f32)> {
     tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     tokens.dedup_by_key(|(token, _)| *token);
     tokens.truncate(usize::from(count));
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn the_likeliest_come_first_and_ties_by_id() {
         let tokens = vec![(9, -1.0), (3, -0.5), (2, -0.5), (7, f32::NEG_INFINITY)];
-        assert_eq!(likeliest(tokens.clone(), 3), vec![(2, -0.5), (3, -0.5), (9, -1.0)]);
-        assert_eq!(likeliest(tokens, 0), vec![]);
+        assert_eq!(most_likely(tokens.clone(), 3), vec![(2, -0.5), (3, -0.5), (9, -1.0)]);
+        assert_eq!(most_likely(tokens, 0), vec![]);
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::answer::{Progress, finish_of, likeliest, stream_error};
+use crate::answer::{Progress, finish_of, most_likely, stream_error};
 use crate::error::{RemoteError, Stage};
 use crate::prompt::Prompt;
 use crate::request::{Counts, Token};
@@ -220,12 +220,12 @@ impl Reader {
         if let Some(content) = &logs.content {
             let one = content.get(at)?;
             let top = one.top_logprobs.iter().filter_map(|top| Some((top.id?, top.logprob))).collect();
-            return Some(TokenLogprob { logprob: one.logprob, top: likeliest(top, count) });
+            return Some(TokenLogprob { logprob: one.logprob, top: most_likely(top, count) });
         }
         let logprob = logs.token_logprobs.get(at).copied().flatten()?;
         let top = logs.top_logprobs.as_ref().and_then(|tops| tops.get(at)?.as_ref());
         let top = top.map(|top| top.iter().filter_map(|(name, log)| Some((id_of(name)?, (*log)?))).collect());
-        Some(TokenLogprob { logprob, top: likeliest(top.unwrap_or_default(), count) })
+        Some(TokenLogprob { logprob, top: most_likely(top.unwrap_or_default(), count) })
     }
 
     fn prompt_logs(&self, list: &[Option<PromptTop>]) -> Result<Vec<TokenLogprob>, RemoteError> {
@@ -242,7 +242,7 @@ impl Reader {
             let own = all.iter().find(|(id, _)| id == token);
             let (_, logprob) =
                 *own.ok_or_else(|| self.bug(format!("token {token} of the prompt has no logprob")))?;
-            logs.push(TokenLogprob { logprob, top: likeliest(all, count) });
+            logs.push(TokenLogprob { logprob, top: most_likely(all, count) });
         }
         Ok(logs)
     }

@@ -100,7 +100,7 @@ impl Drop for Abort {
                 };
                 // An engine that does not receive it is not running the request either, or it will notice the closed
                 // connection.
-                drop(wire.tell(body, call).await);
+                drop(wire.post_only_head(body, call).await);
             });
         }
     }

@@ -94,7 +94,7 @@ impl Wire {
     }
 
     /// Posts without waiting for more than the answer's head; for aborts.
-    pub(crate) async fn tell(&self, body: Bytes, call: Call<'_>) -> Result<(), RemoteError> {
+    pub(crate) async fn post_only_head(&self, body: Bytes, call: Call<'_>) -> Result<(), RemoteError> {
         self.send(Method::POST, body.into(), call).await.map(drop)
     }
 

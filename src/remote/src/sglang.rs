@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::answer::{Progress, finish_of, likeliest, stream_error};
+use crate::answer::{Progress, finish_of, most_likely, stream_error};
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::fields::{Body, Client};
 use crate::prompt::Prompt;
@@ -283,7 +283,7 @@ impl Reader {
             let tops = meta.output_top_logprobs.as_ref();
             let top =
                 tops.and_then(|tops| tops.get(place)?.as_ref()).map(|top| pairs(top)).unwrap_or_default();
-            Some(TokenLogprob { logprob: (*logprob)?, top: likeliest(top, count) })
+            Some(TokenLogprob { logprob: (*logprob)?, top: most_likely(top, count) })
         };
         fresh.iter().enumerate().map(|(at, &id)| Token { id, logprob: log_of(at, id) }).collect()
     }
@@ -299,7 +299,7 @@ impl Reader {
         let one = |at: usize, log: &Log| {
             let logprob = log.0.ok_or_else(|| self.bug("a token of the prompt has no logprob"))?;
             let top = tops.get(at).and_then(Option::as_ref).map(|top| pairs(top)).unwrap_or_default();
-            Ok(TokenLogprob { logprob, top: likeliest(top, count) })
+            Ok(TokenLogprob { logprob, top: most_likely(top, count) })
         };
         logs.iter().enumerate().skip(1).map(|(at, log)| one(at, log)).collect()
     }

@@ -51,17 +51,17 @@ impl RemoteEngine {
     /// [`crate::Kind::Invalid`] when they differ; otherwise when the engine does not answer.
     pub async fn compare(&self, sample: &Sample) -> Result<ComparisonExtent, RemoteError> {
         let asked = json!({"model": self.named(), "prompt": sample.text, "add_special_tokens": true});
-        let Some(told) = self.told("/tokenize", &asked).await? else {
+        let Some(answer) = self.fetch_json("/tokenize", &asked).await? else {
             return self.compare_by_answer(sample).await;
         };
-        let Some(theirs) = ids(&told["tokens"]) else { return self.compare_by_answer(sample).await };
+        let Some(theirs) = ids(&answer["tokens"]) else { return self.compare_by_answer(sample).await };
         same("a text", &sample.tokens, &theirs)?;
         let Some(ours) = &sample.chat_tokens else { return Ok(ComparisonExtent::Text) };
         let messages: Box<RawValue> = serde_json::from_str(&sample.messages)
             .map_err(|error| RemoteError::ours(STAGE, format!("the sample's chat: {error}")))?;
         let asked = json!({"model": self.named(), "messages": messages, "add_generation_prompt": true});
-        let told = self.told("/tokenize", &asked).await?.unwrap_or_default();
-        let Some(theirs) = ids(&told["tokens"]) else { return Ok(ComparisonExtent::Text) };
+        let answer = self.fetch_json("/tokenize", &asked).await?.unwrap_or_default();
+        let Some(theirs) = ids(&answer["tokens"]) else { return Ok(ComparisonExtent::Text) };
         same("a chat", ours, &theirs).map(|()| ComparisonExtent::All)
     }
 
@@ -73,13 +73,13 @@ impl RemoteEngine {
         }
         let asked = json!({"model": self.named(), "prompt": sample.text, "max_tokens": 1, "temperature": 0.0,
             "return_token_ids": true, "stream": false});
-        let Some(told) = self.told("/v1/completions", &asked).await? else {
+        let Some(answer) = self.fetch_json("/v1/completions", &asked).await? else {
             return Ok(ComparisonExtent::Nothing);
         };
-        if let Some(theirs) = ids(&told["choices"][0]["prompt_token_ids"]) {
+        if let Some(theirs) = ids(&answer["choices"][0]["prompt_token_ids"]) {
             return same("a text", &sample.tokens, &theirs).map(|()| ComparisonExtent::Text);
         }
-        match told["usage"]["prompt_tokens"].as_u64() {
+        match answer["usage"]["prompt_tokens"].as_u64() {
             Some(theirs) if theirs == sample.tokens.len() as u64 => Ok(ComparisonExtent::Count),
             Some(theirs) => {
                 Err(differs(format!("a text has {theirs} tokens there, {} here", sample.tokens.len())))
@@ -93,7 +93,7 @@ impl RemoteEngine {
     }
 
     /// An answer to a question; `None` when the engine does not have the path, or does not take the question.
-    async fn told(&self, path: &str, asked: &Value) -> Result<Option<Value>, RemoteError> {
+    async fn fetch_json(&self, path: &str, asked: &Value) -> Result<Option<Value>, RemoteError> {
         let until = Instant::now() + Duration::from_micros(self.settings().timeouts.first_token_us);
         let call = Call { stage: STAGE, path, elsewhere: None, headers: vec![], until };
         let wire = self.wire();

@@ -56,9 +56,9 @@ pub(crate) struct Answer {
     /// Its tokens that were not yet taken, where the client wants them.
     pub(crate) ids: Vec<u32>,
     /// A stream's client has been given the prompt's tokens.
-    pub(crate) prompt_told: bool,
+    pub(crate) prompt_sent: bool,
     /// A stream's client has heard that it ended.
-    pub(crate) end_told: bool,
+    pub(crate) end_sent: bool,
 }
 
 impl Answer {
@@ -83,8 +83,8 @@ impl Answer {
             stop_reason: None,
             last_token: None,
             ids: Vec::new(),
-            prompt_told: !plan.tells_ids,
-            end_told: false,
+            prompt_sent: !plan.tells_ids,
+            end_sent: false,
         };
         if !plan.wants_prompt_logs {
             answer.echo(plan, &[]);
@@ -152,7 +152,7 @@ impl Answer {
         }
         let armed = self.completion_tokens > u64::from(plan.min_tokens);
         self.show_piece(armed);
-        self.speak();
+        self.parse_shown();
     }
 
     /// The engine says that the answer is over.
@@ -170,7 +170,7 @@ impl Answer {
             let named = self.last_token.filter(|token| plan.named_ends.binary_search(token).is_ok());
             self.stop_reason = named.filter(|_| finish == Finish::Stop).map(StopReason::Token);
         }
-        self.speak();
+        self.parse_shown();
     }
 
     fn show_piece(&mut self, armed: bool) {
@@ -187,7 +187,7 @@ impl Answer {
     }
 
     /// Reads what can be shown.
-    fn speak(&mut self) {
+    fn parse_shown(&mut self) {
         if let Some(output) = &mut self.output {
             output.push(&self.shown);
             self.shown.clear();

@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// Whether this is done aside already.
-pub(crate) fn is_aside() -> bool {
+pub(crate) fn is_in_background() -> bool {
     ASIDE.get()
 }
 
@@ -103,7 +103,7 @@ mod tests {
                 let (aside, begun, released) = (Arc::clone(&aside), begun.clone(), Arc::clone(&released));
                 tokio::spawn(async move {
                     let work = move || {
-                        begun.send(std::thread::current().id() != here && is_aside()).unwrap();
+                        begun.send(std::thread::current().id() != here && is_in_background()).unwrap();
                         let _ = released.lock().recv();
                         Ok(())
                     };

@@ -94,7 +94,7 @@ impl Choices {
             };
             take_in(plan, answer, event)?;
             if answer.finish.is_some() {
-                self.let_go(turn);
+                self.close_ticket(turn);
                 return Poll::Ready(Ok(true));
             }
         }
@@ -102,7 +102,7 @@ impl Choices {
     }
 
     /// Gives an ended answer's ticket back at once: what a stop string ended is computed no further.
-    fn let_go(&mut self, turn: usize) {
+    fn close_ticket(&mut self, turn: usize) {
         let Source::Open(ticket) = std::mem::replace(&mut self.sources[turn], Source::Over) else { return };
         if self.plan.tells_usage && self.answers[turn].cached_tokens.is_none() {
             let alarm = Box::pin(tokio::time::sleep(LAST_WORD_LIMIT));

@@ -42,7 +42,7 @@ pub(crate) const UNSERVED: &[(&str, &str)] = &[
 ];
 
 /// Null, false, nothing, or the number that counts as nothing.
-fn says_nothing(value: &RawValue) -> bool {
+fn is_empty_value(value: &RawValue) -> bool {
     let text = value.get();
     let empty = |open: char, close: char| {
         text.strip_prefix(open)
@@ -84,7 +84,7 @@ macro_rules! fields {
                     _ => match UNSERVED.iter().find(|(known, _)| *known == name) {
                         Some((known, _)) => {
                             let value = map.next_value::<&'a RawValue>()?;
-                            self.unserved = self.unserved.or((!says_nothing(value)).then_some(*known));
+                            self.unserved = self.unserved.or((!is_empty_value(value)).then_some(*known));
                         }
                         None => drop(map.next_value::<IgnoredAny>()?),
                     },

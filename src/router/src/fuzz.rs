@@ -174,7 +174,7 @@ fn fuzz_templates() {
             let messages: Vec<Message<'_>> = serde_json::from_str(messages).unwrap_or_default();
             let plain = template.render(&Chat::plain(&messages));
             if let Ok(text) = &plain {
-                let told_time = template.tells_time;
+                let told_time = template.uses_time;
                 assert!(told_time || template.render(&Chat::plain(&messages)).as_ref() == Ok(text));
             }
             let open = Chat { add_generation_prompt: false, continues: true, ..Chat::plain(&messages) };

@@ -14,16 +14,16 @@ pub(crate) struct Line(Arc<Mutex<TcpStream>>);
 
 /// A second handle of the socket, to detect that the client closed it. The protocol stops reading while it has bytes of
 /// a next request. Without this handle the router would notice a closed connection only when it writes the answer.
-pub(crate) struct Lookout(Arc<Mutex<TcpStream>>);
+pub(crate) struct DisconnectWatch(Arc<Mutex<TcpStream>>);
 
 impl Line {
-    pub(crate) fn new(stream: TcpStream) -> (Self, Lookout) {
+    pub(crate) fn new(stream: TcpStream) -> (Self, DisconnectWatch) {
         let shared = Arc::new(Mutex::new(stream));
-        (Self(Arc::clone(&shared)), Lookout(shared))
+        (Self(Arc::clone(&shared)), DisconnectWatch(shared))
     }
 }
 
-impl Lookout {
+impl DisconnectWatch {
     /// Ready when the client has closed its side and all that it sent before was read. To be polled by the task that
     /// polls the line.
     pub(crate) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {

@@ -105,11 +105,11 @@ impl OutputParser {
 
     /// Takes in a piece of text.
     pub(crate) fn push(&mut self, text: &str) {
-        let Some(reasoning) = &mut self.reasoning else { return self.say(text) };
+        let Some(reasoning) = &mut self.reasoning else { return self.push_content(text) };
         let mut rest = std::mem::take(&mut self.rest);
         rest.clear();
         reasoning.push(text, &mut self.parts, &mut rest);
-        self.say(&rest);
+        self.push_content(&rest);
         self.rest = rest;
     }
 
@@ -118,7 +118,7 @@ impl OutputParser {
         if let Some(mut reasoning) = self.reasoning.take() {
             let mut rest = String::new();
             reasoning.finish(&mut self.parts, &mut rest);
-            self.say(&rest);
+            self.push_content(&rest);
         }
         if let Some(reader) = &mut self.reader {
             reader.finish(&mut self.parts);
@@ -128,7 +128,7 @@ impl OutputParser {
         }
     }
 
-    fn say(&mut self, text: &str) {
+    fn push_content(&mut self, text: &str) {
         match &mut self.reader {
             Some(reader) => reader.push(text, &mut self.parts),
             None => self.parts.content(text),

@@ -150,7 +150,7 @@ impl Router {
     }
 
     /// The response on a connection beyond the limit, to all but operators.
-    pub(crate) fn turn_away(&self) -> Reply {
+    pub(crate) fn refuse_connection(&self) -> Reply {
         let message =
             "as many connections are open as may be, here or from this address; close some, or try again";
         let error =

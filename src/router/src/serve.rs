@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::activity::{Activity, TimeLimits};
-use crate::line::{Line, Lookout};
+use crate::line::{DisconnectWatch, Line};
 use crate::router::{Router, is_operators};
 use crate::stats::CloseReason;
 use crate::tls;
@@ -184,14 +184,14 @@ impl Connector {
     }
 
     async fn greet(self, stream: TcpStream, with: (Arc<Activity>, bool), watcher: Watcher) {
-        let (line, lookout) = Line::new(stream);
+        let (line, disconnect_watch) = Line::new(stream);
         let counters = Arc::clone(&self.router.counters);
         let stream = StallGuard::new(line, self.stall_limit, move || counters.closed(CloseReason::Unread));
         match self.tls.clone() {
-            None => self.serve(stream, with, (lookout, watcher)).await,
+            None => self.serve(stream, with, (disconnect_watch, watcher)).await,
             // The time for the first request's head is running.
             Some(tls) => match tls.accept(stream).await {
-                Ok(stream) => self.serve(stream, with, (lookout, watcher)).await,
+                Ok(stream) => self.serve(stream, with, (disconnect_watch, watcher)).await,
                 Err(e) => tracing::debug!("router: TLS handshake: {e}"),
             },
         }
@@ -201,7 +201,7 @@ impl Connector {
         self,
         stream: T,
         (activity, spare): (Arc<Activity>, bool),
-        (lookout, watcher): (Lookout, Watcher),
+        (disconnect_watch, watcher): (DisconnectWatch, Watcher),
     ) {
         let (router, seen) = (self.router, Arc::clone(&activity));
         let service = service_fn(move |request: Request<Incoming>| {
@@ -209,7 +209,7 @@ impl Connector {
             async move {
                 let operators = is_operators(request.uri().path());
                 let (reply, room) = if spare && !operators {
-                    let mut reply = router.turn_away();
+                    let mut reply = router.refuse_connection();
                     if request.version() < Version::HTTP_2 {
                         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                     }
@@ -227,7 +227,7 @@ impl Connector {
         let mut connection = pin!(watcher.watch(connection));
         let ended = poll_fn(|cx| match connection.as_mut().poll(cx) {
             Poll::Ready(ended) => Poll::Ready(Some(ended)),
-            Poll::Pending if activity.is_under_way() => lookout.poll_left(cx).map(|()| None),
+            Poll::Pending if activity.is_under_way() => disconnect_watch.poll_left(cx).map(|()| None),
             Poll::Pending => Poll::Pending,
         });
         match ended.await {

@@ -130,7 +130,7 @@ impl Flow {
             self.started = true;
             self.write_start();
         }
-        if let Err(error) = self.write_news(cx) {
+        if let Err(error) = self.write_next_event(cx) {
             return self.break_off(&error);
         }
         if self.choices.ended() {
@@ -155,7 +155,7 @@ impl Flow {
     }
 
     /// Writes all that the engines have said, up to a full frame.
-    fn write_news(&mut self, cx: &mut Context<'_>) -> Result<(), ApiError> {
+    fn write_next_event(&mut self, cx: &mut Context<'_>) -> Result<(), ApiError> {
         loop {
             let mut moved = false;
             for turn in 0..self.choices.answers.len() {
@@ -177,7 +177,7 @@ impl Flow {
     fn write_answer(&mut self, index: usize) {
         let totals = self.totals_if_wanted();
         let Choices { plan, answers, .. } = &mut self.choices;
-        self.writer.news(&mut self.buffer, index, &mut answers[index], (plan, totals));
+        self.writer.write_new(&mut self.buffer, index, &mut answers[index], (plan, totals));
     }
 
     fn totals(&self) -> Totals {

@@ -135,7 +135,7 @@ impl ChunkWriter {
     }
 
     /// The event with an answer's new text, and the one with its end; none when there is neither.
-    pub(crate) fn news(
+    pub(crate) fn write_new(
         &self,
         out: &mut Vec<u8>,
         index: usize,
@@ -164,8 +164,8 @@ impl ChunkWriter {
             self.close_choice(out, plan, answer);
             self.close(out, totals);
         }
-        if let Some(finish) = answer.finish_name().filter(|_| !answer.end_told) {
-            answer.end_told = true;
+        if let Some(finish) = answer.finish_name().filter(|_| !answer.end_sent) {
+            answer.end_sent = true;
             self.open(out, index);
             put(out, if self.chat { ",\"delta\":{}" } else { ",\"text\":\"\"" });
             put(out, ",\"logprobs\":null,\"finish_reason\":\"");
@@ -179,7 +179,7 @@ impl ChunkWriter {
 
     /// The last fields of a choice, the brace that closes it, and the bracket behind it.
     fn close_choice(&self, out: &mut Vec<u8>, plan: &Plan, answer: &mut Answer) {
-        if !self.chat && !std::mem::replace(&mut answer.prompt_told, true) {
+        if !self.chat && !std::mem::replace(&mut answer.prompt_sent, true) {
             write_prompt_ids(out, plan, answer.prompt_at());
         }
         if plan.tells_ids {

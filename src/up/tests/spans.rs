@@ -95,9 +95,9 @@ async fn a_request_is_told_stage_by_stage_and_without_a_word_of_it() {
     }
     cluster.quiet().await;
     cluster.stop().await;
-    assert_eq!(collector.spans().len(), 5, "{}", collector.heard());
-    let heard = collector.heard();
-    assert!(!heard.contains(SECRET) && !heard.contains("[100, 101"), "{heard}");
+    assert_eq!(collector.spans().len(), 5, "{}", collector.received_text());
+    let received_text = collector.received_text();
+    assert!(!received_text.contains(SECRET) && !received_text.contains("[100, 101"), "{received_text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,8 +180,8 @@ async fn a_failure_is_found_in_the_log_by_its_trace() {
     assert_eq!(told, ["failed", "decode_lost"].map(|word| Some(word.to_owned())));
     let codes: Vec<i32> = below.iter().map(|span| span.status.as_ref().map_or(0, |s| s.code)).collect();
     assert_eq!((root.status.unwrap().code, codes), (2, vec![0, 0, 0, 2]), "{below:?}");
-    let heard = String::from_utf8(log.0.lock().clone()).unwrap();
-    let line = heard.lines().find(|line| line.contains("request failed")).unwrap();
+    let received_text = String::from_utf8(log.0.lock().clone()).unwrap();
+    let line = received_text.lines().find(|line| line.contains("request failed")).unwrap();
     assert!(line.contains(&format!("{:032x}", PARENT.trace_id)) && line.contains("lost"), "{line}");
     cluster.stop().await;
 }

@@ -154,8 +154,8 @@ impl Cluster {
         rank::order(self.members.iter().map(Member::address), key)
     }
 
-    fn ask(&mut self, at: usize, command: &[&[u8]]) -> Result<Reply, Trouble> {
-        self.members[at].ask(&self.config, command)
+    fn request(&mut self, at: usize, command: &[&[u8]]) -> Result<Reply, Trouble> {
+        self.members[at].request(&self.config, command)
     }
 
     /// Puts a value on the first servers of its order that take it, as many as there are to be replicas.
@@ -189,7 +189,7 @@ impl Cluster {
             if copies.stored + copies.present == self.config.replicas {
                 break;
             }
-            match self.ask(at, &command) {
+            match self.request(at, &command) {
                 Ok(Reply::Simple(_)) => copies.stored += 1,
                 Ok(Reply::Nothing) => copies.present += 1,
                 Ok(_) => copies.trouble = Some(Trouble::Odd("SET".into())),
@@ -212,7 +212,7 @@ impl Cluster {
             if asked > self.config.replicas {
                 break;
             }
-            match self.ask(at, command) {
+            match self.request(at, command) {
                 Ok(reply) => {
                     asked += 1;
                     if let Some(found) = take(reply)? {
@@ -264,7 +264,7 @@ impl Cluster {
     pub fn verify(&mut self, key: &[u8]) -> Result<usize, Trouble> {
         let (mut good, mut trouble) = (0, None);
         for at in self.ranked(key) {
-            match self.ask(at, &[b"BATON.VERIFY", key]) {
+            match self.request(at, &[b"BATON.VERIFY", key]) {
                 Ok(_) => good += 1,
                 Err(Trouble::Refused(words)) if words.contains("no such key") => {}
                 Err(why @ Trouble::Refused(_)) => return Err(why),
@@ -281,7 +281,7 @@ impl Cluster {
     pub fn del(&mut self, key: &[u8]) -> Result<bool, Trouble> {
         let (mut removed, mut trouble) = (false, None);
         for at in 0..self.members.len() {
-            match self.ask(at, &[b"DEL", key]) {
+            match self.request(at, &[b"DEL", key]) {
                 Ok(Reply::Integer(count)) => removed |= count > 0,
                 Ok(_) => trouble = Some(Trouble::Odd("DEL".into())),
                 Err(why) => trouble = Some(why),
@@ -303,7 +303,7 @@ impl Cluster {
         let at = self.number(server)?;
         let odd = || Trouble::Odd("SCAN".into());
         let words: [&[u8]; 6] = [b"SCAN", cursor.as_bytes(), b"MATCH", pattern.as_bytes(), b"COUNT", b"1000"];
-        let Reply::List(parts) = self.ask(at, &words)? else { return Err(odd()) };
+        let Reply::List(parts) = self.request(at, &words)? else { return Err(odd()) };
         let Ok([Reply::Bulk(next), Reply::List(keys)]) = <[Reply; 2]>::try_from(parts) else {
             return Err(odd());
         };

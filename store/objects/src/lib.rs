@@ -32,8 +32,8 @@ pub use clock::Clock;
 pub use config::StoreConfig;
 pub use key::{KEY_MAX_BYTES, Key};
 pub use lower::{
-    AdmissionRule, BroughtValue, ColdBucket, ColdConfig, ColdStats, LowerConfig, LowerStats, OperatorLog,
-    ShelfStats, SsdConfig,
+    AdmissionRule, BlobLogStats, BroughtValue, ColdBucket, ColdConfig, ColdStats, LowerConfig, LowerStats,
+    OperatorLog, SsdConfig,
 };
 pub use parts::{PARTS_MAX, Parts, stem};
 pub use reading::Reading;

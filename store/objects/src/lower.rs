@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use baton_tiers::ShelfStats;
+pub use baton_tiers::BlobLogStats;
 pub(crate) use below::{LowerView, Origin, name_of};
 pub use brought::BroughtValue;
 pub use cold::{ColdBucket, ColdConfig, ColdStats};
@@ -32,7 +32,7 @@ use flights::Flights;
 pub(crate) use flights::Waiter;
 #[cfg(feature = "resp")]
 pub(crate) use ssd::Names;
-use ssd::{Clerk, Order};
+use ssd::{Order, SsdThread};
 
 use baton_types::TenantId;
 
@@ -106,7 +106,7 @@ pub struct LowerConfig {
     /// The bucket.
     pub cold: Option<ColdConfig>,
     /// The receiver of errors.
-    pub tell: Option<OperatorLog>,
+    pub log: Option<OperatorLog>,
 }
 
 impl fmt::Debug for LowerConfig {
@@ -120,7 +120,7 @@ impl fmt::Debug for LowerConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LowerStats {
     /// The file.
-    pub ssd: ShelfStats,
+    pub ssd: BlobLogStats,
     /// Whether there is one, and it is written to.
     pub ssd_on: bool,
     /// Reads that memory missed and the SSD answered.
@@ -171,7 +171,7 @@ pub(crate) struct FoundValue {
 pub(crate) struct LowerTiers {
     pub(crate) below: Arc<LowerView>,
     flights: Flights,
-    ssd: Option<Clerk>,
+    ssd: Option<SsdThread>,
 }
 
 impl fmt::Debug for LowerTiers {
@@ -183,7 +183,7 @@ impl fmt::Debug for LowerTiers {
 /// The tiers below, which the shards need at creation, and the opened file.
 pub(crate) struct LowerSetup {
     pub(crate) below: Arc<LowerView>,
-    shelf: Option<baton_tiers::BlobLog>,
+    blob_log: Option<baton_tiers::BlobLog>,
     orders: std::sync::mpsc::Receiver<Order>,
 }
 
@@ -203,34 +203,34 @@ pub(crate) fn open(
     value_max_bytes: u64,
 ) -> Result<Option<LowerSetup>, String> {
     let in_hand_max_bytes = (capacity_bytes / IN_HAND_PART).min(IN_HAND_MAX_BYTES);
-    let tell = config.tell.clone().unwrap_or_else(|| Arc::new(|_| ()));
-    let mut shelf = None;
+    let log = config.log.clone().unwrap_or_else(|| Arc::new(|_| ()));
+    let mut blob_log = None;
     if let Some(ssd) = &config.ssd {
         match ssd::open(ssd, ssd.blocks(ssd::left_in(&ssd.dir))?) {
             Ok((opened, words)) => {
-                tell(&words);
-                shelf = Some(opened);
+                log(&words);
+                blob_log = Some(opened);
             }
             Err(why) => {
-                tell(&format!("{why}; the store goes on in memory alone{}", ssd::pass_by(&ssd.dir)));
+                log(&format!("{why}; the store goes on in memory alone{}", ssd::pass_by(&ssd.dir)));
             }
         }
     }
     let reading_max_bytes =
         (capacity_bytes / READING_PART).clamp(*READING_BYTES.start(), *READING_BYTES.end());
     let in_bytes = (in_hand_max_bytes, reading_max_bytes);
-    let open = |cold| cold::open(cold, in_bytes, value_max_bytes, &tell);
+    let open = |cold| cold::open(cold, in_bytes, value_max_bytes, &log);
     let cold = config.cold.as_ref().map(open).transpose()?.flatten();
-    if shelf.is_none() && cold.is_none() {
+    if blob_log.is_none() && cold.is_none() {
         return Ok(None);
     }
-    let after = config.ssd.as_ref().filter(|_| shelf.is_some()).map(|ssd| match ssd.admit {
+    let after = config.ssd.as_ref().filter(|_| blob_log.is_some()).map(|ssd| match ssd.admit {
         AdmissionRule::First => 0,
         AdmissionRule::Second => 1,
     });
     let (send, orders) = std::sync::mpsc::channel();
-    let below = Arc::new(LowerView::new(send, after, in_bytes, (cold, tell)));
-    Ok(Some(LowerSetup { below, shelf, orders }))
+    let below = Arc::new(LowerView::new(send, after, in_bytes, (cold, log)));
+    Ok(Some(LowerSetup { below, blob_log, orders }))
 }
 
 impl LowerSetup {
@@ -239,9 +239,9 @@ impl LowerSetup {
         self,
         pick: impl FnMut() -> Option<PickedObject> + Send + 'static,
     ) -> Result<Arc<LowerTiers>, String> {
-        let Self { below, shelf, orders } = self;
-        let start = |shelf| Clerk::start(shelf, orders, Arc::clone(&below), Box::new(pick));
-        let ssd = shelf.map(start).transpose()?;
+        let Self { below, blob_log, orders } = self;
+        let start = |blob_log| SsdThread::start(blob_log, orders, Arc::clone(&below), Box::new(pick));
+        let ssd = blob_log.map(start).transpose()?;
         Ok(Arc::new(LowerTiers { below, flights: Flights::default(), ssd }))
     }
 }
@@ -270,7 +270,7 @@ impl LowerTiers {
         let flight = Flight { store: store.clone(), tenant: key.tenant, key: key.bytes.to_vec(), name };
         match tag.filter(|_| !is_stalled) {
             Some(tag) => {
-                let asked = self.below.pulse.ask();
+                let asked = self.below.pulse.start();
                 let reply = move |read| {
                     drop(asked);
                     flight.left_ssd(read, tag);
@@ -313,7 +313,7 @@ impl LowerTiers {
         if self.below.pulse.is_stalled() {
             return reply(Err(NoAnswerError));
         }
-        let asked = self.below.pulse.ask();
+        let asked = self.below.pulse.start();
         let reply = Box::new(move |listed| {
             drop(asked);
             reply(listed);
@@ -386,8 +386,8 @@ impl Flight {
 impl Drop for LowerTiers {
     fn drop(&mut self) {
         self.below.send(Order::Stop);
-        if let Some(clerk) = self.ssd.take() {
-            clerk.join();
+        if let Some(thread) = self.ssd.take() {
+            thread.join();
         }
     }
 }

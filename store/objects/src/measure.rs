@@ -112,12 +112,12 @@ mod tests {
     fn every_measurement_measures_something() {
         let effort = Effort { memory_bytes: 160 << 20, each: Duration::from_millis(20) };
         let mut told = Vec::new();
-        let mut tell = |what: &str| told.push(what.to_owned());
+        let mut report = |what: &str| told.push(what.to_owned());
         let all = [
-            copies(effort, &mut tell),
-            metadata(effort, &mut tell),
-            pressure(effort, &mut tell),
-            socket(effort, &mut tell),
+            copies(effort, &mut report),
+            metadata(effort, &mut report),
+            pressure(effort, &mut report),
+            socket(effort, &mut report),
         ];
         for figures in all {
             let figures = figures.unwrap();

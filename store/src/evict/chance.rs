@@ -116,7 +116,7 @@ impl Chances {
     /// kept, in units of 2⁻³², if it is kept for the best time. (This is the largest, over all ends of the wait, of
     /// the chance to return until then divided by the expected length of the wait. The Gittins index orders projects
     /// in the same way.)
-    pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
+    pub(super) fn slot_value(&self, class: usize) -> [u32; CELLS] {
         let times = self.factors.times_usual(class);
         let chances: [u64; CELLS] =
             core::array::from_fn(|cell| self.chance(class, cell, times[span_of(cell)]));
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn nothing_seen_is_worth_nothing() {
-        assert_eq!(Chances::new().worth(3), [0; CELLS]);
+        assert_eq!(Chances::new().slot_value(3), [0; CELLS]);
     }
 
     /// A hundred thousand blocks of each class wait; those of class 1 all come back from cell 6, class 0 never.
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn worth_rises_until_the_age_of_return_and_falls_after_it() {
         let chances = seen();
-        let (never, always) = (chances.worth(0), chances.worth(1));
+        let (never, always) = (chances.slot_value(0), chances.slot_value(1));
         assert!(always[6] > always[4] && always[4] > always[0] && always[0] > 0);
         assert!(always[6] > 100 * always[8].max(1), "{always:?}");
         assert!(always[0] > 3 * never[0], "{always:?} {never:?}");
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_class_unseen_is_thought_to_be_like_all() {
         let chances = seen();
-        let (never, unseen, always) = (chances.worth(0), chances.worth(9), chances.worth(1));
+        let (never, unseen, always) = (chances.slot_value(0), chances.slot_value(9), chances.slot_value(1));
         assert!(never[6] < unseen[6] && unseen[6] < always[6]);
     }
 
@@ -212,14 +212,14 @@ mod tests {
     #[test]
     fn a_class_unseen_is_thought_to_be_as_its_traits_say() {
         let mut chances = seen();
-        let alike = chances.worth(8)[6].abs_diff(chances.worth(9)[6]);
+        let alike = chances.slot_value(8)[6].abs_diff(chances.slot_value(9)[6]);
         (0..10).for_each(|_| chances.weigh());
         assert_eq!(alike, 0);
         assert!(
-            chances.worth(9)[6] > 3 * chances.worth(8)[6],
+            chances.slot_value(9)[6] > 3 * chances.slot_value(8)[6],
             "{:?} {:?}",
-            chances.worth(8),
-            chances.worth(9)
+            chances.slot_value(8),
+            chances.slot_value(9)
         );
         assert!(chances.is_seen(1) && !chances.is_seen(9));
     }
@@ -237,8 +237,8 @@ mod tests {
         let mut chances = Chances::new();
         chances.seen[0].returns = [RESTS_TO_HALVING * 2; CELLS];
         chances.all.returns = [RESTS_TO_HALVING * 2; CELLS];
-        assert!(chances.worth(0).iter().all(|&worth| worth > 1 << 20));
+        assert!(chances.slot_value(0).iter().all(|&slot_value| slot_value > 1 << 20));
         chances.seen[0].waited = [u64::MAX >> 8; CELLS];
-        assert!(chances.worth(0)[0] < 1 << 20);
+        assert!(chances.slot_value(0)[0] < 1 << 20);
     }
 }

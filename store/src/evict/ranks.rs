@@ -32,7 +32,7 @@ impl Ranks {
     }
 
     /// `list` has blocks now.
-    pub(super) fn seat(&mut self, list: usize) {
+    pub(super) fn mark_filled(&mut self, list: usize) {
         self.set(list, self.rank[list]);
     }
 
@@ -110,16 +110,16 @@ mod tests {
         ) {
             let (mut lists, mut ranks) = (Lists::new(5), Ranks::new(5));
             let mut naive = [0u32; 5];
-            for (op, seat, value) in ops {
+            for (op, mark_filled, value) in ops {
                 match op {
                     0 | 1 if !lists.contains(value) => {
-                        lists.push_newest(seat, value);
-                        ranks.seat(seat);
+                        lists.push_newest(mark_filled, value);
+                        ranks.mark_filled(mark_filled);
                     }
                     2 if lists.contains(value) => lists.unlink(value),
                     3 => {
-                        ranks.rerank(seat, value);
-                        naive[seat] = value;
+                        ranks.rerank(mark_filled, value);
+                        naive[mark_filled] = value;
                     }
                     _ => {}
                 }

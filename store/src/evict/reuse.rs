@@ -44,7 +44,7 @@ pub(crate) enum Change {
     /// All lists of one cell join those of another.
     Moved { from: usize, to: usize },
     /// The lists of a class have new ranks at each age.
-    Valued { class: usize, worth: [u32; CELLS] },
+    Valued { class: usize, slot_value: [u32; CELLS] },
 }
 
 /// Reuse statistics of the store's requests; shared by its tiers.
@@ -77,8 +77,8 @@ const fn uses_of(class: usize) -> usize {
 }
 
 /// The lists of `class` and their ranks, given what it is worth at each age.
-fn ranks(class: usize, worth: &[u32; CELLS]) -> impl Iterator<Item = (usize, u32)> + '_ {
-    worth.iter().enumerate().map(move |(cell, &worth)| (list(class, cell), worth))
+fn ranks(class: usize, slot_value: &[u32; CELLS]) -> impl Iterator<Item = (usize, u32)> + '_ {
+    slot_value.iter().enumerate().map(move |(cell, &slot_value)| (list(class, cell), slot_value))
 }
 
 /// The pairs of lists to pour one into the other when cell `from` joins cell `to`.
@@ -106,7 +106,7 @@ impl Order for ReuseOrder {
 
     fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts) {
         lists.push_newest(facts.list, block);
-        self.ranks.seat(facts.list);
+        self.ranks.mark_filled(facts.list);
     }
 
     /// The leaf of the lowest rank; blocks found before it that are none are parked, each once
@@ -147,12 +147,12 @@ impl Order for ReuseOrder {
                 for (from, to) in moves(*from, *to) {
                     if lists.oldest(from).is_some() {
                         lists.append(to, from);
-                        self.ranks.seat(to);
+                        self.ranks.mark_filled(to);
                     }
                 }
             }
-            Change::Valued { class, worth } => {
-                ranks(*class, worth).for_each(|(list, rank)| self.ranks.rerank(list, rank));
+            Change::Valued { class, slot_value } => {
+                ranks(*class, slot_value).for_each(|(list, rank)| self.ranks.rerank(list, rank));
             }
         }
     }
@@ -268,7 +268,7 @@ impl Reuse {
                 continue;
             };
             self.next_class = class + 1;
-            change(&Change::Valued { class, worth: self.chances.worth(class) });
+            change(&Change::Valued { class, slot_value: self.chances.slot_value(class) });
         }
     }
 
@@ -339,11 +339,11 @@ mod tests {
             }
             others.iter().for_each(|&block| reuse.removed(block, 1_000 * (round + 1) + u64::from(block) - 2));
         }
-        let worth = |block: u32| {
+        let slot_value = |block: u32| {
             let class = usize::from(reuse.marks[block as usize].class);
-            reuse.chances.worth(class)[0]
+            reuse.chances.slot_value(class)[0]
         };
-        assert!(worth(0) > 20 * worth(3), "{} {}", worth(0), worth(3));
+        assert!(slot_value(0) > 20 * slot_value(3), "{} {}", slot_value(0), slot_value(3));
     }
 
     #[test]
@@ -437,9 +437,9 @@ mod tests {
                         pour(&mut naive, &mut lists, from, to);
                     }
                     Op::Value(class, seed) => {
-                        let worth = worth_of(seed);
-                        resting.change(&Change::Valued { class, worth });
-                        naive.ranks.extend(ranks(class, &worth));
+                        let slot_value = worth_of(seed);
+                        resting.change(&Change::Valued { class, slot_value });
+                        naive.ranks.extend(ranks(class, &slot_value));
                     }
                     Op::Condemn => {
                         let block = resting.condemn(|_, block| naive.is_leaf(block));

@@ -28,7 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use keys::HEADER_MAX_BYTES;
-pub use record::{BlobReadError, Listing, PutError, Record, ShelfEvent, Source};
+pub use record::{BlobLogEvent, BlobReadError, Listing, PutError, Record, Source};
 
 /// Values with more blocks than this part of the file are not kept.
 const LARGEST_PART: usize = 4;
@@ -86,7 +86,7 @@ pub(crate) trait Slab: fmt::Debug {
 
 /// Options for opening a [`BlobLog`].
 #[derive(Clone, Debug)]
-pub struct ShelfOptions<'a> {
+pub struct BlobLogOptions<'a> {
     /// The folder of the file.
     pub dir: &'a Path,
     /// Blocks in the file.
@@ -101,7 +101,7 @@ pub struct ShelfOptions<'a> {
 
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShelfStats {
+pub struct BlobLogStats {
     /// Values that rest there.
     pub values: u64,
     /// Blocks in use, bytes.
@@ -161,9 +161,9 @@ pub(crate) struct BlobLogCore<S> {
     /// Heads on their way out: name by slot.
     leaving: BTreeMap<u32, u64>,
     /// Pending deletions by name, with the removals that wait for them.
-    fading: BTreeMap<u64, PendingRemoval>,
-    done: VecDeque<ShelfEvent>,
-    stats: ShelfStats,
+    deleting: BTreeMap<u64, PendingRemoval>,
+    done: VecDeque<BlobLogEvent>,
+    stats: BlobLogStats,
     /// Reads and writes of blocks that ended.
     ended: u64,
 }
@@ -171,7 +171,7 @@ pub(crate) struct BlobLogCore<S> {
 impl<S: Slab> BlobLogCore<S> {
     /// Takes up what rests in `slab`.
     pub(crate) fn new(slab: S) -> Self {
-        let mut keeper = Self {
+        let mut core = Self {
             slab,
             objects: BTreeMap::new(),
             order: VecDeque::new(),
@@ -182,15 +182,15 @@ impl<S: Slab> BlobLogCore<S> {
             next_nonce: 0,
             owed_blocks: 0,
             leaving: BTreeMap::new(),
-            fading: BTreeMap::new(),
+            deleting: BTreeMap::new(),
             done: VecDeque::new(),
-            stats: ShelfStats::default(),
+            stats: BlobLogStats::default(),
             ended: 0,
         };
-        keeper.recover();
+        core.recover();
         // Handles the slots freed by the disk's trial, so that no later caller gets them as its own.
-        keeper.pump();
-        keeper
+        core.pump();
+        core
     }
 
     pub(crate) fn takes_put(&self) -> bool {
@@ -209,9 +209,9 @@ impl<S: Slab> BlobLogCore<S> {
         self.objects.values().map(|object| keys::listing(object.head, object.tag))
     }
 
-    pub(crate) fn stats(&self) -> ShelfStats {
+    pub(crate) fn stats(&self) -> BlobLogStats {
         let used = self.slab.used_blocks() as u64 * self.slab.block_bytes() as u64;
-        ShelfStats { values: self.objects.len() as u64, used_bytes: used, ..self.stats }
+        BlobLogStats { values: self.objects.len() as u64, used_bytes: used, ..self.stats }
     }
 
     /// Hears what ended and starts what can be started. Never waits.
@@ -233,40 +233,40 @@ impl<S: Slab> BlobLogCore<S> {
         self.write_on();
     }
 
-    pub(crate) fn next_done(&mut self) -> Option<ShelfEvent> {
+    pub(crate) fn next_done(&mut self) -> Option<BlobLogEvent> {
         self.done.pop_front()
     }
 
-    /// Removes a value. [`ShelfEvent::Removed`] reports when it cannot reappear.
+    /// Removes a value. [`BlobLogEvent::Removed`] reports when it cannot reappear.
     pub(crate) fn remove(&mut self, name: u64, token: u64) {
         self.take_down(name);
         if let Some((id, put)) = self.puts.iter_mut().find(|(_, put)| put.name() == name && !put.cancelled) {
             // Its head may be on its way to the disk at this moment.
             put.cancelled = true;
             let id = *id;
-            self.fading.entry(name).or_default().heads += 1;
+            self.deleting.entry(name).or_default().heads += 1;
             self.try_finish(id);
         }
         // Reports the removal once no head of that name is left to be freed.
-        match self.fading.get_mut(&name) {
-            Some(fading) => fading.waiting.push(token),
-            None => self.done.push_back(ShelfEvent::Removed(token)),
+        match self.deleting.get_mut(&name) {
+            Some(deleting) => deleting.waiting.push(token),
+            None => self.done.push_back(BlobLogEvent::Removed(token)),
         }
     }
 
     /// A head is on its way out.
     fn leaves(&mut self, name: u64, slot: u32) {
         self.leaving.insert(slot, name);
-        self.fading.entry(name).or_default().heads += 1;
+        self.deleting.entry(name).or_default().heads += 1;
     }
 
     /// A head of this name cannot come back.
     fn delete_confirmed(&mut self, name: u64) {
-        let Some(fading) = self.fading.get_mut(&name) else { return };
-        fading.heads -= 1;
-        if fading.heads == 0 {
-            let waiting = self.fading.remove(&name).map(|fading| fading.waiting).unwrap_or_default();
-            self.done.extend(waiting.into_iter().map(ShelfEvent::Removed));
+        let Some(deleting) = self.deleting.get_mut(&name) else { return };
+        deleting.heads -= 1;
+        if deleting.heads == 0 {
+            let waiting = self.deleting.remove(&name).map(|deleting| deleting.waiting).unwrap_or_default();
+            self.done.extend(waiting.into_iter().map(BlobLogEvent::Removed));
         }
     }
 
@@ -300,7 +300,7 @@ impl<S: Slab> BlobLogCore<S> {
             let gone = keys::listing(object.head, tag);
             self.take_down(name);
             self.stats.evicted += 1;
-            self.done.push_back(ShelfEvent::Dropped(gone));
+            self.done.push_back(BlobLogEvent::Dropped(gone));
             return true;
         }
         false
@@ -313,7 +313,7 @@ impl<S: Slab> BlobLogCore<S> {
 /// reported as kept survives a kill or a power cut, until it is removed, evicted or damaged.
 #[derive(Debug)]
 pub struct BlobLog {
-    keeper: BlobLogCore<FileTier>,
+    core: BlobLogCore<FileTier>,
     dir: PathBuf,
 }
 
@@ -322,7 +322,7 @@ impl BlobLog {
     ///
     /// # Errors
     /// [`FlashError`] says what stands against it; the file is then as it was, unless the trial failed.
-    pub fn open(options: &ShelfOptions<'_>) -> Result<(Self, Option<Speed>), FlashError> {
+    pub fn open(options: &BlobLogOptions<'_>) -> Result<(Self, Option<Speed>), FlashError> {
         let mut tier = FileTier::open(&FileOptions {
             dir: Some(options.dir),
             capacity_blocks: options.capacity_blocks,
@@ -331,7 +331,7 @@ impl BlobLog {
             io: options.io,
         })?;
         let speed = tier.try_out().map_err(|why| FlashError::Io(std::io::Error::other(why)))?;
-        Ok((Self { keeper: BlobLogCore::new(tier), dir: options.dir.to_owned() }, speed))
+        Ok((Self { core: BlobLogCore::new(tier), dir: options.dir.to_owned() }, speed))
     }
 
     /// Size and number of the blocks of the file in a folder, if a log with this fingerprint left one there. Changes
@@ -362,70 +362,70 @@ impl BlobLog {
     /// How it began, and how the disk is used.
     #[must_use]
     pub fn beginning(&self) -> (&Beginning, &str) {
-        (self.keeper.slab.beginning(), self.keeper.slab.device())
+        (self.core.slab.beginning(), self.core.slab.device())
     }
 
     /// Whether the disk failed so often that the log has stopped writing.
     #[must_use]
     pub fn is_off(&self) -> bool {
-        self.keeper.slab.is_off() || self.keeper.slab.is_lost()
+        self.core.slab.is_off() || self.core.slab.is_lost()
     }
 
     /// Length of the value of this name.
     #[must_use]
     pub fn bytes_of(&self, name: u64) -> Option<u32> {
-        self.keeper.bytes_of(name)
+        self.core.bytes_of(name)
     }
 
     /// Everything that rests there, by name.
     pub fn listings(&self) -> impl Iterator<Item = Listing> + '_ {
-        self.keeper.listings()
+        self.core.listings()
     }
 
     /// The log's counters.
     #[must_use]
-    pub fn stats(&self) -> ShelfStats {
-        self.keeper.stats()
+    pub fn stats(&self) -> BlobLogStats {
+        self.core.stats()
     }
 
     /// Reads and writes of blocks that ended so far: a disk that is asked and ends none is in trouble.
     #[must_use]
     pub fn ended(&self) -> u64 {
-        self.keeper.ended
+        self.core.ended
     }
 
     /// Whether another value may be put.
     #[must_use]
     pub fn takes_put(&self) -> bool {
-        self.keeper.takes_put()
+        self.core.takes_put()
     }
 
     /// Whether another value may be read.
     #[must_use]
     pub fn takes_get(&self) -> bool {
-        self.keeper.takes_get()
+        self.core.takes_get()
     }
 
-    /// Begins to keep a value: [`ShelfEvent::Kept`] or [`ShelfEvent::NotKept`] follows.
+    /// Begins to keep a value: [`BlobLogEvent::Kept`] or [`BlobLogEvent::NotKept`] follows.
     pub fn put(&mut self, record: Record) {
-        self.keeper.put(record);
+        self.core.put(record);
     }
 
-    /// Begins to read a value, or its header alone: [`ShelfEvent::Got`] follows.
+    /// Begins to read a value, or its header alone: [`BlobLogEvent::Got`] follows.
     pub fn get(&mut self, name: u64, token: u64, header_only: bool) {
-        self.keeper.get(name, token, header_only);
+        self.core.get(name, token, header_only);
     }
 
-    /// Takes a value away: [`ShelfEvent::Removed`] follows once it cannot come back.
+    /// Takes a value away: [`BlobLogEvent::Removed`] follows once it cannot come back.
     pub fn remove(&mut self, name: u64, token: u64) {
-        self.keeper.remove(name, token);
+        self.core.remove(name, token);
     }
 
     /// Names after this one, in their order, at most so many.
     #[must_use]
     pub fn names_after(&self, name: Option<u64>, most: usize) -> Vec<u64> {
         let from = name.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-        self.keeper
+        self.core
             .objects
             .range((from, std::ops::Bound::Unbounded))
             .take(most)
@@ -435,25 +435,25 @@ impl BlobLog {
 
     /// Goes on with what can go on. Never waits.
     pub fn pump(&mut self) {
-        self.keeper.pump();
+        self.core.pump();
     }
 
     /// Whether a read or a write is under way: [`BlobLog::wait`] would end.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        !self.is_off() && self.keeper.slab.under_way() > 0
+        !self.is_off() && self.core.slab.under_way() > 0
     }
 
     /// Waits until the disk has done something, if anything is under way.
     pub fn wait(&mut self) {
         if self.is_waiting() {
-            self.keeper.slab.wait_some();
+            self.core.slab.wait_some();
         }
-        self.keeper.pump();
+        self.core.pump();
     }
 
     /// The next result, if there is one.
-    pub fn next_done(&mut self) -> Option<ShelfEvent> {
-        self.keeper.next_done()
+    pub fn next_done(&mut self) -> Option<BlobLogEvent> {
+        self.core.next_done()
     }
 }

@@ -134,7 +134,7 @@ pub struct KvCache {
     held: BTreeMap<Owner, HoldRecord>,
     /// Owners waiting for a `Ready`, and the position that each was last seen to await.
     waiting: BTreeMap<Owner, u32>,
-    news: Vec<Notice>,
+    notices: Vec<Notice>,
     copies: VecDeque<CopyOrder>,
     loads: BTreeMap<Owner, Loads>,
     next_load: u64,
@@ -143,7 +143,7 @@ pub struct KvCache {
     /// Counts that adoptions added to the store's counters.
     adopted: AdoptionCounts,
     /// Whether the store has had an input since the last poll.
-    is_stirred: bool,
+    has_input: bool,
 }
 
 /// Counts that adoptions added to the store's counters.
@@ -202,14 +202,14 @@ impl KvCache {
             flash,
             held: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            news: Vec::new(),
+            notices: Vec::new(),
             copies: VecDeque::new(),
             loads: BTreeMap::new(),
             next_load: 0,
             purposes: BTreeMap::new(),
             counts: CacheStats::default(),
             adopted: AdoptionCounts::default(),
-            is_stirred: false,
+            has_input: false,
             config,
         })
     }
@@ -219,16 +219,16 @@ impl KvCache {
         self.take_transfers(pool);
         self.run_loads(pool);
         self.run_copies(pool);
-        self.tell_ready();
-        self.is_stirred = false;
-        std::mem::take(&mut self.news)
+        self.report_ready();
+        self.has_input = false;
+        std::mem::take(&mut self.notices)
     }
 
     /// Whether the next `poll` may have something to do even if nothing else is asked before it.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         // Copies and loads that are left over after a poll wait for transfers, or for owners.
-        self.is_stirred || self.file.as_ref().is_some_and(|file| file.under_way() > 0)
+        self.has_input || self.file.as_ref().is_some_and(|file| file.under_way() > 0)
     }
 
     /// Leading blocks of `chain` that are readable, by the fastest tier of each.
@@ -280,13 +280,13 @@ impl KvCache {
     }
 
     /// Reports `Ready` to the owners that have all awaited blocks.
-    fn tell_ready(&mut self) {
-        let (store, news) = (&self.store, &mut self.news);
+    fn report_ready(&mut self) {
+        let (store, notices) = (&self.store, &mut self.notices);
         self.waiting.retain(|&owner, position| {
             let awaited = store.next_awaited(owner, *position);
             match awaited {
                 Some(next) => *position = next,
-                None => news.push(Notice::Ready { owner, readable_blocks: store.readable_blocks(owner) }),
+                None => notices.push(Notice::Ready { owner, readable_blocks: store.readable_blocks(owner) }),
             }
             awaited.is_some()
         });

@@ -10,7 +10,7 @@ use crate::disk::Disk;
 
 /// The outcome of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mood {
+pub enum FaultMode {
     /// It is carried out.
     #[default]
     Well,
@@ -24,19 +24,19 @@ pub enum Mood {
 
 /// The outcomes of reads, writes and flushes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moods {
+pub struct FaultPlan {
     /// Of reads.
-    pub reads: Mood,
+    pub reads: FaultMode,
     /// Of writes.
-    pub writes: Mood,
+    pub writes: FaultMode,
     /// Of flushes.
-    pub flushes: Mood,
+    pub flushes: FaultMode,
 }
 
 /// A disk's moods, and how much it was asked for.
 #[derive(Debug, Default)]
 pub struct Faults {
-    state: Mutex<(Moods, u64)>,
+    state: Mutex<(FaultPlan, u64)>,
     changed: Condvar,
 }
 
@@ -59,8 +59,8 @@ pub(crate) fn planned(dir: &Path) -> Option<Arc<Faults>> {
 
 impl Faults {
     /// From now on it is like this.
-    pub fn be(&self, moods: Moods) {
-        locked(&self.state).0 = moods;
+    pub fn be(&self, fault_plan: FaultPlan) {
+        locked(&self.state).0 = fault_plan;
         self.changed.notify_all();
     }
 
@@ -74,15 +74,15 @@ impl Faults {
         Arc::new(FaultyFile { file, faults: self })
     }
 
-    fn pass(&self, of: impl Fn(&Moods) -> Mood, bytes: usize) -> io::Result<()> {
+    fn pass(&self, of: impl Fn(&FaultPlan) -> FaultMode, bytes: usize) -> io::Result<()> {
         let mut state = locked(&self.state);
-        while of(&state.0) == Mood::Hangs {
+        while of(&state.0) == FaultMode::Hangs {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let fails = match of(&state.0) {
-            Mood::Well | Mood::Hangs => false,
-            Mood::Fails => true,
-            Mood::FailsLong => bytes > crate::aligned::PAGE_BYTES,
+            FaultMode::Well | FaultMode::Hangs => false,
+            FaultMode::Fails => true,
+            FaultMode::FailsLong => bytes > crate::aligned::PAGE_BYTES,
         };
         if fails { Err(io::Error::other("asked for by a test")) } else { Ok(()) }
     }
@@ -96,18 +96,18 @@ struct FaultyFile {
 
 impl Disk for FaultyFile {
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-        self.faults.pass(|moods| moods.reads, out.len())?;
+        self.faults.pass(|fault_plan| fault_plan.reads, out.len())?;
         locked(&self.faults.state).1 += out.len() as u64;
         self.file.read_at(out, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.faults.pass(|moods| moods.writes, bytes.len())?;
+        self.faults.pass(|fault_plan| fault_plan.writes, bytes.len())?;
         self.file.write_at(bytes, offset)
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.faults.pass(|moods| moods.flushes, 0)?;
+        self.faults.pass(|fault_plan| fault_plan.flushes, 0)?;
         self.file.flush()
     }
 

@@ -10,7 +10,6 @@ pub(crate) use open::{layout_in, pass_by, unlink};
 pub use trial::Speed;
 
 use crate::aligned::AlignedBuffer;
-use crate::book::Book;
 use crate::checksum::block_checksum;
 use crate::disk::Disk;
 use crate::index::{Entry, Place};
@@ -19,6 +18,7 @@ use crate::io_sequencer::{Answer, IoCompletion, IoSequencer, Order, verify};
 use crate::layout::Layout;
 use crate::queue::Queue;
 use crate::recover::{Beginning, FlashError, OpenedFile};
+use crate::slot_table::SlotTable;
 use crate::tier::{Tier, TierError, check_length};
 use baton_types::{BlockHash, BlockKey};
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 pub struct FileTier {
     disk: Arc<dyn Disk>,
     layout: Layout,
-    book: Book,
+    slot_table: SlotTable,
     io: IoThread,
     /// Ended jobs that no caller has taken yet.
     ended: VecDeque<IoCompletion>,
@@ -64,7 +64,7 @@ impl FileTier {
     ) -> Result<Self, FlashError> {
         let OpenedFile { header, index, entries, places, stale, beginning } = opened;
         let layout = header.layout;
-        let book = Book::new(layout, places, &entries, &stale);
+        let slot_table = SlotTable::new(layout, places, &entries, &stale);
         let mut io = IoThread::start(IoSequencer::new(header, index, lasts), queue, layout.stride_bytes())?;
         for entry in &stale {
             io.send(Order::Remove(entry.place));
@@ -72,7 +72,7 @@ impl FileTier {
         Ok(Self {
             disk,
             layout,
-            book,
+            slot_table,
             io,
             ended: VecDeque::new(),
             first_number: 0,
@@ -118,17 +118,17 @@ impl FileTier {
     /// Whether another write may start: there is a place for its block, too. If not, there may be
     /// after the next [`FileTier::next_done`].
     pub(crate) fn takes_write(&self) -> bool {
-        self.io.takes_write() && (self.book.has_free() || !self.waits_for_slots())
+        self.io.takes_write() && (self.slot_table.has_free() || !self.waits_for_slots())
     }
 
     /// Whether slots will be free without anything new being ordered.
     fn waits_for_slots(&self) -> bool {
-        self.book.draining() > 0 && !self.is_stalled && !self.is_off && !self.io.is_gone()
+        self.slot_table.draining() > 0 && !self.is_stalled && !self.is_off && !self.io.is_gone()
     }
 
     /// Jobs under way, and slots that will be free.
     pub(crate) fn under_way(&self) -> usize {
-        let draining = if self.waits_for_slots() { self.book.draining() as usize } else { 0 };
+        let draining = if self.waits_for_slots() { self.slot_table.draining() as usize } else { 0 };
         self.io.under_way() + draining + self.ended.len()
     }
 
@@ -162,7 +162,7 @@ impl FileTier {
         checksum: u64,
         buffer: AlignedBuffer,
     ) -> Result<(u64, Place), TierError> {
-        let Some(place) = self.book.reserve(checksum) else {
+        let Some(place) = self.slot_table.reserve(checksum) else {
             self.recycle(buffer);
             return Err(TierError::Full);
         };
@@ -170,7 +170,7 @@ impl FileTier {
         match self.io.write(Entry { key, parent, place }, buffer) {
             Some(number) => Ok((number, place)),
             None => {
-                self.book.give_back(place);
+                self.slot_table.give_back(place);
                 Err(gone())
             }
         }
@@ -178,20 +178,20 @@ impl FileTier {
 
     /// Starts to read a block that rests here. `None`: it does not, or the thread is gone.
     pub(crate) fn read(&mut self, key: BlockKey) -> Option<u64> {
-        let place = self.book.place(key)?;
+        let place = self.slot_table.place(key)?;
         self.io.read(place, key)
     }
 
     /// Starts to read the first page of a block that rests here, unverified. `None`: it does not, or the thread is gone.
     pub(crate) fn peek(&mut self, key: BlockKey) -> Option<u64> {
-        let place = self.book.place(key)?;
+        let place = self.slot_table.place(key)?;
         self.io.peek(place)
     }
 
     /// A job that ended, if any has since the last time. Never waits.
     pub(crate) fn next_done(&mut self) -> Option<IoCompletion> {
         while let Some(answer) = self.io.next_answer() {
-            self.hear(answer);
+            self.on_answer(answer);
         }
         self.ended.pop_front()
     }
@@ -199,28 +199,28 @@ impl FileTier {
     /// The block was written to this place. `false`: a block of that short name rests here
     /// already; discard it.
     pub(crate) fn commit(&mut self, key: BlockKey, place: Place) -> bool {
-        self.book.commit(key, place)
+        self.slot_table.commit(key, place)
     }
 
     /// A block that was written is not wanted.
     pub(crate) fn discard(&mut self, place: Place) {
-        let order = self.book.discard(place);
+        let order = self.slot_table.discard(place);
         self.order_removal(order);
     }
 
     /// Where a block rests.
     pub(crate) fn place(&self, key: BlockKey) -> Option<Place> {
-        self.book.place(key)
+        self.slot_table.place(key)
     }
 
     /// Blocks that rest here; `len_blocks` counts places being written to as well.
     pub(crate) fn committed(&self) -> usize {
-        self.book.committed()
+        self.slot_table.committed()
     }
 
     /// Forgets every block. Writes under way may still end; later ones begin after them.
     pub(crate) fn clear(&mut self) {
-        self.book.clear();
+        self.slot_table.clear();
         self.first_number = self.io.next_number();
         self.is_stalled = false;
         self.io.send(Order::Clear(open::fresh_number()));
@@ -232,17 +232,17 @@ impl FileTier {
         let _ = self.io.send(order);
     }
 
-    fn hear(&mut self, answer: Answer) {
+    fn on_answer(&mut self, answer: Answer) {
         match answer {
             Answer::Done(done) => {
                 let is_present = done.number >= self.first_number;
                 if IoThread::is_write(done.number) && done.outcome.is_err() && is_present {
-                    self.book.failed();
+                    self.slot_table.failed();
                 }
                 self.ended.push_back(done);
             }
             Answer::Freed { slot, epoch } => {
-                if self.book.freed(slot, epoch) {
+                if self.slot_table.freed(slot, epoch) {
                     if self.freed.len() >= self.layout.slots() as usize {
                         self.freed.pop_front();
                     }
@@ -258,7 +258,7 @@ impl FileTier {
     /// Waits for the sequencer to tell something, or for the thread to be gone.
     fn wait(&mut self) {
         if let Some(answer) = self.io.wait_answer() {
-            self.hear(answer);
+            self.on_answer(answer);
         }
     }
 
@@ -282,7 +282,7 @@ impl FileTier {
                 return Ok(done);
             }
             let answer = self.io.wait_answer().ok_or_else(gone)?;
-            self.hear(answer);
+            self.on_answer(answer);
         }
     }
 
@@ -304,16 +304,16 @@ impl Tier for FileTier {
     }
 
     fn capacity_blocks(&self) -> usize {
-        self.book.capacity() as usize
+        self.slot_table.capacity() as usize
     }
 
     fn len_blocks(&self) -> usize {
-        self.book.in_use()
+        self.slot_table.in_use()
     }
 
     fn put(&mut self, key: BlockKey, bytes: &[u8]) -> Result<(), TierError> {
         check_length(self.block_bytes(), bytes.len())?;
-        match self.book.get(key.short()) {
+        match self.slot_table.get(key.short()) {
             Some((known, _)) if known != key => return Err(TierError::SameShortName),
             // The older copy is gone for good before the newer one is written: it cannot come back.
             Some(_) => _ = self.remove(key.short()),
@@ -326,7 +326,7 @@ impl Tier for FileTier {
         let done = self.wait_for(number)?;
         self.recycle(done.buffer);
         done.outcome?;
-        self.book.commit(key, place);
+        self.slot_table.commit(key, place);
         Ok(())
     }
 
@@ -341,7 +341,7 @@ impl Tier for FileTier {
     }
 
     fn remove(&mut self, block: BlockHash) -> bool {
-        let order = self.book.remove(block);
+        let order = self.slot_table.remove(block);
         let was_there = order.is_some();
         if let Some(order) = order {
             self.order_removal(order);

@@ -131,7 +131,7 @@ impl Header {
     }
 
     /// Reads a page.
-    pub(crate) fn sight(page: &[u8]) -> HeadPage {
+    pub(crate) fn parse_head(page: &[u8]) -> HeadPage {
         if page[..8] != FILE_MAGIC {
             let is_blank = page.iter().all(|&byte| byte == 0);
             return if is_blank { HeadPage::Blank } else { HeadPage::Foreign };
@@ -185,15 +185,15 @@ mod tests {
         let header = Header { layout: LAYOUT, incarnation: 5, sequence: 3 };
         let mut page = vec![7; PAGE_BYTES];
         header.encode(&mut page);
-        assert_eq!(Header::sight(&page), HeadPage::Good(header));
+        assert_eq!(Header::parse_head(&page), HeadPage::Good(header));
         for bit in 0..(WORDS + 1) * 64 {
             page[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches!(Header::sight(&page), HeadPage::Good(_)), "bit {bit}");
+            assert!(!matches!(Header::parse_head(&page), HeadPage::Good(_)), "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
-        assert_eq!(Header::sight(&[0; PAGE_BYTES]), HeadPage::Blank);
-        assert_eq!(Header::sight(&[b'x'; PAGE_BYTES]), HeadPage::Foreign);
+        assert_eq!(Header::parse_head(&[0; PAGE_BYTES]), HeadPage::Blank);
+        assert_eq!(Header::parse_head(&[b'x'; PAGE_BYTES]), HeadPage::Foreign);
         page[8] = 4;
-        assert_eq!(Header::sight(&page), HeadPage::Version(4));
+        assert_eq!(Header::parse_head(&page), HeadPage::Version(4));
     }
 }

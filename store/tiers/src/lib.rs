@@ -15,7 +15,6 @@
 
 mod aligned;
 mod blob_log;
-mod book;
 mod cache;
 mod checksum;
 mod disk;
@@ -31,12 +30,13 @@ mod queue;
 mod recover;
 mod ring;
 mod short;
+mod slot_table;
 mod slots;
 mod tier;
 
 pub use blob_log::{
-    BlobLog, BlobReadError, HEADER_MAX_BYTES, Listing, PutError, Record, ShelfEvent, ShelfOptions,
-    ShelfStats, Source,
+    BlobLog, BlobLogEvent, BlobLogOptions, BlobLogStats, BlobReadError, HEADER_MAX_BYTES, Listing, PutError,
+    Record, Source,
 };
 pub use cache::{
     BlockReadError, CacheConfig, CacheError, CacheStats, Flash, Hold, HoldRefusal, KvCache, Misuse, Notice,

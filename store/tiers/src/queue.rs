@@ -56,7 +56,7 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
-    news: Condvar,
+    changed: Condvar,
 }
 
 impl Shared {
@@ -68,7 +68,7 @@ impl Shared {
 impl Bell for Shared {
     fn ring(&self) {
         self.lock().is_rung = true;
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 }
 
@@ -103,7 +103,7 @@ impl Queue for Threads {
 
     fn wait(&mut self) -> io::Result<Vec<Completion>> {
         let idle = |state: &mut State| !state.is_rung && state.done.is_empty();
-        let waited = self.shared.news.wait_while(self.shared.lock(), idle);
+        let waited = self.shared.changed.wait_while(self.shared.lock(), idle);
         let mut state = waited.expect("no thread panics while it holds the lock");
         state.is_rung = false;
         Ok(std::mem::take(&mut state.done))
@@ -140,6 +140,6 @@ fn work_off(shared: &Shared, disk: &dyn Disk) {
         let result =
             catch_unwind(act).unwrap_or_else(|_| Err(io::Error::other("the disk's driver panicked")));
         shared.lock().done.push(Completion { token, result, buffer });
-        shared.news.notify_all();
+        shared.changed.notify_all();
     }
 }

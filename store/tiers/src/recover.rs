@@ -1,10 +1,10 @@
 //! Recovers the entries of an earlier life from the file, without reading a single block.
 
 use crate::aligned::{AlignedBuffer, PAGE_BYTES};
-use crate::book::Places;
 use crate::disk::Disk;
 use crate::index::{Entry, Index, is_trial};
 use crate::layout::{HeadPage, Header, Layout, VERSION};
+use crate::slot_table::Places;
 use std::fmt;
 use std::io;
 
@@ -70,12 +70,14 @@ pub enum FlashError {
         version: u64,
     },
     /// The file is shorter than its header says.
-    #[error("kv.slab has {has_bytes} bytes where its header says {says_bytes}; it was cut short, remove it")]
+    #[error(
+        "kv.slab has {has_bytes} bytes where its header says {header_bytes}; it was cut short, remove it"
+    )]
     Short {
         /// Actual size.
         has_bytes: u64,
         /// Expected size.
-        says_bytes: u64,
+        header_bytes: u64,
     },
     /// The disk has no room for the file.
     #[error("no room for {file_bytes} bytes ({why}); lower ssd_blocks or free some space")]
@@ -132,7 +134,7 @@ pub(crate) fn made_for(disk: &dyn Disk) -> Option<Layout> {
 fn sides(disk: &dyn Disk) -> io::Result<[HeadPage; 2]> {
     let mut sides = AlignedBuffer::new(2 * PAGE_BYTES);
     disk.read_at(&mut sides, 0)?;
-    Ok([Header::sight(&sides[..PAGE_BYTES]), Header::sight(&sides[PAGE_BYTES..])])
+    Ok([Header::parse_head(&sides[..PAGE_BYTES]), Header::parse_head(&sides[PAGE_BYTES..])])
 }
 
 fn newest_header(seen: &[HeadPage; 2]) -> Option<Header> {
@@ -160,9 +162,9 @@ pub(crate) fn look(disk: &dyn Disk, layout: &Layout) -> Result<FoundHeader, Flas
         let reason = difference(&header.layout, layout);
         return Ok(FoundHeader::Unusable(header.sequence + 1, Some(reason)));
     }
-    let says_bytes = layout.file_bytes();
-    if has_bytes < says_bytes {
-        return Err(FlashError::Short { has_bytes, says_bytes });
+    let header_bytes = layout.file_bytes();
+    if has_bytes < header_bytes {
+        return Err(FlashError::Short { has_bytes, header_bytes });
     }
     Ok(FoundHeader::Usable(header))
 }

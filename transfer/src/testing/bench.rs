@@ -62,7 +62,7 @@ impl Bench {
         posts(&self.opened(path))[0]
     }
 
-    pub(crate) fn tell(&mut self, input: Input) -> Vec<Effect> {
+    pub(crate) fn feed(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.core.step(self.now_us, input, &mut effects);
         self.core.check().unwrap();
@@ -73,7 +73,7 @@ impl Bench {
     pub(crate) fn ignores(&mut self, input: Input) {
         let mut before = self.core.snapshot();
         let what = alloc::format!("{input:?}");
-        assert_eq!(self.tell(input), [], "{what}");
+        assert_eq!(self.feed(input), [], "{what}");
         before.stats.ignored_inputs += 1;
         assert_eq!(self.core.snapshot(), before, "{what}");
     }
@@ -81,39 +81,39 @@ impl Bench {
     pub(crate) fn know(&mut self, peer: u32, tiers: &[u8]) -> Vec<Effect> {
         let route = |(rail, &tier)| Route { rail: RailNumber(rail), tier };
         let routes = (0..).zip(tiers).map(route).collect();
-        self.tell(Input::PeerKnown { peer: PeerNumber(peer), routes })
+        self.feed(Input::PeerKnown { peer: PeerNumber(peer), routes })
     }
 
     pub(crate) fn submit(&mut self, request: BatchRequest) -> Vec<Effect> {
-        self.tell(Input::Submit(request))
+        self.feed(Input::Submit(request))
     }
 
     pub(crate) fn cancel(&mut self, batch: u64) -> Vec<Effect> {
-        self.tell(Input::Cancel { batch: BatchId(batch) })
+        self.feed(Input::Cancel { batch: BatchId(batch) })
     }
 
     pub(crate) fn opened(&mut self, path: PathNumber) -> Vec<Effect> {
-        self.tell(Input::PathOpened { path })
+        self.feed(Input::PathOpened { path })
     }
 
     pub(crate) fn open_failed(&mut self, path: PathNumber, fault: Fault) -> Vec<Effect> {
-        self.tell(Input::PathOpenFailed { path, fault })
+        self.feed(Input::PathOpenFailed { path, fault })
     }
 
     pub(crate) fn broken(&mut self, path: PathNumber, fault: Fault) -> Vec<Effect> {
-        self.tell(Input::PathBroken { path, fault })
+        self.feed(Input::PathBroken { path, fault })
     }
 
     pub(crate) fn closed(&mut self, path: PathNumber, end: PathEnd) -> Vec<Effect> {
-        self.tell(Input::PathClosed { path, end })
+        self.feed(Input::PathClosed { path, end })
     }
 
     pub(crate) fn done(&mut self, post: Post) -> Vec<Effect> {
-        self.tell(Input::SliceDone { path: post.path, ticket: post.ticket })
+        self.feed(Input::SliceDone { path: post.path, ticket: post.ticket })
     }
 
     pub(crate) fn failed(&mut self, path: PathNumber, ticket: Ticket, fault: Fault) -> Vec<Effect> {
-        self.tell(Input::Failed { path, ticket, fault })
+        self.feed(Input::Failed { path, ticket, fault })
     }
 
     /// Lets time pass, stepping when the core asks for it, and gives all that it ordered.
@@ -121,7 +121,7 @@ impl Bench {
         let (until_us, mut effects) = (self.now_us + us, Vec::new());
         while let Some(at_us) = self.core.next_deadline().filter(|&at_us| at_us <= until_us) {
             self.now_us = self.now_us.max(at_us);
-            effects.extend(self.tell(Input::TimerFired));
+            effects.extend(self.feed(Input::TimerFired));
         }
         self.now_us = until_us;
         effects
@@ -132,7 +132,7 @@ impl Bench {
         let (mut orders, mut seen) = (VecDeque::from(orders), Vec::new());
         while let Some(order) = orders.pop_front() {
             if let Some(answer) = answer(&order) {
-                orders.extend(self.tell(answer));
+                orders.extend(self.feed(answer));
             }
             seen.push(order);
         }

@@ -200,20 +200,20 @@ fn each_fact_moves_its_own_counter() {
 #[test]
 fn a_slice_that_went_twice_has_moved_once() {
     let (mut core, path, ticket) = busy();
-    let mut tell = |at_us, input| {
+    let mut feed = |at_us, input| {
         let mut effects = Vec::new();
         core.step(at_us, input, &mut effects);
         (effects, core.stats())
     };
-    tell(20, Input::Failed { path, ticket, fault: Fault::Path });
-    tell(30, Input::PathClosed { path, end: PathEnd::Fenced });
-    let (effects, _) = tell(100_000, Input::TimerFired);
+    feed(20, Input::Failed { path, ticket, fault: Fault::Path });
+    feed(30, Input::PathClosed { path, end: PathEnd::Fenced });
+    let (effects, _) = feed(100_000, Input::TimerFired);
     let [Effect::OpenPath { path, .. }] = effects[..] else { panic!("{effects:?}") };
-    let (effects, _) = tell(100_010, Input::PathOpened { path });
+    let (effects, _) = feed(100_010, Input::PathOpened { path });
     let [Effect::Probe { ticket, .. }] = effects[..] else { panic!("{effects:?}") };
-    let (effects, _) = tell(100_020, Input::Notified { path, ticket });
+    let (effects, _) = feed(100_020, Input::Notified { path, ticket });
     let [Effect::Post { ticket, bytes: 5_000, .. }] = effects[..] else { panic!("{effects:?}") };
-    let (effects, stats) = tell(100_030, Input::SliceDone { path, ticket });
+    let (effects, stats) = feed(100_030, Input::SliceDone { path, ticket });
     assert!(matches!(effects[..], [Effect::Done { bytes: 5_000, took_us: 100_020, .. }]), "{effects:?}");
     assert_eq!((stats.moved_slices, stats.moved_bytes, stats.repeated_slices), (1, 5_000, 1));
     assert_eq!((stats.paths_opened, stats.paths_broken, stats.probes, stats.done), (2, 1, 1, 1));

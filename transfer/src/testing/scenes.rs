@@ -9,7 +9,7 @@ use crate::Priority;
 use crate::*;
 
 /// A core, and what it has ordered and not been answered.
-struct Desk {
+struct ScriptedDriver {
     core: MoverCore,
     now_us: u64,
     effects: Vec<Effect>,
@@ -17,7 +17,7 @@ struct Desk {
 
 const PEER: PeerNumber = PeerNumber(1);
 
-impl Desk {
+impl ScriptedDriver {
     fn new(config: MoverConfig) -> Self {
         Self { core: MoverCore::new(config), now_us: 1_000, effects: Vec::new() }
     }
@@ -25,17 +25,17 @@ impl Desk {
     /// With one peer, over so many rails, each with its tier.
     fn with_rails(tiers: &[u8]) -> Self {
         let config = MoverConfig { rails: vec![RailSpec::default(); tiers.len()], ..MoverConfig::default() };
-        let mut desk = Self::new(config);
-        desk.know(PEER, tiers);
-        desk
+        let mut driver = Self::new(config);
+        driver.know(PEER, tiers);
+        driver
     }
 
     fn know(&mut self, peer: PeerNumber, tiers: &[u8]) {
         let route = |(rail, &tier)| Route { rail: RailNumber(rail), tier };
-        self.tell(Input::PeerKnown { peer, routes: (0..).zip(tiers).map(route).collect() });
+        self.feed(Input::PeerKnown { peer, routes: (0..).zip(tiers).map(route).collect() });
     }
 
-    fn tell(&mut self, input: Input) {
+    fn feed(&mut self, input: Input) {
         self.core.step(self.now_us, input, &mut self.effects);
         self.core.check().unwrap();
     }
@@ -47,7 +47,7 @@ impl Desk {
     fn submit_as(&mut self, batch: u64, bytes: u64, priority: Priority, notice: bool) {
         let op = Op { direction: Direction::Write, bytes, location: 0 };
         let (batch, ops) = (BatchId(batch), vec![op]);
-        self.tell(Input::Submit(BatchRequest {
+        self.feed(Input::Submit(BatchRequest {
             batch,
             peer: PEER,
             priority,
@@ -69,7 +69,7 @@ impl Desk {
             match effect {
                 Effect::OpenPath { path, rail, .. } => {
                     opened.push((path, rail));
-                    self.tell(Input::PathOpened { path });
+                    self.feed(Input::PathOpened { path });
                 }
                 other => kept.push(other),
             }
@@ -90,7 +90,7 @@ impl Desk {
 
     fn done(&mut self, (path, ticket, _): (PathNumber, Ticket, BatchId)) {
         self.now_us += 10;
-        self.tell(Input::SliceDone { path, ticket });
+        self.feed(Input::SliceDone { path, ticket });
     }
 
     /// Lets time pass, stepping when the core asks for it.
@@ -98,7 +98,7 @@ impl Desk {
         let until_us = self.now_us + us;
         while let Some(at_us) = self.core.next_deadline().filter(|&at_us| at_us <= until_us) {
             self.now_us = self.now_us.max(at_us);
-            self.tell(Input::TimerFired);
+            self.feed(Input::TimerFired);
         }
         self.now_us = until_us;
     }
@@ -113,59 +113,59 @@ fn ends(effects: &[Effect]) -> Vec<&Effect> {
 
 #[test]
 fn a_batch_is_cut_posted_and_done_and_its_notice_goes_last_and_once() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit_as(1, 200_000, Priority::Fetch, true);
-    desk.open_all();
-    let posts = desk.posts();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit_as(1, 200_000, Priority::Fetch, true);
+    driver.open_all();
+    let posts = driver.posts();
     assert_eq!(posts.len(), 4);
     for &post in &posts {
-        assert_eq!(desk.take(), [], "neither notice nor end before the last slice");
-        desk.done(post);
+        assert_eq!(driver.take(), [], "neither notice nor end before the last slice");
+        driver.done(post);
     }
-    let effects = desk.take();
+    let effects = driver.take();
     let [Effect::Notify { path, ticket, .. }] = effects[..] else { panic!("{effects:?}") };
-    desk.tell(Input::Notified { path, ticket });
-    assert!(matches!(desk.take()[..], [Effect::Done { bytes: 200_000, .. }]));
-    desk.done(posts[0]);
-    desk.tell(Input::Notified { path, ticket });
-    assert_eq!(desk.take(), []);
-    assert_eq!(desk.core.stats().ignored_inputs, 2);
+    driver.feed(Input::Notified { path, ticket });
+    assert!(matches!(driver.take()[..], [Effect::Done { bytes: 200_000, .. }]));
+    driver.done(posts[0]);
+    driver.feed(Input::Notified { path, ticket });
+    assert_eq!(driver.take(), []);
+    assert_eq!(driver.core.stats().ignored_inputs, 2);
 }
 
 #[test]
 fn a_path_that_dies_leaves_its_slices_to_the_other_and_the_end_waits_for_its_fence() {
-    let mut desk = Desk::with_rails(&[0, 0]);
-    desk.submit(1, 16 << 20);
-    let opened = desk.open_all();
+    let mut driver = ScriptedDriver::with_rails(&[0, 0]);
+    driver.submit(1, 16 << 20);
+    let opened = driver.open_all();
     assert_eq!(opened.len(), 2, "so much is worth two paths");
-    let posts = desk.posts();
+    let posts = driver.posts();
     let dead = opened[0].0;
     let (lost, kept): (Vec<_>, Vec<_>) = posts.into_iter().partition(|post| post.0 == dead);
     assert!(!lost.is_empty() && !kept.is_empty());
-    desk.tell(Input::PathBroken { path: dead, fault: Fault::Path });
-    kept.into_iter().for_each(|post| desk.done(post));
-    let mut again = desk.posts();
+    driver.feed(Input::PathBroken { path: dead, fault: Fault::Path });
+    kept.into_iter().for_each(|post| driver.done(post));
+    let mut again = driver.posts();
     assert!(again.iter().all(|post| post.0 == opened[1].0));
     while let Some(post) = again.pop() {
-        desk.done(post);
-        assert_eq!(ends(&desk.effects), Vec::<&Effect>::new());
-        again.extend(desk.posts());
+        driver.done(post);
+        assert_eq!(ends(&driver.effects), Vec::<&Effect>::new());
+        again.extend(driver.posts());
     }
     // Every byte is there, and still it has not ended.
-    assert_eq!(desk.core.done_bytes(BatchId(1)), Some(16 << 20));
-    desk.tell(Input::PathClosed { path: dead, end: PathEnd::Fenced });
-    assert!(matches!(ends(&desk.take())[..], [Effect::Done { .. }]));
+    assert_eq!(driver.core.done_bytes(BatchId(1)), Some(16 << 20));
+    driver.feed(Input::PathClosed { path: dead, end: PathEnd::Fenced });
+    assert!(matches!(ends(&driver.take())[..], [Effect::Done { .. }]));
 }
 
 #[test]
 fn what_the_peer_cannot_vouch_for_fails_a_write() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    desk.open_all();
-    let path = desk.posts()[0].0;
-    desk.tell(Input::PathBroken { path, fault: Fault::Path });
-    desk.tell(Input::PathClosed { path, end: PathEnd::PeerUnknown });
-    let effects = desk.take();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    driver.open_all();
+    let path = driver.posts()[0].0;
+    driver.feed(Input::PathBroken { path, fault: Fault::Path });
+    driver.feed(Input::PathClosed { path, end: PathEnd::PeerUnknown });
+    let effects = driver.take();
     let [Effect::Failed { failure, remote_fenced: false, .. }] = ends(&effects)[..] else { panic!() };
     assert_eq!(*failure, Failure { stage: Stage::Fence, reason: Reason::PeerUnknown });
     assert!(alloc::format!("{failure}").contains("revoke"));
@@ -173,34 +173,34 @@ fn what_the_peer_cannot_vouch_for_fails_a_write() {
 
 #[test]
 fn a_silent_path_is_probed_and_then_broken_within_two_seconds() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    desk.open_all();
-    desk.take();
-    desk.pass(499_999);
-    assert_eq!(desk.take(), []);
-    desk.pass(1);
-    let effects = desk.take();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    driver.open_all();
+    driver.take();
+    driver.pass(499_999);
+    assert_eq!(driver.take(), []);
+    driver.pass(1);
+    let effects = driver.take();
     let [Effect::Probe { path, ticket }] = effects[..] else { panic!("{effects:?}") };
-    desk.tell(Input::Notified { path, ticket });
-    desk.pass(500_000);
-    assert!(matches!(desk.take()[..], [Effect::Probe { .. }]), "alive, but still owing");
-    desk.pass(1_000_000);
-    assert!(matches!(desk.take()[0], Effect::ClosePath { path: closed } if closed == path));
+    driver.feed(Input::Notified { path, ticket });
+    driver.pass(500_000);
+    assert!(matches!(driver.take()[..], [Effect::Probe { .. }]), "alive, but still owing");
+    driver.pass(1_000_000);
+    assert!(matches!(driver.take()[0], Effect::ClosePath { path: closed } if closed == path));
 }
 
 #[test]
 fn a_path_that_answers_and_moves_nothing_is_given_up_too() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    desk.open_all();
-    desk.take();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    driver.open_all();
+    driver.take();
     let mut closed = false;
     for _ in 0..60 {
-        desk.pass(100_000);
-        for effect in desk.take() {
+        driver.pass(100_000);
+        for effect in driver.take() {
             match effect {
-                Effect::Probe { path, ticket } => desk.tell(Input::Notified { path, ticket }),
+                Effect::Probe { path, ticket } => driver.feed(Input::Notified { path, ticket }),
                 Effect::ClosePath { .. } => closed = true,
                 _ => {}
             }
@@ -211,34 +211,34 @@ fn a_path_that_answers_and_moves_nothing_is_given_up_too() {
 
 #[test]
 fn a_broken_route_rests_longer_each_time_and_is_probed_before_it_is_used() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
     let mut rests = Vec::new();
     for _ in 0..5 {
-        let effects = desk.take();
+        let effects = driver.take();
         let [Effect::OpenPath { path, .. }] = effects[..] else { panic!("{effects:?}") };
-        let failed_us = desk.now_us;
-        desk.tell(Input::PathOpenFailed { path, fault: Fault::Silent });
-        while desk.effects.is_empty() {
-            desk.pass(1_000);
+        let failed_us = driver.now_us;
+        driver.feed(Input::PathOpenFailed { path, fault: Fault::Silent });
+        while driver.effects.is_empty() {
+            driver.pass(1_000);
         }
-        rests.push(desk.now_us - failed_us);
+        rests.push(driver.now_us - failed_us);
     }
     assert!(rests.is_sorted() && rests[4] > 8 * rests[0], "{rests:?}");
-    desk.open_all();
-    let effects = desk.take();
+    driver.open_all();
+    let effects = driver.take();
     let [Effect::Probe { path, ticket }] = effects[..] else { panic!("{effects:?}") };
-    desk.tell(Input::Notified { path, ticket });
-    assert_eq!(desk.posts().len(), 1);
+    driver.feed(Input::Notified { path, ticket });
+    assert_eq!(driver.posts().len(), 1);
 }
 
 #[test]
 fn a_peer_that_cannot_be_reached_fails_its_batches() {
-    let mut desk = Desk::with_rails(&[0, 1]);
-    desk.submit(1, 1_000);
+    let mut driver = ScriptedDriver::with_rails(&[0, 1]);
+    driver.submit(1, 1_000);
     let mut opens = 0;
     loop {
-        let effects = desk.take();
+        let effects = driver.take();
         if let [Effect::Failed { failure, .. }] = ends(&effects)[..] {
             let reason = Reason::Fault(Fault::Silent);
             assert_eq!(*failure, Failure { stage: Stage::Connect, reason });
@@ -247,161 +247,162 @@ fn a_peer_that_cannot_be_reached_fails_its_batches() {
         for effect in effects {
             if let Effect::OpenPath { path, .. } = effect {
                 opens += 1;
-                desk.tell(Input::PathOpenFailed { path, fault: Fault::Silent });
+                driver.feed(Input::PathOpenFailed { path, fault: Fault::Silent });
             }
         }
-        desk.pass(1_000);
+        driver.pass(1_000);
     }
     assert_eq!(opens, 12, "six times each of two routes");
 }
 
 #[test]
 fn a_better_tier_is_used_again_when_it_opens() {
-    let mut desk = Desk::with_rails(&[0, 1]);
-    desk.submit(1, 1_000);
-    let effects = desk.take();
+    let mut driver = ScriptedDriver::with_rails(&[0, 1]);
+    driver.submit(1, 1_000);
+    let effects = driver.take();
     let [Effect::OpenPath { path, rail: RailNumber(0), .. }] = effects[..] else { panic!("{effects:?}") };
-    desk.tell(Input::PathOpenFailed { path, fault: Fault::Silent });
-    assert!(matches!(desk.open_all()[..], [(_, RailNumber(1))]));
-    let post = desk.posts()[0];
-    desk.done(post);
-    assert!(matches!(ends(&desk.take())[..], [Effect::Done { .. }]));
-    desk.pass(1_000_000);
-    desk.submit(2, 1_000);
+    driver.feed(Input::PathOpenFailed { path, fault: Fault::Silent });
+    assert!(matches!(driver.open_all()[..], [(_, RailNumber(1))]));
+    let post = driver.posts()[0];
+    driver.done(post);
+    assert!(matches!(ends(&driver.take())[..], [Effect::Done { .. }]));
+    driver.pass(1_000_000);
+    driver.submit(2, 1_000);
     let mut good = None;
-    for effect in desk.take() {
+    for effect in driver.take() {
         if let Effect::OpenPath { path, rail: RailNumber(0), .. } = effect {
-            desk.tell(Input::PathOpened { path });
+            driver.feed(Input::PathOpened { path });
             good = Some(path);
         }
     }
-    let effects = desk.take();
+    let effects = driver.take();
     let [Effect::Probe { path, ticket }] = effects[..] else { panic!("{effects:?}") };
     assert_eq!(Some(path), good);
-    desk.tell(Input::Notified { path, ticket });
-    desk.submit(3, 1_000);
-    assert_eq!(desk.posts()[0].0, path);
+    driver.feed(Input::Notified { path, ticket });
+    driver.submit(3, 1_000);
+    assert_eq!(driver.posts()[0].0, path);
 }
 
 #[test]
 fn near_rails_are_preferred_until_they_are_congested() {
     let rails = vec![RailSpec::default(); 2];
     let ranks = vec![vec![1, 0]];
-    let mut desk = Desk::new(MoverConfig { rails, ranks, spread_bytes: 1, ..MoverConfig::default() });
-    desk.know(PEER, &[0, 0]);
-    desk.submit(1, 600_000);
-    let opened = desk.open_all();
+    let mut driver =
+        ScriptedDriver::new(MoverConfig { rails, ranks, spread_bytes: 1, ..MoverConfig::default() });
+    driver.know(PEER, &[0, 0]);
+    driver.submit(1, 600_000);
+    let opened = driver.open_all();
     assert_eq!(opened[0].1, RailNumber(1), "the near one first");
     let on = |posts: &[(PathNumber, Ticket, BatchId)], rail: u8| {
         let path = opened.iter().find(|(_, other)| other.0 == rail).map(|(path, _)| *path);
         posts.iter().filter(|post| Some(post.0) == path).count()
     };
-    for post in desk.posts() {
-        desk.done(post);
+    for post in driver.posts() {
+        driver.done(post);
     }
-    desk.take();
-    desk.submit(2, 65_536);
-    let alone = desk.posts();
+    driver.take();
+    driver.submit(2, 65_536);
+    let alone = driver.posts();
     assert_eq!((on(&alone, 0), on(&alone, 1)), (0, 1));
-    desk.submit(3, 4 << 20);
-    let many = desk.posts();
+    driver.submit(3, 4 << 20);
+    let many = driver.posts();
     assert!(on(&many, 0) > 5 && on(&many, 1) > on(&many, 0), "{} {}", on(&many, 0), on(&many, 1));
 }
 
 #[test]
 fn a_refused_slice_fails_its_batch_and_leaves_the_path_to_others() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    desk.submit(2, 1_000);
-    desk.open_all();
-    let posts = desk.posts();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    driver.submit(2, 1_000);
+    driver.open_all();
+    let posts = driver.posts();
     let (path, ticket, batch) = posts[0];
-    desk.tell(Input::Failed { path, ticket, fault: Fault::Stale });
-    let effects = desk.take();
+    driver.feed(Input::Failed { path, ticket, fault: Fault::Stale });
+    let effects = driver.take();
     let [Effect::Failed { batch: failed, failure, remote_fenced: true }] = effects[..] else { panic!() };
     assert_eq!((failed, failure.reason), (batch, Reason::Fault(Fault::Stale)));
-    desk.done(posts[1]);
-    assert!(matches!(desk.take()[..], [Effect::Done { .. }]));
+    driver.done(posts[1]);
+    assert!(matches!(driver.take()[..], [Effect::Done { .. }]));
 }
 
 #[test]
 fn a_life_that_is_over_takes_its_batches_with_it() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    let effects = desk.take();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    let effects = driver.take();
     let [Effect::OpenPath { path, .. }] = effects[..] else { panic!("{effects:?}") };
-    desk.tell(Input::PathOpenFailed { path, fault: Fault::Stale });
-    assert!(matches!(desk.take()[..], [Effect::Failed { remote_fenced: true, .. }]));
-    desk.submit(2, 1_000);
-    assert!(matches!(desk.take()[..], [Effect::Refused { refusal: Refusal::PeerEnded, .. }]));
-    desk.tell(Input::PeerEnded { peer: PeerNumber(77) });
-    assert_eq!(desk.core.stats().ignored_inputs, 1);
+    driver.feed(Input::PathOpenFailed { path, fault: Fault::Stale });
+    assert!(matches!(driver.take()[..], [Effect::Failed { remote_fenced: true, .. }]));
+    driver.submit(2, 1_000);
+    assert!(matches!(driver.take()[..], [Effect::Refused { refusal: Refusal::PeerEnded, .. }]));
+    driver.feed(Input::PeerEnded { peer: PeerNumber(77) });
+    assert_eq!(driver.core.stats().ignored_inputs, 1);
 }
 
 #[test]
 fn bounds_refuse_and_name_what_is_full() {
     let bounds = MoverConfig { max_batches: 2, max_ops_per_batch: 3, max_ops: 4, ..MoverConfig::default() };
-    let mut desk = Desk::new(bounds);
-    let refused = |desk: &mut Desk, batch: u64, peer: PeerNumber, ops: &[u64]| {
+    let mut driver = ScriptedDriver::new(bounds);
+    let refused = |driver: &mut ScriptedDriver, batch: u64, peer: PeerNumber, ops: &[u64]| {
         let op = |&bytes: &u64| Op { direction: Direction::Read, bytes, location: 0 };
         let (batch, ops) = (BatchId(batch), ops.iter().map(op).collect());
         let request =
             BatchRequest { batch, peer, priority: Priority::Offload, deadline_us: None, notice: false, ops };
-        desk.take();
-        desk.tell(Input::Submit(request));
-        desk.take().into_iter().find_map(|effect| match effect {
+        driver.take();
+        driver.feed(Input::Submit(request));
+        driver.take().into_iter().find_map(|effect| match effect {
             Effect::Refused { refusal, .. } => Some(refusal),
             _ => None,
         })
     };
-    assert_eq!(refused(&mut desk, 1, PEER, &[1]), Some(Refusal::PeerUnknown));
-    desk.know(PEER, &[0]);
-    assert_eq!(refused(&mut desk, 1, PEER, &[]), Some(Refusal::Empty));
-    assert_eq!(refused(&mut desk, 1, PEER, &[5, 0]), Some(Refusal::Empty));
-    assert_eq!(refused(&mut desk, 1, PEER, &[1; 4]), Some(Refusal::TooManyOps));
-    assert_eq!(refused(&mut desk, 1, PEER, &[u64::MAX, 2]), Some(Refusal::TooLarge));
-    assert_eq!(refused(&mut desk, 1, PEER, &[1; 3]), None);
-    assert_eq!(refused(&mut desk, 1, PEER, &[1]), Some(Refusal::Duplicate));
+    assert_eq!(refused(&mut driver, 1, PEER, &[1]), Some(Refusal::PeerUnknown));
+    driver.know(PEER, &[0]);
+    assert_eq!(refused(&mut driver, 1, PEER, &[]), Some(Refusal::Empty));
+    assert_eq!(refused(&mut driver, 1, PEER, &[5, 0]), Some(Refusal::Empty));
+    assert_eq!(refused(&mut driver, 1, PEER, &[1; 4]), Some(Refusal::TooManyOps));
+    assert_eq!(refused(&mut driver, 1, PEER, &[u64::MAX, 2]), Some(Refusal::TooLarge));
+    assert_eq!(refused(&mut driver, 1, PEER, &[1; 3]), None);
+    assert_eq!(refused(&mut driver, 1, PEER, &[1]), Some(Refusal::Duplicate));
     let full = |bound, limit| Some(Refusal::Full { bound, limit });
-    assert_eq!(refused(&mut desk, 2, PEER, &[1; 2]), full(BoundKind::Ops, 4));
-    assert_eq!(refused(&mut desk, 2, PEER, &[1]), None);
-    assert_eq!(refused(&mut desk, 3, PEER, &[1]), full(BoundKind::Batches, 2));
+    assert_eq!(refused(&mut driver, 2, PEER, &[1; 2]), full(BoundKind::Ops, 4));
+    assert_eq!(refused(&mut driver, 2, PEER, &[1]), None);
+    assert_eq!(refused(&mut driver, 3, PEER, &[1]), full(BoundKind::Batches, 2));
 }
 
 #[test]
 fn a_cancelled_batch_waits_for_what_is_on_its_way_but_not_for_ever() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    desk.submit(2, 1_000);
-    desk.open_all();
-    let posts = desk.posts();
-    desk.tell(Input::Cancel { batch: BatchId(1) });
-    desk.tell(Input::Cancel { batch: BatchId(2) });
-    assert_eq!(desk.take(), []);
-    desk.done(posts[0]);
-    assert_eq!(desk.take(), [Effect::Cancelled { batch: BatchId(1), remote_fenced: true }]);
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    driver.submit(2, 1_000);
+    driver.open_all();
+    let posts = driver.posts();
+    driver.feed(Input::Cancel { batch: BatchId(1) });
+    driver.feed(Input::Cancel { batch: BatchId(2) });
+    assert_eq!(driver.take(), []);
+    driver.done(posts[0]);
+    assert_eq!(driver.take(), [Effect::Cancelled { batch: BatchId(1), remote_fenced: true }]);
     let mut closed = None;
     for _ in 0..12 {
-        desk.pass(100_000);
-        for effect in desk.take() {
+        driver.pass(100_000);
+        for effect in driver.take() {
             match effect {
-                Effect::Probe { path, ticket } => desk.tell(Input::Notified { path, ticket }),
+                Effect::Probe { path, ticket } => driver.feed(Input::Notified { path, ticket }),
                 Effect::ClosePath { path } => closed = Some(path),
                 other => panic!("{other:?}"),
             }
         }
     }
-    desk.tell(Input::PathClosed { path: closed.unwrap(), end: PathEnd::Fenced });
-    assert_eq!(desk.take(), [Effect::Cancelled { batch: BatchId(2), remote_fenced: true }]);
+    driver.feed(Input::PathClosed { path: closed.unwrap(), end: PathEnd::Fenced });
+    assert_eq!(driver.take(), [Effect::Cancelled { batch: BatchId(2), remote_fenced: true }]);
 }
 
 #[test]
 fn a_deadline_fails_what_has_no_path() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.submit(1, 1_000);
-    desk.take();
-    desk.pass(60_000_000);
-    let effects = desk.take();
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.submit(1, 1_000);
+    driver.take();
+    driver.pass(60_000_000);
+    let effects = driver.take();
     let [Effect::Failed { failure, .. }] = ends(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!(*failure, Failure { stage: Stage::Connect, reason: Reason::Deadline });
 }
@@ -438,9 +439,9 @@ fn two_sound_rails_carry_about_the_same() {
 
 #[test]
 fn time_that_goes_back_stands_still() {
-    let mut desk = Desk::with_rails(&[0]);
-    desk.now_us = 10;
-    desk.submit(1, 1_000);
-    assert_eq!(desk.core.stats().clock_regressions, 1);
-    assert_eq!(desk.core.snapshot().now_us, 1_000);
+    let mut driver = ScriptedDriver::with_rails(&[0]);
+    driver.now_us = 10;
+    driver.submit(1, 1_000);
+    assert_eq!(driver.core.stats().clock_regressions, 1);
+    assert_eq!(driver.core.snapshot().now_us, 1_000);
 }

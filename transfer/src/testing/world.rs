@@ -102,7 +102,7 @@ struct Landing {
 struct SentSlice {
     landing: Landing,
     ticket: u64,
-    told: bool,
+    reported: bool,
 }
 
 #[derive(Debug, Default)]
@@ -281,7 +281,7 @@ impl World {
         let due = self.core.next_deadline();
         if due.is_some_and(|due| next.is_none_or(|next| due < next)) {
             self.now_us = self.now_us.max(due.unwrap());
-            return self.tell(Input::TimerFired);
+            return self.feed(Input::TimerFired);
         }
         let Some(Reverse((at_us, _, happening))) = self.happenings.pop() else {
             panic!("nothing will happen any more: {:?}", self.core.snapshot());
@@ -299,11 +299,11 @@ impl World {
         match happening {
             Happening::Opened(path, well) => self.opened(path, well),
             Happening::Lands(landing) => self.lands(landing),
-            Happening::Ends(slice, told) => self.ends(slice, told),
+            Happening::Ends(slice, reported) => self.ends(slice, reported),
             Happening::Noticed(path, ticket, batch) => self.noticed(path, ticket, batch),
             Happening::ProbeAnswered(path, ticket) => {
                 if self.links.get(&path).is_some_and(|link| !link.frozen && !link.closed) {
-                    self.tell(Input::Notified { path: PathNumber(path), ticket: Ticket(ticket) });
+                    self.feed(Input::Notified { path: PathNumber(path), ticket: Ticket(ticket) });
                 }
             }
             Happening::Breaks(path) => self.breaks(path),
@@ -311,14 +311,14 @@ impl World {
             Happening::Room(path) => {
                 if let Some(link) = self.links.get_mut(&path) {
                     link.full = false;
-                    self.tell(Input::PathRoom { path: PathNumber(path) });
+                    self.feed(Input::PathRoom { path: PathNumber(path) });
                 }
             }
             Happening::Submits => self.submits(),
         }
     }
 
-    pub(crate) fn tell(&mut self, input: Input) {
+    pub(crate) fn feed(&mut self, input: Input) {
         let mut effects = Vec::new();
         self.core.step(self.now_us, input, &mut effects);
         self.steps += 1;
@@ -383,9 +383,9 @@ impl World {
         if stale || !well {
             self.links.remove(&path);
             let fault = if stale { Fault::Stale } else { Fault::Silent };
-            return self.tell(Input::PathOpenFailed { path: number, fault });
+            return self.feed(Input::PathOpenFailed { path: number, fault });
         }
-        self.tell(Input::PathOpened { path: number });
+        self.feed(Input::PathOpened { path: number });
     }
 
     fn close(&mut self, path: u32) {
@@ -409,14 +409,14 @@ impl World {
             }
         }
         let end = if known { PathEnd::Fenced } else { PathEnd::PeerUnknown };
-        self.tell(Input::PathClosed { path: PathNumber(path), end });
+        self.feed(Input::PathClosed { path: PathNumber(path), end });
     }
 
     fn breaks(&mut self, path: u32) {
         let Some(link) = self.links.get(&path).filter(|link| !link.closing && !link.closed) else { return };
         let slices: Vec<u64> = link.slices.iter().copied().collect();
         if self.rng.chance_permille(500) {
-            return self.tell(Input::PathBroken { path: PathNumber(path), fault: Fault::Path });
+            return self.feed(Input::PathBroken { path: PathNumber(path), fault: Fault::Path });
         }
         for slice in slices {
             self.ends(slice, SliceOutcome::Broken);
@@ -449,10 +449,10 @@ impl World {
             if !core::mem::replace(&mut link.full, true) {
                 self.happens(500, Happening::Room(path));
             }
-            return self.tell(Input::PathRefused { path: PathNumber(path), ticket: Ticket(ticket) });
+            return self.feed(Input::PathRefused { path: PathNumber(path), ticket: Ticket(ticket) });
         }
         link.slices.insert(landing.slice);
-        self.sent.insert(landing.slice, SentSlice { landing, ticket, told: false });
+        self.sent.insert(landing.slice, SentSlice { landing, ticket, reported: false });
         self.fate(landing);
     }
 
@@ -510,36 +510,36 @@ impl World {
         }
     }
 
-    fn ends(&mut self, slice: u64, told: SliceOutcome) {
-        let Some(sent) = self.sent.get_mut(&slice).filter(|sent| !sent.told) else { return };
+    fn ends(&mut self, slice: u64, reported: SliceOutcome) {
+        let Some(sent) = self.sent.get_mut(&slice).filter(|sent| !sent.reported) else { return };
         let Landing { path, batch, peer, life, .. } = sent.landing;
         let link = self.links.get_mut(&path).expect("it was posted there");
-        if told != SliceOutcome::Broken && (link.frozen || link.closed || self.peers[peer].life != life) {
+        if reported != SliceOutcome::Broken && (link.frozen || link.closed || self.peers[peer].life != life) {
             return;
         }
-        let told = if told == SliceOutcome::Done && self.revoked.contains(&batch) {
+        let reported = if reported == SliceOutcome::Done && self.revoked.contains(&batch) {
             SliceOutcome::Stale
         } else {
-            told
+            reported
         };
-        sent.told = true;
+        sent.reported = true;
         let ticket = Ticket(sent.ticket);
-        if matches!(told, SliceOutcome::Done | SliceOutcome::Stale) {
+        if matches!(reported, SliceOutcome::Done | SliceOutcome::Stale) {
             link.slices.remove(&slice);
             self.sent.remove(&slice);
         }
         let path = PathNumber(path);
         let failed = |fault| Input::Failed { path, ticket, fault };
-        let input = match told {
+        let input = match reported {
             SliceOutcome::Done => Input::SliceDone { path, ticket },
             SliceOutcome::Broken => failed(Fault::Path),
             SliceOutcome::Damaged => failed(Fault::Corrupt),
             SliceOutcome::Stale => failed(Fault::Stale),
         };
         if self.rng.chance_permille(self.chances.duplicate) {
-            self.tell(input.clone());
+            self.feed(input.clone());
         }
-        self.tell(input);
+        self.feed(input);
     }
 
     fn notify(&mut self, path: u32, ticket: u64, batch: u64) {
@@ -555,6 +555,6 @@ impl World {
         if let Some(job) = self.jobs.get_mut(&batch) {
             job.noticed += 1;
         }
-        self.tell(Input::Notified { path: PathNumber(path), ticket: Ticket(ticket) });
+        self.feed(Input::Notified { path: PathNumber(path), ticket: Ticket(ticket) });
     }
 }

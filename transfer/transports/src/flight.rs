@@ -1,7 +1,7 @@
 //! The sending side of a hand-off.
 
-mod hearing;
 mod offers;
+mod progress;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::mover::Region;
 use crate::receiver::{PeerAddress, Plan, SlicePosition, Ticket};
 use crate::stats::{Place, add};
 use crate::wire::{ReadHalf, WriteHalf, write_control};
-use hearing::{Progress, listen};
 use offers::Offers;
+use progress::{Progress, listen};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
@@ -234,7 +234,7 @@ impl Flight {
             left.at += pushed;
         }
         self.count_slice();
-        let laden = self.window.as_ref().is_some_and(WindowWriter::is_laden);
+        let laden = self.window.as_ref().is_some_and(WindowWriter::has_full_batch);
         if laden || self.gathering.begun.len() >= MOVED_SLICES_MAX {
             self.leave().await?;
         }

@@ -71,7 +71,7 @@ pub(crate) async fn greet(party: &Party, mut wire: Wire) -> Result<Connection, T
         }
         None => {
             // A listener that turns us away may have closed already; what it said is read all the same.
-            let said = say(&mut wire.writer, header, &hello.encode(), limit).await;
+            let said = write_greeting(&mut wire.writer, header, &hello.encode(), limit).await;
             let read = read_preface(&mut wire.reader, limit).await;
             read.map_err(|error| said.clone().err().unwrap_or(error))?;
             said
@@ -90,7 +90,7 @@ pub(crate) async fn greet(party: &Party, mut wire: Wire) -> Result<Connection, T
     }
 }
 
-pub(crate) async fn say(
+pub(crate) async fn write_greeting(
     writer: &mut WriteHalf,
     header: Header,
     body: &[u8],
@@ -146,7 +146,7 @@ async fn reply(
     if has_spoken {
         return write_control(&mut wire.writer, header, body, limit, Stage::Handshake).await;
     }
-    say(&mut wire.writer, header, body, limit).await
+    write_greeting(&mut wire.writer, header, body, limit).await
 }
 
 async fn refuse(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::guard::{Challenge, ClusterKey, Prover, challenge};
-use crate::handshake::{Party, closed, read_preface, say, unexpected};
+use crate::handshake::{Party, closed, read_preface, unexpected, write_greeting};
 use crate::message::{decode_failure, encode_failure};
 use crate::stats::add;
 use crate::wire::{Wire, read_control, read_header, write_control};
@@ -18,7 +18,8 @@ use crate::wire::{Wire, read_control, read_header, write_control};
 pub(crate) async fn show(party: &Party, wire: &mut Wire, key: &ClusterKey) -> Result<(), TransportError> {
     let limit = party.limits.connect_timeout();
     let ours = challenge();
-    let said = say(&mut wire.writer, Header::new(FrameKind::Challenge, 0, 0, 0), &ours, limit).await;
+    let said =
+        write_greeting(&mut wire.writer, Header::new(FrameKind::Challenge, 0, 0, 0), &ours, limit).await;
     read_preface(&mut wire.reader, limit).await.map_err(|error| said.clone().err().unwrap_or(error))?;
     let (kind, body) = next(wire, limit).await?;
     said?;
@@ -59,7 +60,7 @@ pub(crate) async fn ask(
         return refuse(party, wire, (why, true)).await;
     };
     let ours = challenge();
-    say(&mut wire.writer, Header::new(FrameKind::Answer, 0, 0, 0), &ours, limit).await?;
+    write_greeting(&mut wire.writer, Header::new(FrameKind::Answer, 0, 0, 0), &ours, limit).await?;
     let (kind, proof) = next(wire, limit).await?;
     if kind == FrameKind::Proof && key.is_proof(Prover::KvDialer, &theirs, &ours, &proof) {
         let proof = key.prove(Prover::KvListener, &ours, &theirs);
@@ -82,7 +83,7 @@ async fn refuse(party: &Party, wire: &mut Wire, (why, is_first): (&str, bool)) -
     let (error, limit) = (wrong(why), party.limits.connect_timeout());
     let (header, body) = (Header::new(FrameKind::Refused, 0, 0, 0), encode_failure(&error));
     if is_first {
-        say(&mut wire.writer, header, &body, limit).await?;
+        write_greeting(&mut wire.writer, header, &body, limit).await?;
     } else {
         write_control(&mut wire.writer, header, &body, limit, Stage::Handshake).await?;
     }

@@ -48,12 +48,12 @@ fn name_of(tls: &TcpTls, address: &str) -> Result<ServerName<'static>, Transport
 
 async fn within<T>(
     party: &Party,
-    whom: &str,
+    peer: &str,
     shaking: impl Future<Output = io::Result<T>>,
 ) -> Result<T, TransportError> {
     let limit = party.limits.connect_timeout();
     let wrong = |kind, why: String| {
-        let text = format!("TLS {whom}: {why}; see that both have certificates of the CA that both trust");
+        let text = format!("TLS {peer}: {why}; see that both have certificates of the CA that both trust");
         TransportError::new(kind, Stage::Handshake, text)
     };
     match timeout(limit, shaking).await {

@@ -10,7 +10,7 @@ use super::{Cause, Core, Effect, Fact, FactOutcome, Failure, Pair, Pairs, Stage}
 
 impl Pair {
     /// Whether a node has a say in this: each leg says what it does, and at its stage.
-    fn may_say(&self, instance: InstanceId, fact: &Fact) -> bool {
+    fn accepts(&self, instance: InstanceId, fact: &Fact) -> bool {
         let [prefills, decodes] = self.legs().map(|leg| leg == Some(instance));
         match (&self.stage, fact) {
             // A prefill draws one token, the first of its attempt.
@@ -39,13 +39,13 @@ impl Pair {
 impl Pairs {
     /// Whether an instance may say this of an attempt now.
     #[must_use]
-    pub fn may_say(&self, (request, attempt, instance): (RequestId, u32, InstanceId), fact: &Fact) -> bool {
+    pub fn accepts(&self, (request, attempt, instance): (RequestId, u32, InstanceId), fact: &Fact) -> bool {
         let current = self.pairs.get(&request).filter(|pair| pair.attempt == attempt);
-        current.is_some_and(|pair| pair.may_say(instance, fact))
+        current.is_some_and(|pair| pair.accepts(instance, fact))
     }
 
     /// A node says something of its leg of an attempt.
-    pub fn hear(
+    pub fn on_fact(
         &mut self,
         now_us: u64,
         ((request, attempt, instance), fact): ((RequestId, u32, InstanceId), Fact),
@@ -53,12 +53,12 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) -> FactOutcome {
         self.now_us = now_us;
-        if !self.may_say((request, attempt, instance), &fact) {
+        if !self.accepts((request, attempt, instance), &fact) {
             return FactOutcome::Stale;
         }
         let answered = self.pairs.get(&request).is_some_and(Pair::is_answered);
         if answered && matches!(fact, Fact::Failed(_) | Fact::HandedOff { ok: false }) {
-            self.let_go_if_answered(request, core, effects);
+            self.end_if_answered(request, core, effects);
             return FactOutcome::Yes;
         }
         match fact {
@@ -72,7 +72,7 @@ impl Pairs {
                 effects.push(Effect::Blame { request, cause: Cause::Handoff });
                 self.handoff_failed(request, core, effects);
             }
-            Fact::Fetched { ok } => self.tell(Input::FetchFinished { request, ok }, core, effects),
+            Fact::Fetched { ok } => self.feed(Input::FetchFinished { request, ok }, core, effects),
             Fact::Offered => return self.offered(request),
             Fact::Failed(failure) => self.leg_failed((request, instance), failure, core, effects),
             Fact::Ended | Fact::PromptLogprobs => {}
@@ -103,7 +103,7 @@ impl Pairs {
         }
         self.trial_is_over(request);
         if outgrown {
-            self.tell(Input::RoomOutgrown { request, emitted_tokens }, core, effects);
+            self.feed(Input::RoomOutgrown { request, emitted_tokens }, core, effects);
         }
         FactOutcome::Yes
     }
@@ -133,11 +133,11 @@ impl Pairs {
         if !answered {
             self.prefill_is_over(request, legs, effects);
         }
-        self.tell(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
+        self.feed(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
         if answered {
             self.conclude_early((request, attempt), legs, core, effects);
         } else if landed {
-            self.tell(Input::HandoffFinished { request }, core, effects);
+            self.feed(Input::HandoffFinished { request }, core, effects);
         }
     }
 
@@ -152,7 +152,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert!(pair.is_answered() && pair.attempt == attempt, "{request} went on: {pair:?}");
         if legs.prefill != legs.decode {
-            self.tell(Input::HandoffFinished { request }, core, effects);
+            self.feed(Input::HandoffFinished { request }, core, effects);
         }
         // A node that had nothing to hand off has let go by itself.
         if let AttemptLegs { prefill: Some(prefill), decode: Some(decode) } = legs
@@ -171,7 +171,7 @@ impl Pairs {
         match &mut pair.stage {
             Stage::Prefilling(prefilling) => prefilling.landed = true,
             Stage::Answered(_) => {}
-            _ => self.tell(Input::HandoffFinished { request }, core, effects),
+            _ => self.feed(Input::HandoffFinished { request }, core, effects),
         }
     }
 
@@ -210,7 +210,7 @@ impl Pairs {
             (Failure::Other, _) => Input::PrefillFailed { request },
         };
         effects.push(Effect::Blame { request, cause: Cause::Leg });
-        self.tell(input, core, effects);
+        self.feed(input, core, effects);
     }
 
     /// A life of an instance is over: all requests that it held move elsewhere. `died` if that was in the middle of
@@ -227,7 +227,7 @@ impl Pairs {
         let here = self.pairs.iter().filter(|(_, pair)| pair.legs().contains(&Some(instance)));
         let requests: Vec<RequestId> = here.map(|(request, _)| *request).collect();
         for request in &requests {
-            self.let_go_if_answered(*request, core, effects);
+            self.end_if_answered(*request, core, effects);
         }
         if died {
             self.suspect_all(instance, &requests, core, effects);
@@ -247,8 +247,8 @@ impl Pairs {
             }
         }
         for (request, emitted_tokens) in emitted {
-            self.tell(Input::TokensEmitted { request, emitted_tokens }, core, effects);
+            self.feed(Input::TokensEmitted { request, emitted_tokens }, core, effects);
         }
-        self.tell(Input::InstanceLost { instance, epoch }, core, effects);
+        self.feed(Input::InstanceLost { instance, epoch }, core, effects);
     }
 }

@@ -50,7 +50,7 @@ impl Pairs {
         debug_assert!(deaths <= DEATHS_MOST, "{request} lives on in a third engine");
         effects.push(Effect::Blame { request, cause });
         // Its other leg is let go while it is known.
-        self.tell(Input::RequestCancelled { request }, core, effects);
+        self.feed(Input::RequestCancelled { request }, core, effects);
         if deaths >= DEATHS_MOST {
             if self.end(request) {
                 effects.push(Effect::Condemn { request });
@@ -75,7 +75,7 @@ impl Pairs {
         let (attempts, decodes) = (pair.attempt, pair.phase() == Phase::Decoding);
         if !cut_off {
             // It never reached the engine.
-            self.tell(Input::RequestCancelled { request }, core, effects);
+            self.feed(Input::RequestCancelled { request }, core, effects);
             if attempts < MAX_ATTEMPTS {
                 self.try_at_once(request, effects);
             } else if self.end(request) {

@@ -166,17 +166,17 @@ impl Bench {
     }
 
     /// Passes a report of an instance about the present attempt.
-    fn hear(&mut self, request: RequestId, instance: InstanceId, fact: Fact) -> Vec<Effect> {
+    fn on_fact(&mut self, request: RequestId, instance: InstanceId, fact: Fact) -> Vec<Effect> {
         let attempt = self.pairs.get(request).map_or(0, |pair| pair.attempt());
-        let (heard, effects) = self.hear_of((request, attempt, instance), fact);
+        let (heard, effects) = self.on_fact_of((request, attempt, instance), fact);
         assert_eq!(heard, FactOutcome::Yes, "{fact:?}");
         effects
     }
 
-    fn hear_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> (FactOutcome, Vec<Effect>) {
+    fn on_fact_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> (FactOutcome, Vec<Effect>) {
         let mut heard = FactOutcome::Stale;
         let effects = self.act(|pairs, now_us, core, effects| {
-            heard = pairs.hear(now_us, (about, fact), core, effects);
+            heard = pairs.on_fact(now_us, (about, fact), core, effects);
         });
         (heard, effects)
     }
@@ -202,9 +202,9 @@ impl Bench {
     /// A request that decodes.
     fn decoding(&mut self, request: RequestId) {
         self.arrive(request, 10);
-        self.hear(request, P, TOKEN);
-        self.hear(request, P, PREFILLED);
-        self.hear(request, D, LANDED);
+        self.on_fact(request, P, TOKEN);
+        self.on_fact(request, P, PREFILLED);
+        self.on_fact(request, D, LANDED);
         assert_eq!(self.phase(request), Some(Phase::Decoding));
     }
 
@@ -239,21 +239,21 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
         (1, P, Fact::Token { index: 1, last: false }),
     ] {
         assert_eq!(
-            bench.hear_of(about(attempt, instance), fact),
+            bench.on_fact_of(about(attempt, instance), fact),
             (FactOutcome::Stale, Vec::new()),
             "{fact:?}"
         );
     }
     // The KV may be there before the prefill has said that it is over.
-    assert_eq!(bench.hear(A, D, LANDED), []);
-    bench.hear(A, P, TOKEN);
+    assert_eq!(bench.on_fact(A, D, LANDED), []);
+    bench.on_fact(A, P, TOKEN);
     let decode = Effect::Decode { request: A, attempt: 1, instance: D };
-    assert_eq!(bench.hear(A, P, PREFILLED), [decode]);
+    assert_eq!(bench.on_fact(A, P, PREFILLED), [decode]);
     for (instance, fact) in [(P, Fact::Token { index: 1, last: false }), (P, FAILED), (D, LANDED)] {
-        assert_eq!(bench.hear_of(about(1, instance), fact).0, FactOutcome::Stale, "{fact:?}");
+        assert_eq!(bench.on_fact_of(about(1, instance), fact).0, FactOutcome::Stale, "{fact:?}");
     }
-    assert_eq!(bench.hear_of(about(1, D), TOKEN).0, FactOutcome::Repeated);
-    bench.hear(A, D, Fact::Token { index: 1, last: true });
+    assert_eq!(bench.on_fact_of(about(1, D), TOKEN).0, FactOutcome::Repeated);
+    bench.on_fact(A, D, Fact::Token { index: 1, last: true });
     let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     assert_eq!(ended, [Effect::Ended { request: A }]);
     assert!(bench.inputs().contains(&Input::DecodeFinished { request: A, output_tokens: 2 }));
@@ -310,7 +310,7 @@ fn nothing_waits_for_a_pair_of_instances_for_ever() {
 /// Its hand-off has its whole time from now on: late when nothing speaks for it.
 fn hands_off(bench: &mut Bench, request: RequestId) {
     bench.arrive(request, 10);
-    bench.hear(request, P, PREFILLED);
+    bench.on_fact(request, P, PREFILLED);
     assert_eq!(bench.phase(request), Some(Phase::HandingOff));
 }
 
@@ -349,13 +349,13 @@ fn a_hand_off_that_waits_for_room_is_not_late_while_answers_are_drawn_there() {
 fn hand_offs_are_tried_again_at_once_and_then_after_pauses_that_double() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    bench.hear(A, P, PREFILLED);
+    bench.on_fact(A, P, PREFILLED);
     let blame = Effect::Blame { request: A, cause: Cause::Handoff };
-    assert_eq!(bench.hear(A, P, NOT_LANDED)[..2], [blame.clone(), release(D, 1)]);
+    assert_eq!(bench.on_fact(A, P, NOT_LANDED)[..2], [blame.clone(), release(D, 1)]);
     for (attempt, pause_us) in [(2, 100_000), (3, 200_000), (4, 400_000)] {
-        assert_eq!(bench.hear(A, E, NOT_LANDED), core::slice::from_ref(&blame));
+        assert_eq!(bench.on_fact(A, E, NOT_LANDED), core::slice::from_ref(&blame));
         // Both legs say so: it counts once.
-        assert_eq!(bench.hear(A, P, NOT_LANDED), core::slice::from_ref(&blame));
+        assert_eq!(bench.on_fact(A, P, NOT_LANDED), core::slice::from_ref(&blame));
         assert_eq!(bench.wait(pause_us - 1), []);
         let again = bench.wait(1);
         assert!(matches!(again.last(), Some(Effect::Handoff { attempt: next, .. }) if *next == attempt + 1));
@@ -374,10 +374,10 @@ fn each_stage_has_its_time_and_what_follows_from_its_end() {
     assert!(matches!(bench.inputs()[..], [_, Input::PrefillFailed { request: A }]));
     // A stage that is expected to take long gets twice as long.
     bench.core.foreseen_us = Some(bench.now_us + 5_000_000);
-    bench.hear(A, P, FAILED);
+    bench.on_fact(A, P, FAILED);
     assert_eq!(bench.wait(9_999_999), []);
     assert_eq!(bench.wait(1)[..2], late(3, Phase::Prefilling));
-    bench.hear(A, P, PREFILLED);
+    bench.on_fact(A, P, PREFILLED);
     bench.inputs();
     assert_eq!(bench.wait(2_000_000)[..2], late(4, Phase::HandingOff));
     assert_eq!(bench.inputs(), [Input::HandoffFailed { request: A }]);
@@ -398,11 +398,11 @@ fn a_stage_is_not_late_while_its_instance_gets_on_with_others_before_it() {
     bench.arrive(A, 10);
     bench.arrive(B, 10);
     bench.now_us += 500_000;
-    bench.hear(A, P, PREFILLED);
+    bench.on_fact(A, P, PREFILLED);
     assert_eq!(bench.wait(500_000), [], "it may have been behind the other");
     bench.wait(900_000);
     assert_eq!(bench.phase(B), Some(Phase::Prefilling), "its room may be held by KV that has yet to leave");
-    bench.hear(A, E, LANDED);
+    bench.on_fact(A, E, LANDED);
     let effects = bench.wait(2 * FLOOR_US);
     assert!(
         effects.contains(&Effect::Late { request: B, attempt: 1, phase: Phase::Prefilling }),
@@ -425,10 +425,10 @@ fn a_clients_time_limit_ends_any_stage() {
 fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    bench.hear(A, P, Fact::Token { index: 0, last: true });
+    bench.on_fact(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     assert!(bench.pairs.get(A).unwrap().is_answered());
-    let effects = bench.hear(A, P, PREFILLED);
+    let effects = bench.on_fact(A, P, PREFILLED);
     assert_eq!(effects.last(), Some(&Effect::Ended { request: A }));
     assert!(effects.contains(&release(P, 1)) && effects.contains(&release(D, 1)));
 
@@ -436,13 +436,13 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
     let effects = bench.arrive(A, 1);
     assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: P, room_tokens: 0, .. }));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Expect { .. })), "{effects:?}");
-    bench.hear(A, P, Fact::Token { index: 0, last: true });
+    bench.on_fact(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
-    let effects = bench.hear(A, P, PREFILLED);
+    let effects = bench.on_fact(A, P, PREFILLED);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Release { .. })), "{effects:?}");
     // After any end of an answered request, its client gets nothing more.
     bench.arrive(A, 10);
-    bench.hear(A, P, Fact::Token { index: 0, last: true });
+    bench.on_fact(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     assert_eq!(bench.lose(P).last(), Some(&Effect::Ended { request: A }));
 }
@@ -458,7 +458,7 @@ fn what_was_in_an_engine_that_died_is_tried_once_more_one_at_a_time() {
     bench.wait(0);
     assert_eq!((bench.phase(A), bench.phase(B)), (Some(Phase::Prefilling), Some(Phase::Waiting)));
     // It draws a token and lives: the other's turn.
-    bench.hear(A, P, TOKEN);
+    bench.on_fact(A, P, TOKEN);
     bench.wait(0);
     assert_eq!(bench.phase(B), Some(Phase::Prefilling));
     // B is on trial: the death is B's, and A is spared once.
@@ -475,14 +475,14 @@ fn an_engine_that_never_had_it_is_not_held_against_a_request() {
             bench.arrive(A, 10);
         }
         let refused = Fact::Failed(Failure::Engine { cut_off: false, gone: false });
-        bench.hear(A, P, refused);
+        bench.on_fact(A, P, refused);
         assert_eq!(bench.pairs.parked(), 1);
         bench.wait(0);
     }
     let cut = Fact::Failed(Failure::Engine { cut_off: true, gone: false });
-    bench.hear(A, P, cut);
+    bench.on_fact(A, P, cut);
     bench.wait(0);
-    assert!(bench.hear(A, P, cut).contains(&Effect::Condemn { request: A }));
+    assert!(bench.on_fact(A, P, cut).contains(&Effect::Condemn { request: A }));
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn under_any_script_each_request_ends_once() {
                 _ => {
                     let attempt = bench.pairs.get(request).map_or(0, |pair| pair.attempt());
                     let fact = facts[usize::try_from(rng.below(facts.len() as u64)).unwrap()];
-                    bench.hear_of((request, attempt, instance), fact).1
+                    bench.on_fact_of((request, attempt, instance), fact).1
                 }
             };
             count_ends(&effects, &mut ends);

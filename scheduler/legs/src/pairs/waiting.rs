@@ -39,7 +39,7 @@ impl Pairs {
         }
         pair.failed_handoffs = (count + 1, pair.attempt);
         if count == 0 {
-            return self.tell(Input::HandoffFailed { request }, core, effects);
+            return self.feed(Input::HandoffFailed { request }, core, effects);
         }
         let backoff_us = HANDOFF_BACKOFF_US << (count - 1).min(4);
         self.again.insert((self.now_us + backoff_us, request, pair.attempt));
@@ -57,7 +57,7 @@ impl Pairs {
             let later = self.pairs.get(&request).is_none_or(|pair| pair.attempt >= attempt);
             debug_assert!(later, "attempts of {request} went back");
             if self.pairs.get(&request).is_some_and(open) {
-                self.tell(Input::HandoffFailed { request }, core, effects);
+                self.feed(Input::HandoffFailed { request }, core, effects);
             }
         }
     }
@@ -112,7 +112,7 @@ impl Pairs {
         self.try_at_us = now_us + TRY_EVERY_US;
         for request in core::mem::take(&mut self.parked) {
             if self.goes_on_trial(request, core) {
-                self.ask(request, core, effects);
+                self.submit(request, core, effects);
             } else {
                 self.parked.insert(request);
             }
@@ -169,7 +169,7 @@ impl Pairs {
         if let Some(until_us) = self.has_time_until_us(request, core) {
             return self.set_deadline(request, until_us);
         }
-        if self.let_go_if_answered(request, core, effects) {
+        if self.end_if_answered(request, core, effects) {
             return;
         }
         let now_us = self.now_us;
@@ -182,7 +182,7 @@ impl Pairs {
             Phase::Waiting if lacks_pair => {
                 if !self.parked.contains(&request) {
                     // The conductor holds it back, and would send it to the next instances that come.
-                    self.tell(Input::RequestCancelled { request }, core, effects);
+                    self.feed(Input::RequestCancelled { request }, core, effects);
                 }
                 return self.refuse_unserved(request, effects);
             }
@@ -193,7 +193,7 @@ impl Pairs {
             Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
         };
         effects.push(Effect::Blame { request, cause: Cause::Late(phase) });
-        self.tell(input, core, effects);
+        self.feed(input, core, effects);
         // After any decision of the conductor, each request has a time at which something happens.
         if self.pairs.get(&request).is_some_and(|pair| pair.deadline_us <= now_us) {
             self.give_up(request, false, core, effects);
@@ -294,7 +294,7 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(phase) = self.pairs.get(&request).map(Pair::phase) else { return };
-        self.tell(Input::RequestCancelled { request }, core, effects);
+        self.feed(Input::RequestCancelled { request }, core, effects);
         if self.end(request) {
             effects.push(Effect::GiveUp { request, phase, impatient });
         }

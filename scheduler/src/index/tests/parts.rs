@@ -95,14 +95,14 @@ fn runs_hand_out_vacant_ids_again() {
 fn a_disputed_parent_stays_disputed() {
     let holder = Holder::new(InstanceId(1)).with(Tier::Hbm);
     let mut run = Run::new(Extent { start: 0, len: 1 }, &[7], Some(3), Holders::one(holder));
-    run.hear_parent(Some(3));
+    run.check_parent(Some(3));
     assert!(run.is_below(3) && !run.is_below(0));
-    run.hear_parent(None);
+    run.check_parent(None);
     assert!(!run.is_below(3));
-    run.hear_parent(Some(3));
+    run.check_parent(Some(3));
     assert!(!run.is_below(3), "whom to believe is not known");
     let mut root = Run::new(Extent { start: 0, len: 1 }, &[7], None, Holders::one(holder));
-    root.hear_parent(None);
+    root.check_parent(None);
     assert!(!root.is_below(0), "a root is below nothing, not below the hash 0");
 }
 

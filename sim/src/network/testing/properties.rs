@@ -145,8 +145,8 @@ fn by_name<T>(ends: impl Iterator<Item = (u64, T)>) -> BTreeMap<u64, Vec<T>> {
 
 /// Whether an engine's end is the reference's: times within the rounding up to a microsecond and
 /// half a microsecond of drift, bytes within what half a microsecond carries.
-fn agrees(told: (u64, Fate, u64), end: &End) -> bool {
-    let (at_us, fate, delivered) = told;
+fn agrees(reported: (u64, Fate, u64), end: &End) -> bool {
+    let (at_us, fate, delivered) = reported;
     let late = at_us as f64 - end.at;
     let bytes = (delivered as f64 - end.delivered).abs();
     fate == end.fate && (-0.5..1.5).contains(&late) && bytes <= 0.5 * 20_000.0 + 2.0
@@ -154,8 +154,8 @@ fn agrees(told: (u64, Fate, u64), end: &End) -> bool {
 
 /// The engine's ends against the reference's. Where a cancellation, a deadline or a lost link
 /// falls within 2 µs of an end either is right.
-fn compare(told: &[TimedEffect], reference: &[(u64, End)]) -> Result<(), TestCaseError> {
-    let ours = by_name(told.iter().map(|(at, effect)| {
+fn compare(reported: &[TimedEffect], reference: &[(u64, End)]) -> Result<(), TestCaseError> {
+    let ours = by_name(reported.iter().map(|(at, effect)| {
         let (name, fate, delivered) = fate_of(effect);
         (name, (*at, fate, delivered))
     }));
@@ -163,9 +163,9 @@ fn compare(told: &[TimedEffect], reference: &[(u64, End)]) -> Result<(), TestCas
     prop_assert_eq!(ours.len(), theirs.len());
     for ((name, ours), theirs) in ours.iter().zip(theirs.values()) {
         prop_assert_eq!(ours.len(), theirs.len(), "transfer {}: {:?} {:?}", name, ours, theirs);
-        for (told, end) in ours.iter().zip(theirs) {
-            let tie = told.1 != end.fate && (told.0 as f64 - end.at).abs() <= 2.0;
-            prop_assert!(tie || agrees(*told, end), "transfer {}: {:?}, not {:?}", name, told, end);
+        for (reported, end) in ours.iter().zip(theirs) {
+            let tie = reported.1 != end.fate && (reported.0 as f64 - end.at).abs() <= 2.0;
+            prop_assert!(tie || agrees(*reported, end), "transfer {}: {:?}, not {:?}", name, reported, end);
         }
     }
     Ok(())
@@ -222,7 +222,7 @@ proptest! {
             reference.step(*now_us, input);
         }
         reference.run(f64::INFINITY);
-        compare(&play(&run).told, &reference.ends)?;
+        compare(&play(&run).effects, &reference.ends)?;
     }
 
     #[test]
@@ -234,10 +234,10 @@ proptest! {
             Input::Start(request) => Some(request),
             _ => None,
         });
-        prop_assert_eq!(starts.clone().count(), driver.told.len());
+        prop_assert_eq!(starts.clone().count(), driver.effects.len());
         // Ends and starts interleave: replay both in order of time, starts of a name first.
         let mut starts = by_name(starts.map(|r| (r.transfer.0, r.clone())));
-        for (_, effect) in &driver.told {
+        for (_, effect) in &driver.effects {
             let (name, fate, delivered) = fate_of(effect);
             let queue = starts.get_mut(&name).expect("only what was started ends");
             if fate == Fate::Refused {
@@ -253,7 +253,7 @@ proptest! {
                 carried[link.index()] += delivered;
             }
         }
-        let slack = driver.told.len() as u64;
+        let slack = driver.effects.len() as u64;
         for (link, carried) in driver.engine.snapshot().links.iter().zip(carried) {
             prop_assert!((carried..=carried + slack).contains(&link.carried_bytes));
         }
@@ -264,7 +264,7 @@ proptest! {
     #[test]
     fn the_same_inputs_give_the_same_effects(run in a_run(40)) {
         let (one, two) = (play(&run), play(&run));
-        prop_assert_eq!(&one.told, &two.told);
+        prop_assert_eq!(&one.effects, &two.effects);
         prop_assert_eq!(one.engine.snapshot(), two.engine.snapshot());
     }
 
@@ -275,8 +275,8 @@ proptest! {
             sleepy.step(*now_us, input.clone());
         }
         sleepy.step(u64::MAX / 2_000, Input::TimerFired);
-        let effects = |told: &[TimedEffect]| told.iter().map(|t| t.1.clone()).collect::<Vec<_>>();
-        prop_assert_eq!(effects(&sleepy.told), effects(&play(&run).told));
+        let effects = |effects: &[TimedEffect]| effects.iter().map(|t| t.1.clone()).collect::<Vec<_>>();
+        prop_assert_eq!(effects(&sleepy.effects), effects(&play(&run).effects));
     }
 
     #[test]

@@ -23,11 +23,11 @@ fn with_priority(transfer: u64, bytes: u64, priority: Priority) -> Input {
     Input::Start(TransferRequest { priority, ..request(transfer, &[0], bytes) })
 }
 
-fn ends_of(told: &[TimedEffect], transfer: u64) -> Vec<Effect> {
+fn ends_of(effects: &[TimedEffect], transfer: u64) -> Vec<Effect> {
     let named = |effect: &Effect| match effect {
         Effect::Finished { transfer: t, .. } | Effect::Failed { transfer: t, .. } => t.0 == transfer,
     };
-    told.iter().map(|(_, effect)| effect.clone()).filter(named).collect()
+    effects.iter().map(|(_, effect)| effect.clone()).filter(named).collect()
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn one_flight_goes_at_link_rate_and_lands_after_the_latency() {
     driver.run(1_050);
     assert_eq!(driver.engine.snapshot().flights[0].state, FlightState::Landing);
     assert_eq!(driver.finishes(), [(1, 1_057)]);
-    assert_eq!(driver.told[0].1, finished(1, 1_000_000, 50));
+    assert_eq!(driver.effects[0].1, finished(1, 1_000_000, 50));
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn equal_ends_are_told_in_order_of_name() {
         driver.at(0, start(transfer, &[0], 100_000));
     }
     driver.run(u64::MAX);
-    let names: Vec<Effect> = driver.told.into_iter().map(|(_, effect)| effect).collect();
+    let names: Vec<Effect> = driver.effects.into_iter().map(|(_, effect)| effect).collect();
     assert_eq!(names, [3, 7, 9].map(|t| finished(t, 100_000, 0)));
 }
 
@@ -231,7 +231,7 @@ fn a_cancelled_flight_says_what_had_left_and_frees_its_share() {
     driver.at(0, start(1, &[0], 1_000_000));
     driver.at(0, start(2, &[0], 1_000_000));
     driver.at(1_000, Input::Cancel { transfer: TransferId(1) });
-    assert_eq!(driver.told, [(1_000, failed(1, Failure::Cancelled, 500_000))]);
+    assert_eq!(driver.effects, [(1_000, failed(1, Failure::Cancelled, 500_000))]);
     assert_eq!(driver.finishes(), [(2, 1_500)]);
     let stats = driver.engine.stats();
     assert_eq!((stats.cancelled, stats.abandoned_bytes, stats.wasted_bytes), (1, 1_000_000, 500_000));
@@ -248,8 +248,9 @@ fn a_lost_link_fails_its_flights_and_refuses_new_ones_until_it_is_back() {
     driver.at(300, Input::LinkDown { link: LinkId(0) });
     driver.at(301, start(4, &[1, 0], 10));
     let down = Failure::LinkDown(LinkId(0));
-    let told = [(300, failed(2, down, 120_000)), (300, failed(5, down, 120_000)), (301, failed(4, down, 0))];
-    assert_eq!(driver.told, told);
+    let effects =
+        [(300, failed(2, down, 120_000)), (300, failed(5, down, 120_000)), (301, failed(4, down, 0))];
+    assert_eq!(driver.effects, effects);
     assert_eq!(driver.engine.stats().ignored_inputs, 1, "it was down already");
     driver.at(400, Input::LinkUp { link: LinkId(0) });
     driver.at(400, start(4, &[0], 1_000));
@@ -263,7 +264,7 @@ fn a_flight_in_the_air_is_lost_with_its_link() {
     let mut driver = Driver::new(NetworkConfig::default(), &[link(1_000_000_000, 100)]);
     driver.at(0, start(1, &[0], 1_000));
     driver.at(50, Input::LinkDown { link: LinkId(0) });
-    assert_eq!(driver.told, [(50, failed(1, Failure::LinkDown(LinkId(0)), 1_000))]);
+    assert_eq!(driver.effects, [(50, failed(1, Failure::LinkDown(LinkId(0)), 1_000))]);
     assert_eq!(driver.engine.next_deadline(), None);
 }
 
@@ -279,7 +280,7 @@ fn a_deadline_ends_a_flight_unless_it_lands_that_very_moment() {
     driver.run(u64::MAX);
     driver.at(5_000, deadline(3, 5_000));
     let missed = [(2_999, failed(2, Failure::Deadline, 999_000)), (5_000, failed(3, Failure::Deadline, 0))];
-    assert_eq!(driver.told[1..], missed);
+    assert_eq!(driver.effects[1..], missed);
     assert_eq!(driver.engine.stats().failed_deadline, 2);
 }
 
@@ -306,13 +307,13 @@ fn full_means_a_typed_refusal() {
     driver.at(0, start(1, &[2], 100));
     driver.at(0, start(6, &[2, 7], 100));
     let refused = |transfer, why| (0, failed(transfer, Failure::Refused(why), 0));
-    let told = [
+    let effects = [
         refused(3, Refusal::LinkFull(LinkId(0))),
         refused(5, Refusal::TooManyFlights),
         refused(1, Refusal::Duplicate),
         refused(6, Refusal::UnknownLink(LinkId(7))),
     ];
-    assert_eq!(driver.told, told);
+    assert_eq!(driver.effects, effects);
     assert_eq!(driver.engine.link_flights(LinkId(0)), 2);
     assert_eq!(driver.engine.link_flights(LinkId(9)), 0);
     assert_eq!(driver.finishes().len(), 3, "the first of the duplicates goes on");
@@ -339,7 +340,7 @@ fn odd_inputs_are_counted_and_change_nothing() {
     driver.step(3, Input::TimerFired);
     assert_eq!(driver.engine.stats().clock_regressions, 1);
     driver.at(6, start(2, &[0], 0));
-    assert_eq!(driver.told, [(6, finished(2, 0, 6))]);
+    assert_eq!(driver.effects, [(6, finished(2, 0, 6))]);
     assert_eq!(driver.engine.stats().zero_byte, 1);
     assert_eq!(driver.finishes(), [(1, 1_005), (2, 6)]);
 }
@@ -354,7 +355,7 @@ fn the_ends_of_the_number_line_are_survived() {
     driver.step(u64::MAX, Input::TimerFired);
     driver.step(u64::MAX, Input::Cancel { transfer: TransferId(1) });
     driver.step(u64::MAX, start(5, &[1], 1));
-    assert_eq!(ends_of(&driver.told, 1).len(), 1);
+    assert_eq!(ends_of(&driver.effects, 1).len(), 1);
     assert!(driver.engine.stats().live > 0);
 }
 
@@ -399,7 +400,7 @@ fn the_audit_sees_what_is_wrong() {
     assert!(broken(|e| e.flows.flights[0].rate -= 1).contains("rate"));
     assert!(broken(|e| e.flows.flights[0].delivered = u128::MAX).contains("I7"));
     assert!(broken(|e| e.flows.flights[0].settled_ns += 1_000).contains("timer"));
-    assert!(broken(|e| e.flows.flights[0].seats[0] = 3).contains("seat"));
+    assert!(broken(|e| e.flows.flights[0].link_positions[0] = 3).contains("seat"));
     assert!(broken(|e| e.flows.links[0].carried = 1).contains("carried"));
     assert!(broken(|e| e.flows.links[0].up = false).contains("down"));
     assert!(broken(|e| e.flows.links[0].counts[1] = 1).contains("counts"));
@@ -441,13 +442,13 @@ fn a_name_and_a_place_are_free_again_after_each_kind_of_end() {
     driver.at(70, Input::LinkUp { link: LinkId(0) });
     driver.at(70, start(1, &[0], 1_000));
     driver.run(u64::MAX);
-    let told = [
+    let effects = [
         finished(1, 1_000, 0),
         failed(1, Failure::Cancelled, 10_000),
         failed(1, Failure::Deadline, 10_000),
         failed(1, Failure::LinkDown(LinkId(0)), 10_000),
         finished(1, 1_000, 70),
     ];
-    assert_eq!(ends_of(&driver.told, 1), told);
+    assert_eq!(ends_of(&driver.effects, 1), effects);
     assert_eq!(driver.engine.stats().refused, 0);
 }

@@ -165,7 +165,7 @@ pub fn serve(kind: Kind, memory_bytes: u64, poll: bool) -> Result<(), String> {
     let access: String = access.iter().map(|byte| format!("{byte:02x}")).collect();
     let port = ceiling::serve(memory_bytes).map_err(|error| failed(error.to_string()))?;
     let (id, name) = (&near.id, kind.name());
-    out::say(&format!("peer {} {} {} {port} {name} {access}\n", id.address, id.epoch, window.0))?;
+    out::print(&format!("peer {} {} {} {port} {name} {access}\n", id.address, id.epoch, window.0))?;
     // Runs until the parent process ends. A read that fails is an end too.
     let _ = std::io::stdin().read(&mut [0]);
     Ok(())

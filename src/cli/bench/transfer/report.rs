@@ -71,7 +71,7 @@ pub fn print(rows: &[Row], latency: bool) -> Result<(), String> {
         }
         table.add_row(cells);
     }
-    out::say(&format!("{table}\n"))
+    out::print(&format!("{table}\n"))
 }
 
 /// Writes the figures to a file.

@@ -76,7 +76,7 @@ impl ParkedEvents {
         for hash in &stored.hashes {
             // A removal that came meanwhile was of the oldest copy: this one.
             self.owes(hash.name(), tier);
-            self.let_go(hash.name(), tier);
+            self.release_copy(hash.name(), tier);
         }
         stored.hashes.len() as u64
     }
@@ -94,7 +94,7 @@ impl ParkedEvents {
         for (stored, tier) in &mut found {
             self.blocks -= stored.hashes.len();
             for hash in &stored.hashes {
-                self.let_go(hash.name(), *tier);
+                self.release_copy(hash.name(), *tier);
             }
         }
         found
@@ -123,7 +123,7 @@ impl ParkedEvents {
     }
 
     /// One parked copy less; what is owed stays until it is settled.
-    fn let_go(&mut self, name: u128, tier: Tier) {
+    fn release_copy(&mut self, name: u128, tier: Tier) {
         let Some(shadow) = self.shadows.get_mut(&name) else { return };
         let parked = &mut shadow.parked[tier.index()];
         *parked = parked.saturating_sub(1);

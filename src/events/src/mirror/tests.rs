@@ -222,8 +222,8 @@ proptest! {
     ) {
         let (mut engine, mut mirror, mut index) = (Engine::default(), mirror(config()), Index::default());
         for act in &acts {
-            let told = engine.act(act);
-            feed(&mut mirror, &mut index, &told);
+            let changes = engine.act(act);
+            feed(&mut mirror, &mut index, &changes);
             prop_assert_eq!(&index.held, &engine.truth());
         }
         prop_assert_eq!(snapshot_of(&mirror), engine.truth());
@@ -237,16 +237,16 @@ proptest! {
         swaps in proptest::collection::vec(any::<prop::sample::Index>(), 0..400),
     ) {
         let mut engine = Engine::default();
-        let mut told: Vec<Change> = acts.iter().flat_map(|act| engine.act(act)).collect();
-        let swaps = if told.len() > 1 { &swaps[..] } else { &[] };
+        let mut changes: Vec<Change> = acts.iter().flat_map(|act| engine.act(act)).collect();
+        let swaps = if changes.len() > 1 { &swaps[..] } else { &[] };
         for swap in swaps {
-            let at = swap.index(told.len() - 1);
-            if !conflict(&told[at], &told[at + 1]) {
-                told.swap(at, at + 1);
+            let at = swap.index(changes.len() - 1);
+            if !conflict(&changes[at], &changes[at + 1]) {
+                changes.swap(at, at + 1);
             }
         }
         let (mut mirror, mut index) = (mirror(config()), Index::default());
-        feed(&mut mirror, &mut index, &told);
+        feed(&mut mirror, &mut index, &changes);
         prop_assert_eq!(&index.held, &engine.truth());
         prop_assert_eq!((mirror.stats().parked, mirror.stats().unknown_removed), (0, 0));
     }
@@ -257,9 +257,9 @@ proptest! {
     ) {
         let (mut engine, mut mirror, mut index) = (Engine::default(), mirror(config()), Index::default());
         for (act, lost) in acts.iter().zip(losses) {
-            let mut told = engine.act(act);
-            told.retain(|change| !(lost && matches!(change, Change::Stored(_))));
-            feed(&mut mirror, &mut index, &told);
+            let mut changes = engine.act(act);
+            changes.retain(|change| !(lost && matches!(change, Change::Stored(_))));
+            feed(&mut mirror, &mut index, &changes);
             prop_assert!(index.held.is_subset(&engine.truth()));
         }
     }
@@ -292,9 +292,9 @@ proptest! {
         let small = MirrorConfig { max_blocks, max_parked_blocks, ..config() };
         let (mut engine, mut mirror, mut index) = (Engine::default(), mirror(small), Index::default());
         for (act, lost) in acts.iter().zip(losses) {
-            let told = engine.act(act);
+            let changes = engine.act(act);
             if !lost {
-                feed(&mut mirror, &mut index, &told);
+                feed(&mut mirror, &mut index, &changes);
             }
             prop_assert!(mirror.stats().blocks <= max_blocks as u64);
             prop_assert!(mirror.stats().parked <= max_parked_blocks as u64);
@@ -307,7 +307,7 @@ fn prompt(salt: u8, blocks: &[u8]) -> Prefix {
     (salt, blocks.to_vec())
 }
 
-fn told(mirror: &mut Mirror, change: Change) -> Vec<CacheChange> {
+fn changes(mirror: &mut Mirror, change: Change) -> Vec<CacheChange> {
     let mut changes = Vec::new();
     mirror.apply_event(&Event::from(change), &mut changes);
     changes
@@ -317,9 +317,9 @@ fn told(mirror: &mut Mirror, change: Change) -> Vec<CacheChange> {
 fn one_event_is_one_change_below_its_parent() {
     let mut mirror = mirror(config());
     let all: Vec<BlockHash> = (1..=3).map(|n| ours(&prompt(0, &[7, 8, 9][..n]))).collect();
-    let first = told(&mut mirror, stored(&prompt(0, &[7, 8]), 0, Tier::Hbm));
+    let first = changes(&mut mirror, stored(&prompt(0, &[7, 8]), 0, Tier::Hbm));
     assert_eq!(first, [CacheChange::Stored { parent: None, hashes: all[..2].to_vec(), tier: Tier::Hbm }]);
-    let second = told(&mut mirror, stored(&prompt(0, &[7, 8, 9]), 2, Tier::Hbm));
+    let second = changes(&mut mirror, stored(&prompt(0, &[7, 8, 9]), 2, Tier::Hbm));
     assert_eq!(
         second,
         [CacheChange::Stored { parent: Some(all[1]), hashes: all[2..].to_vec(), tier: Tier::Hbm }]
@@ -329,18 +329,18 @@ fn one_event_is_one_change_below_its_parent() {
 #[test]
 fn a_copy_told_by_name_alone_counts_where_the_name_is_known() {
     let mut mirror = mirror(config());
-    told(&mut mirror, stored(&prompt(0, &[1, 2]), 0, Tier::Hbm));
+    changes(&mut mirror, stored(&prompt(0, &[1, 2]), 0, Tier::Hbm));
     let names = [&[1][..], &[1, 2], &[9]].map(|blocks| name_of(&prompt(0, blocks)));
     let bare = StoredBlocks { hashes: names.to_vec(), medium: Some(Medium::Cpu), ..StoredBlocks::default() };
     let hashes = vec![ours(&prompt(0, &[1])), ours(&prompt(0, &[1, 2]))];
-    let copied = told(&mut mirror, Change::Stored(bare));
+    let copied = changes(&mut mirror, Change::Stored(bare));
     assert_eq!(copied, [CacheChange::Stored { parent: None, hashes: hashes.clone(), tier: Tier::Dram }]);
-    assert_eq!(mirror.stats().untold, 1);
-    let left = told(&mut mirror, Change::Cleared(Some(Medium::Gpu)));
+    assert_eq!(mirror.stats().without_tokens, 1);
+    let left = changes(&mut mirror, Change::Cleared(Some(Medium::Gpu)));
     let mut sorted = hashes;
     sorted.sort_unstable();
     assert_eq!(left, [CacheChange::Removed { hashes: sorted, tier: Tier::Hbm }]);
-    assert_eq!(told(&mut mirror, Change::Cleared(Some(Medium::Cpu))), [CacheChange::Cleared]);
+    assert_eq!(changes(&mut mirror, Change::Cleared(Some(Medium::Cpu))), [CacheChange::Cleared]);
 }
 
 #[test]
@@ -349,11 +349,11 @@ fn pictures_hide_what_is_behind_them() {
     let Change::Stored(mut event) = stored(&prompt(0, &[1, 2, 3]), 0, Tier::Hbm) else { unreachable!() };
     event.extra = vec![BlockExtra { block: 1, keys: vec![ExtraKey::Text("a picture".into())] }];
     let hashes = vec![ours(&prompt(0, &[1]))];
-    let first = told(&mut mirror, Change::Stored(event.clone()));
+    let first = changes(&mut mirror, Change::Stored(event.clone()));
     assert_eq!(first, [CacheChange::Stored { parent: None, hashes, tier: Tier::Hbm }]);
-    assert!(told(&mut mirror, stored(&prompt(0, &[1, 2, 3, 4]), 3, Tier::Hbm)).is_empty());
+    assert!(changes(&mut mirror, stored(&prompt(0, &[1, 2, 3, 4]), 3, Tier::Hbm)).is_empty());
     assert_eq!((mirror.stats().foreign, mirror.stats().blocks), (3, 4));
-    assert!(told(&mut mirror, removed(event.hashes[1..].to_vec(), Tier::Hbm)).is_empty());
+    assert!(changes(&mut mirror, removed(event.hashes[1..].to_vec(), Tier::Hbm)).is_empty());
     assert_eq!(mirror.stats().unknown_removed, 0, "they were followed all the same");
 }
 
@@ -367,7 +367,7 @@ fn an_adapters_name_among_the_keys_of_every_block_is_the_adapter() {
     let mut chain = ChainHasher::new(SEED, b"poet");
     let hashes: Vec<BlockHash> = [1, 2].map(|symbol| chain.push_tokens(&tokens_of(symbol)).short()).to_vec();
     assert_eq!(
-        told(&mut mirror, Change::Stored(event)),
+        changes(&mut mirror, Change::Stored(event)),
         [CacheChange::Stored { parent: None, hashes, tier: Tier::Hbm }]
     );
 }
@@ -386,38 +386,38 @@ fn what_does_not_count_is_counted() {
         StoredBlocks { base_block: Some(3), ..event.clone() },
     ];
     for case in cases {
-        assert_eq!(told(&mut mirror, Change::Stored(case)), []);
+        assert_eq!(changes(&mut mirror, Change::Stored(case)), []);
     }
-    assert_eq!(told(&mut mirror, Change::Unknown("dreamt".into())), []);
+    assert_eq!(changes(&mut mirror, Change::Unknown("dreamt".into())), []);
     let stats = mirror.stats();
-    assert_eq!((stats.other_group, stats.elsewhere, stats.odd_size, stats.untold), (4, 4, 4, 2));
+    assert_eq!((stats.other_group, stats.elsewhere, stats.odd_size, stats.without_tokens), (4, 4, 4, 2));
     assert_eq!((stats.events, stats.unknown_events, stats.blocks), (7, 1, 0));
     let gone = RemovedBlocks { hashes: event.hashes, medium: None, group: Some(1) };
-    assert_eq!(told(&mut mirror, Change::Removed(gone)), []);
+    assert_eq!(changes(&mut mirror, Change::Removed(gone)), []);
     assert_eq!(mirror.stats().other_group, 6);
 }
 
 #[test]
 fn a_plain_mirror_leaves_salted_chains_alone() {
     let mut mirror = Mirror::plain(config(), root_of(""));
-    assert_eq!(told(&mut mirror, stored(&prompt(1, &[1]), 0, Tier::Hbm)), []);
+    assert_eq!(changes(&mut mirror, stored(&prompt(1, &[1]), 0, Tier::Hbm)), []);
     assert_eq!(mirror.stats().foreign, 1);
-    assert_eq!(told(&mut mirror, stored(&prompt(0, &[1]), 0, Tier::Hbm)).len(), 1);
+    assert_eq!(changes(&mut mirror, stored(&prompt(0, &[1]), 0, Tier::Hbm)).len(), 1);
 }
 
 #[test]
 fn of_too_many_orphans_the_oldest_make_room() {
     let mut mirror = mirror(MirrorConfig { max_parked_blocks: 2, ..config() });
     for last in 1..=3 {
-        told(&mut mirror, stored(&prompt(0, &[0, last]), 1, Tier::Hbm));
+        changes(&mut mirror, stored(&prompt(0, &[0, last]), 1, Tier::Hbm));
     }
     assert_eq!((mirror.stats().parked, mirror.stats().dropped), (2, 1));
-    let joined = told(&mut mirror, stored(&prompt(0, &[0]), 0, Tier::Hbm));
+    let joined = changes(&mut mirror, stored(&prompt(0, &[0]), 0, Tier::Hbm));
     let reported: usize = joined
         .iter()
         .map(|c| if let CacheChange::Stored { hashes, .. } = c { hashes.len() } else { 0 })
         .sum();
     assert_eq!((reported, mirror.stats().adopted, mirror.stats().parked), (3, 2, 0));
-    told(&mut mirror, stored(&prompt(0, &[5, 6, 7, 8]), 1, Tier::Hbm));
+    changes(&mut mirror, stored(&prompt(0, &[5, 6, 7, 8]), 1, Tier::Hbm));
     assert_eq!(mirror.stats().dropped, 4, "an event larger than the room is not parked at all");
 }

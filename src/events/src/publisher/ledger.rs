@@ -130,7 +130,7 @@ impl Ledger {
         let blocks: Vec<&LedgerBlock> = self.blocks.values().collect();
         for run in blocks.chunk_by(|before, after| after.continues(before)) {
             for medium in &run[0].media {
-                events.push(Change::Stored(told(run, medium)).into());
+                events.push(Change::Stored(stored_blocks(run, medium)).into());
             }
         }
         events
@@ -138,7 +138,7 @@ impl Ledger {
 }
 
 /// A run of blocks as one event.
-fn told(run: &[&LedgerBlock], medium: &Medium) -> StoredBlocks {
+fn stored_blocks(run: &[&LedgerBlock], medium: &Medium) -> StoredBlocks {
     let keyed = run.iter().enumerate().filter(|(_, held)| !held.extra.is_empty());
     StoredBlocks {
         hashes: run.iter().map(|held| held.hash).collect(),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     /// The snapshot's events without the clear before them: names, parent, medium.
-    fn told(ledger: &Ledger) -> Vec<(Vec<u64>, Option<u64>, Medium)> {
+    fn stored_blocks(ledger: &Ledger) -> Vec<(Vec<u64>, Option<u64>, Medium)> {
         let events = ledger.snapshot();
         assert_eq!(events[0].change, Change::Cleared(None));
         let of = |event: &Event| match &event.change {
@@ -212,7 +212,7 @@ mod tests {
             ],
         );
         assert_eq!(
-            told(&ledger),
+            stored_blocks(&ledger),
             [
                 (vec![1], None, Medium::Gpu),
                 (vec![1], None, Medium::Cpu),
@@ -228,12 +228,12 @@ mod tests {
             ledger(1000, &[stored(&[1, 2], None, Medium::Gpu), stored(&[1], None, Medium::Disk)]);
         ledger.apply(&removed(1, Medium::Gpu));
         ledger.apply(&removed(2, Medium::Gpu));
-        assert_eq!(told(&ledger), [(vec![1], None, Medium::Disk)]);
+        assert_eq!(stored_blocks(&ledger), [(vec![1], None, Medium::Disk)]);
         ledger.apply(&Change::Cleared(Some(Medium::Disk)));
-        assert_eq!((told(&ledger), ledger.tokens), (vec![], 0));
+        assert_eq!((stored_blocks(&ledger), ledger.tokens), (vec![], 0));
         ledger.apply(&stored(&[5], None, Medium::Gpu));
         ledger.apply(&Change::Cleared(None));
-        assert_eq!((told(&ledger), ledger.blocks()), (vec![], 0));
+        assert_eq!((stored_blocks(&ledger), ledger.blocks()), (vec![], 0));
     }
 
     #[test]

@@ -64,8 +64,8 @@ fn late() -> EventError {
     EventError::new(Kind::Unavailable, Stage::Send, "the peer takes nothing")
 }
 
-async fn shake(stream: TcpStream, role: Role, shared: &Shared) -> Result<Connection, EventError> {
-    let shaking = Connection::shake(stream, role, WireLimits::for_requests());
+async fn negotiate(stream: TcpStream, role: Role, shared: &Shared) -> Result<Connection, EventError> {
+    let shaking = Connection::negotiate(stream, role, WireLimits::for_requests());
     timeout(time_limit(shared), shaking).await.map_err(|_| late())?
 }
 
@@ -75,7 +75,7 @@ async fn send(outgoing: &mut ConnectionWriter, frames: &[&[u8]], shared: &Shared
 
 /// Sends every batch from now on, once the peer has subscribed.
 async fn live(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
-    let Connection { mut incoming, mut outgoing } = shake(stream, Role::Pub, shared).await?;
+    let Connection { mut incoming, mut outgoing } = negotiate(stream, Role::Pub, shared).await?;
     add(&shared.counts.subscribers, 1);
     let mut batches = shared.live.subscribe();
     let topic = shared.config.topic.as_bytes();
@@ -116,7 +116,7 @@ fn subscribe(topics: &mut Vec<Vec<u8>>, wanted: bool, prefix: &[u8]) {
 
 /// Answers requests for replay, one after another.
 async fn replay(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
-    let Connection { mut incoming, mut outgoing } = shake(stream, Role::Router, shared).await?;
+    let Connection { mut incoming, mut outgoing } = negotiate(stream, Role::Router, shared).await?;
     loop {
         match incoming.next().await? {
             PeerInput::Ping(context) => outgoing.pong(&context).await?,

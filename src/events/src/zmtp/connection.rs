@@ -68,7 +68,7 @@ impl Connection {
             let stream = stream.map_err(|error| {
                 EventError::new(Kind::Unavailable, Stage::Connect, format!("{endpoint}: {error}"))
             })?;
-            Self::shake(stream, role, limits).await
+            Self::negotiate(stream, role, limits).await
         };
         let late = || {
             let message = format!("{endpoint} has not answered within {} ms", within.as_millis());
@@ -78,7 +78,11 @@ impl Connection {
     }
 
     /// Shakes hands over a connection that is there; the caller bounds its time.
-    pub(crate) async fn shake(stream: TcpStream, role: Role, limits: WireLimits) -> Result<Self, EventError> {
+    pub(crate) async fn negotiate(
+        stream: TcpStream,
+        role: Role,
+        limits: WireLimits,
+    ) -> Result<Self, EventError> {
         stream.set_nodelay(true).map_err(|error| EventError::io(Stage::Handshake, &error))?;
         let (read, write) = stream.into_split();
         let mut incoming = ConnectionReader { stream: read, arrived: ReceiveBuffer::new(limits) };
@@ -237,7 +241,7 @@ mod tests {
         let endpoint = Endpoint::parse(&format!("tcp://{}", listener.local_addr().unwrap())).unwrap();
         let accepting = async {
             let (stream, _) = listener.accept().await.unwrap();
-            Connection::shake(stream, theirs, WireLimits::for_requests()).await
+            Connection::negotiate(stream, theirs, WireLimits::for_requests()).await
         };
         tokio::join!(Connection::open(&endpoint, ours, WireLimits::for_requests(), WITHIN), accepting)
     }

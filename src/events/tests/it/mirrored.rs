@@ -78,7 +78,7 @@ fn the_index_ends_with_what_the_engine_holds() {
         assert_eq!(held.len(), blocks, "{name}");
         let stats = mirror.stats();
         assert_eq!(
-            (stats.parked, stats.untold, stats.odd_size, stats.unknown_removed),
+            (stats.parked, stats.without_tokens, stats.odd_size, stats.unknown_removed),
             (0, 0, 0, 0),
             "{name}"
         );

@@ -123,24 +123,24 @@ async fn secured(folder: &tempfile::TempDir) -> (String, std::path::PathBuf) {
 async fn only_a_server_that_is_trusted_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     let (url, file) = secured(&folder).await;
-    let ask = async |trust: Trust, url: &str| {
+    let send_and_collect = async |trust: Trust, url: &str| {
         let client = Client::new(Options { trust, ..Options::new(SOON) });
         let answer = client.send(get(url)).await?;
         whole(answer.into_body(), 2).await
     };
     let trust = Trust::of_file(&file).unwrap();
-    assert_eq!(ask(trust.clone(), &url).await.unwrap(), "ok");
+    assert_eq!(send_and_collect(trust.clone(), &url).await.unwrap(), "ok");
     let other = url.replace("localhost", "127.0.0.1");
-    let error = ask(trust.clone(), &other).await.unwrap_err();
+    let error = send_and_collect(trust.clone(), &other).await.unwrap_err();
     assert!(matches!(&error, Error::Tls(why) if why.contains("certificate")), "for another name: {error:?}");
-    let error = ask(Trust::nobody(), &url).await.unwrap_err();
+    let error = send_and_collect(Trust::nobody(), &url).await.unwrap_err();
     assert!(matches!(&error, Error::Tls(why) if why.contains("no certificates")), "{error:?}");
     let another = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(&file, another.cert.pem()).unwrap();
-    let error = ask(Trust::of_file(&file).unwrap(), &url).await.unwrap_err();
+    let error = send_and_collect(Trust::of_file(&file).unwrap(), &url).await.unwrap_err();
     assert!(matches!(error, Error::Tls(_)), "of another authority: {error:?}");
     let plain = saying(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
-    let error = ask(trust, &format!("https://{plain}/")).await.unwrap_err();
+    let error = send_and_collect(trust, &format!("https://{plain}/")).await.unwrap_err();
     assert!(error.is_connect() && error.to_string().starts_with("TLS: "), "{error:?}");
 }
 

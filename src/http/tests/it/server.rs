@@ -29,10 +29,10 @@ async fn read_to_end(stream: &mut TcpStream) -> String {
 }
 
 /// The answer of a server that has no place yet.
-async fn once_there_is_a_place<T, E>(mut ask: impl AsyncFnMut() -> Result<T, E>) -> T {
+async fn once_there_is_a_place<T, E>(mut send_and_collect: impl AsyncFnMut() -> Result<T, E>) -> T {
     let asking = async {
         loop {
-            match ask().await {
+            match send_and_collect().await {
                 Ok(answer) => return answer,
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
@@ -50,7 +50,7 @@ async fn connections_beyond_the_bound_are_closed_at_once() {
     assert_eq!(read_to_end(&mut second).await, "");
     assert_eq!(served.asked.load(Ordering::Relaxed), 0);
     drop(first);
-    assert_eq!(once_there_is_a_place(|| ask(served.base.clone(), "/third")).await, "/third");
+    assert_eq!(once_there_is_a_place(|| send_and_collect(served.base.clone(), "/third")).await, "/third");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn the_end_waits_for_answers_and_not_for_idle_connections() {
     idle.write_all(b"GET /idle HTTP/1.1\r\n\r\n").await.unwrap();
     let mut came = [0; 4096];
     assert!(idle.read(&mut came).await.unwrap() > 0);
-    let asking = tokio::spawn(ask(served.base.clone(), "/late?300"));
+    let asking = tokio::spawn(send_and_collect(served.base.clone(), "/late?300"));
     while served.asked.load(Ordering::Relaxed) < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -108,7 +108,7 @@ async fn the_end_waits_for_answers_and_not_for_idle_connections() {
 #[tokio::test]
 async fn what_outlasts_the_drain_is_broken_off() {
     let served = TestServer::start(Bounds { drain: Duration::from_millis(100), ..WIDE }).await;
-    let asking = tokio::spawn(ask(served.base.clone(), "/never?60000"));
+    let asking = tokio::spawn(send_and_collect(served.base.clone(), "/never?60000"));
     while served.asked.load(Ordering::Relaxed) < 1 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -117,7 +117,7 @@ async fn what_outlasts_the_drain_is_broken_off() {
     assert!(tokio::time::timeout(SOON, asking).await.expect("it is broken off").unwrap().is_err());
 }
 
-async fn ask(base: String, path: &'static str) -> Result<Bytes, baton_http::Error> {
+async fn send_and_collect(base: String, path: &'static str) -> Result<Bytes, baton_http::Error> {
     let answer = Client::new(Options::new(SOON)).send(get(&format!("{base}{path}"))).await?;
     whole(answer.into_body(), 1 << 10).await
 }

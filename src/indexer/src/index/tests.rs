@@ -49,7 +49,7 @@ fn stored(prefix: &[u32], from: usize, at: usize) -> StoredBlocks {
     }
 }
 
-fn tell(index: &mut Index, id: StreamId, change: Change) {
+fn apply(index: &mut Index, id: StreamId, change: Change) {
     let batch = Batch { sequence: 0, time_us: 0, dp_rank: None, events: vec![Event::from(change)] };
     index.apply(id, &batch);
     index.check().unwrap();
@@ -72,14 +72,14 @@ fn remove(prefix: &[u32], at: usize) -> Change {
 #[test]
 fn a_child_before_its_parent_is_found_once_the_parent_is_there() {
     let (mut index, id) = index();
-    tell(&mut index, id, Change::Stored(stored(&[1, 2, 3, 4], 3, 0)));
-    tell(&mut index, id, Change::Stored(stored(&[1, 2, 3], 1, 0)));
+    apply(&mut index, id, Change::Stored(stored(&[1, 2, 3, 4], 3, 0)));
+    apply(&mut index, id, Change::Stored(stored(&[1, 2, 3], 1, 0)));
     assert_eq!((longest(&index, "", &[1, 2, 3, 4]), index.counts(id).orphans), (0, 3));
-    tell(&mut index, id, remove(&[1, 2, 3], 0));
-    tell(&mut index, id, Change::Stored(stored(&[1], 0, 0)));
+    apply(&mut index, id, remove(&[1, 2, 3], 0));
+    apply(&mut index, id, Change::Stored(stored(&[1], 0, 0)));
     assert_eq!(longest(&index, "", &[1, 2, 3, 4]), 4, "what left while it waited is a hole");
     assert_eq!((index.counts(id).orphans, index.counts(id).adopted), (0, 3));
-    tell(&mut index, id, Change::Stored(stored(&[1, 2, 3], 2, 1)));
+    apply(&mut index, id, Change::Stored(stored(&[1, 2, 3], 2, 1)));
     let matched = &index.match_tokens(&lookup(""), &tokens(&[1, 2, 3, 4]))["a"];
     assert_eq!((matched.longest, matched.media), (6, [4, 6, 0]), "from the host there is no way back");
 }
@@ -91,12 +91,12 @@ fn salts_adapters_and_tenants_share_nothing_and_pictures_are_not_found() {
         let extra = vec![BlockExtra { block: 0, keys }];
         Change::Stored(StoredBlocks { extra, ..stored(&[symbol, symbol], 0, 0) })
     };
-    tell(&mut index, id, with(vec![ExtraKey::Text("s".into())], 1));
+    apply(&mut index, id, with(vec![ExtraKey::Text("s".into())], 1));
     let tagged = ExtraKey::List(vec![ExtraKey::Text("cache_salt".into()), ExtraKey::Text("t".into())]);
-    tell(&mut index, id, with(vec![tagged], 2));
-    tell(&mut index, id, with(vec![ExtraKey::Bytes(vec![1])], 3));
+    apply(&mut index, id, with(vec![tagged], 2));
+    apply(&mut index, id, with(vec![ExtraKey::Bytes(vec![1])], 3));
     let lora = StoredBlocks { lora: Some("l".into()), ..stored(&[4, 4], 0, 0) };
-    tell(&mut index, id, Change::Stored(lora));
+    apply(&mut index, id, Change::Stored(lora));
     let found = |salt: &str| [1, 2, 3, 4].map(|symbol| longest(&index, salt, &[symbol, symbol]));
     assert_eq!((found(""), found("s"), found("t")), ([0; 4], [4, 0, 0, 0], [0, 4, 0, 0]));
     let mut adapted = lookup("");
@@ -112,7 +112,7 @@ fn salts_adapters_and_tenants_share_nothing_and_pictures_are_not_found() {
 fn hashes_are_the_engines_own_or_the_standard_ones() {
     let (mut index, id) = index();
     let prefix = [5, 6, 7];
-    tell(&mut index, id, Change::Stored(stored(&prefix, 0, 1)));
+    apply(&mut index, id, Change::Stored(stored(&prefix, 0, 1)));
     let own: Vec<u64> = (1..=3).map(|n| name(&prefix[..n]).low64()).collect();
     let mut chain = Rolling::new(0);
     let standard: Vec<u64> = tokens(&prefix).chunks(2).map(|block| chain.push(block)).collect();
@@ -151,13 +151,13 @@ fn bounds_hold_and_are_counted() {
     let mut index = Index::new(limits);
     let id = index.add(registration("a", 0)).unwrap();
     assert_eq!(index.add(registration("b", 0)).unwrap_err().kind, Kind::Full);
-    tell(&mut index, id, Change::Stored(stored(&[1, 2, 3], 0, 0)));
+    apply(&mut index, id, Change::Stored(stored(&[1, 2, 3], 0, 0)));
     assert_eq!((longest(&index, "", &[1, 2, 3]), index.counts(id).over_capacity), (4, 1));
-    tell(&mut index, id, Change::Stored(stored(&[4, 5, 6, 7], 1, 0)));
+    apply(&mut index, id, Change::Stored(stored(&[4, 5, 6, 7], 1, 0)));
     assert_eq!((index.counts(id).orphans, index.counts(id).abandoned), (0, 3), "more than may wait");
     let salted = vec![BlockExtra { block: 0, keys: vec![ExtraKey::Text("s".into())] }];
-    tell(&mut index, id, Change::Cleared(None));
-    tell(&mut index, id, Change::Stored(StoredBlocks { extra: salted, ..stored(&[1], 0, 0) }));
+    apply(&mut index, id, Change::Cleared(None));
+    apply(&mut index, id, Change::Stored(StoredBlocks { extra: salted, ..stored(&[1], 0, 0) }));
     assert_eq!(longest(&index, "s", &[1]), 2, "an empty context makes room");
     index.remove(id);
     assert_eq!(index.contexts().len(), 0);
@@ -226,23 +226,23 @@ proptest! {
                     for length in from + 1..=prefix.len() {
                         held.entry(prefix[..length].to_vec()).or_default()[at] += 1;
                     }
-                    tell(&mut index, ids[who], Change::Stored(stored(&prefix, from, at)));
+                    apply(&mut index, ids[who], Change::Stored(stored(&prefix, from, at)));
                 }
                 Act::Remove { prefix, at } => {
                     if let Some(copies) = held.get_mut(&prefix) {
                         copies[at] = copies[at].saturating_sub(1);
                         if *copies == [0; MEDIA] { held.remove(&prefix); }
                     }
-                    tell(&mut index, ids[who], remove(&prefix, at));
+                    apply(&mut index, ids[who], remove(&prefix, at));
                 }
                 Act::Clear(None) => {
                     held.clear();
-                    tell(&mut index, ids[who], Change::Cleared(None));
+                    apply(&mut index, ids[who], Change::Cleared(None));
                 }
                 Act::Clear(Some(at)) => {
                     held.values_mut().for_each(|copies| copies[at] = 0);
                     held.retain(|_, copies| *copies != [0; MEDIA]);
-                    tell(&mut index, ids[who], Change::Cleared(Some(medium(at))));
+                    apply(&mut index, ids[who], Change::Cleared(Some(medium(at))));
                 }
                 Act::Reborn => {
                     held.clear();

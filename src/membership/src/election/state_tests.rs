@@ -324,12 +324,12 @@ mod world {
             if self.key.is_some_and(|(lease, _)| lease == id) {
                 self.key = None;
                 self.revision += 1;
-                self.tell(Input::SeenVacant { revision: self.revision });
+                self.feed(Input::SeenVacant { revision: self.revision });
             }
         }
 
         /// Reports an event of the watch. Now and then it gets lost.
-        fn tell(&mut self, input: Input) {
+        fn feed(&mut self, input: Input) {
             for to in 0..self.candidates.len() {
                 self.post(Letter::Answer { to, input });
             }
@@ -354,7 +354,7 @@ mod world {
                     None => {
                         self.revision += 1;
                         self.key = Some((lease, self.revision));
-                        self.tell(Input::SeenHeld { lease, token: self.revision });
+                        self.feed(Input::SeenHeld { lease, token: self.revision });
                         Input::Won { lease, token: self.revision }
                     }
                     Some((held, token)) if held == lease => Input::Won { lease, token },

@@ -55,7 +55,8 @@ impl DataClient {
     pub async fn write(&mut self, address: u64, bytes: &[u8]) -> Result<()> {
         let stage = "segment write";
         let mut stream = self.take(stage)?;
-        let request = Request { action: Action::Write, address, bytes: bytes.len() as u64, told: true };
+        let request =
+            Request { action: Action::Write, address, bytes: bytes.len() as u64, wants_status: true };
         let sent = async {
             self.step(stage, stream.write_all(&request.encode())).await?;
             for piece in bytes.chunks(PIECE_BYTES) {
@@ -82,7 +83,7 @@ impl DataClient {
     pub async fn read(&mut self, address: u64, into: &mut [u8]) -> Result<()> {
         let stage = "segment read";
         let mut stream = self.take(stage)?;
-        let request = Request { action: Action::Read, address, bytes: into.len() as u64, told: true };
+        let request = Request { action: Action::Read, address, bytes: into.len() as u64, wants_status: true };
         self.step(stage, stream.write_all(&request.encode())).await?;
         self.status(stage, &mut stream).await?;
         for piece in into.chunks_mut(PIECE_BYTES) {

@@ -62,7 +62,7 @@ async fn requests(region: &Region, mut stream: TcpStream, settings: DataSettings
             e.to_string()
         })?;
         if !region.holds(request.address, request.bytes) {
-            tell(&mut stream, request, Status::Rejected, quiet).await?;
+            send_status(&mut stream, request, Status::Rejected, quiet).await?;
             return Err(format!("{} bytes at {:#x} are not of this segment", request.bytes, request.address));
         }
         match request.action {
@@ -86,7 +86,7 @@ async fn give(
     stream: &mut TcpStream,
     (piece, quiet): (&mut [u8], Duration),
 ) -> Result<(), String> {
-    tell(stream, request, Status::Done, quiet).await?;
+    send_status(stream, request, Status::Done, quiet).await?;
     for (address, count) in pieces(request) {
         region.read(address, &mut piece[..count]);
         send(stream, &piece[..count], quiet).await?;
@@ -105,17 +105,17 @@ async fn take(
         came.map_err(|_| "a write stood still".to_owned())?.map_err(|e| e.to_string())?;
         region.write(address, &piece[..count]);
     }
-    tell(stream, request, Status::Done, quiet).await
+    send_status(stream, request, Status::Done, quiet).await
 }
 
 /// Sends the result of a request, if the client expects one.
-async fn tell(
+async fn send_status(
     stream: &mut TcpStream,
     request: Request,
     status: Status,
     quiet: Duration,
 ) -> Result<(), String> {
-    if request.told { send(stream, &status.encode(), quiet).await } else { Ok(()) }
+    if request.wants_status { send(stream, &status.encode(), quiet).await } else { Ok(()) }
 }
 
 async fn send(stream: &mut TcpStream, bytes: &[u8], quiet: Duration) -> Result<(), String> {

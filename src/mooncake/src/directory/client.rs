@@ -28,14 +28,16 @@ pub async fn lookup(url: &str, key: &str, within_us: u64) -> Result<Bytes> {
     let request = Request::get(uri).body(Full::<Bytes>::default());
     let request = request.map_err(|e| fail(Kind::Invalid, e.to_string()))?;
     let client = Client::new(Options::new(within));
-    let answered = by(Instant::now() + within, client.ask(request, VALUE_BYTES)).await.map_err(|e| match e {
-        Error::Late => {
-            fail(Kind::Unavailable, format!("no answer within {} ms; try again", within.as_millis()))
-        }
-        Error::Connect(_) => fail(Kind::Unavailable, format!("{e}; is the metadata server running?")),
-        Error::TooLong(_) => fail(Kind::Corrupt, e.to_string()),
-        e => fail(Kind::Unavailable, e.to_string()),
-    });
+    let answered = by(Instant::now() + within, client.send_and_collect(request, VALUE_BYTES)).await.map_err(
+        |e| match e {
+            Error::Late => {
+                fail(Kind::Unavailable, format!("no answer within {} ms; try again", within.as_millis()))
+            }
+            Error::Connect(_) => fail(Kind::Unavailable, format!("{e}; is the metadata server running?")),
+            Error::TooLong(_) => fail(Kind::Corrupt, e.to_string()),
+            e => fail(Kind::Unavailable, e.to_string()),
+        },
+    );
     match answered? {
         (StatusCode::OK, body) => Ok(body),
         (StatusCode::NOT_FOUND, _) => {

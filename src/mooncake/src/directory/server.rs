@@ -44,15 +44,15 @@ where
 {
     let (parts, body) = request.into_parts();
     if parts.uri.path() != "/metadata" {
-        return say(StatusCode::NOT_FOUND, "there is only /metadata?key=...");
+        return text_answer(StatusCode::NOT_FOUND, "there is only /metadata?key=...");
     }
     let Some(key) = key_of(parts.uri.query().unwrap_or_default()) else {
-        return say(StatusCode::BAD_REQUEST, "metadata key is required: /metadata?key=...");
+        return text_answer(StatusCode::BAD_REQUEST, "metadata key is required: /metadata?key=...");
     };
     match parts.method {
         Method::GET => match directory.get(&key) {
             Some(value) => with_body(StatusCode::OK, value),
-            None => say(StatusCode::NOT_FOUND, "metadata not found"),
+            None => text_answer(StatusCode::NOT_FOUND, "metadata not found"),
         },
         Method::PUT => {
             let settings = directory.settings();
@@ -62,27 +62,28 @@ where
                 Err((status, why)) => with_body(status, why.into()),
             }
         }
-        Method::DELETE if directory.remove(&key) => say(StatusCode::OK, "metadata deleted"),
-        Method::DELETE => say(StatusCode::NOT_FOUND, "metadata not found"),
-        _ => say(StatusCode::METHOD_NOT_ALLOWED, "/metadata takes GET, PUT and DELETE"),
+        Method::DELETE if directory.remove(&key) => text_answer(StatusCode::OK, "metadata deleted"),
+        Method::DELETE => text_answer(StatusCode::NOT_FOUND, "metadata not found"),
+        _ => text_answer(StatusCode::METHOD_NOT_ALLOWED, "/metadata takes GET, PUT and DELETE"),
     }
 }
 
 fn put(directory: &Directory, key: &str, value: Bytes) -> Answer {
     match directory.put(key, value) {
-        Ok(()) => say(StatusCode::OK, "metadata updated"),
-        Err(PutError::Taken) => say(
+        Ok(()) => text_answer(StatusCode::OK, "metadata updated"),
+        Err(PutError::Taken) => text_answer(
             StatusCode::BAD_REQUEST,
             "this rpc_meta key is another engine's: choose another name, or delete it",
         ),
-        Err(PutError::Long) => say(StatusCode::PAYLOAD_TOO_LARGE, "the key or the value is too long"),
-        Err(PutError::Full) => {
-            say(StatusCode::INSUFFICIENT_STORAGE, "the directory is full: delete what engines left behind")
-        }
+        Err(PutError::Long) => text_answer(StatusCode::PAYLOAD_TOO_LARGE, "the key or the value is too long"),
+        Err(PutError::Full) => text_answer(
+            StatusCode::INSUFFICIENT_STORAGE,
+            "the directory is full: delete what engines left behind",
+        ),
     }
 }
 
-fn say(status: StatusCode, text: &'static str) -> Answer {
+fn text_answer(status: StatusCode, text: &'static str) -> Answer {
     with_body(status, Bytes::from_static(text.as_bytes()))
 }
 

@@ -61,13 +61,13 @@ async fn who_asks_in_the_first_version_is_served_without_statuses() {
     let segment = OpenSegment::open(&owner.endpoint, &Way::Handshake, QUICK).await.unwrap();
     let mut stream = TcpStream::connect(data_port(&segment)).await.unwrap();
     for (action, after) in [(Action::Write, &b"four"[..]), (Action::Read, &[])] {
-        let head = Request { action, address: base, bytes: 4, told: false }.encode();
+        let head = Request { action, address: base, bytes: 4, wants_status: false }.encode();
         stream.write_all(&[&head[..], after].concat()).await.unwrap();
     }
     let mut bytes = [0; 4];
     stream.read_exact(&mut bytes).await.unwrap();
     assert_eq!(&bytes, b"four");
-    let outside = Request { action: Action::Read, address: 1, bytes: 4, told: false };
+    let outside = Request { action: Action::Read, address: 1, bytes: 4, wants_status: false };
     stream.write_all(&outside.encode()).await.unwrap();
     assert_eq!(stream.read(&mut bytes).await.unwrap(), 0, "it is closed, and no byte is given");
 }
@@ -78,7 +78,8 @@ async fn a_write_that_stands_still_loses_its_connection() {
     let owner = Owner::with(1000, |_| {}, settings).await;
     let segment = OpenSegment::open(&owner.endpoint, &Way::Handshake, QUICK).await.unwrap();
     let mut stream = TcpStream::connect(data_port(&segment)).await.unwrap();
-    let head = Request { action: Action::Write, address: owner.region.base(), bytes: 4, told: true }.encode();
+    let head = Request { action: Action::Write, address: owner.region.base(), bytes: 4, wants_status: true }
+        .encode();
     stream.write_all(&head).await.unwrap();
     stream.write_all(&[1, 2]).await.unwrap();
     let mut answer = Vec::new();
@@ -111,17 +112,17 @@ async fn more_connections_than_places_wait_and_are_served_later() {
 
 #[tokio::test]
 async fn owners_that_lie_or_are_silent_are_told_apart() {
-    let told = |kind: Kind, status: Vec<u8>, close: bool| async move {
+    let wants_status = |kind: Kind, status: Vec<u8>, close: bool| async move {
         let mut client = DataClient::connect(&says(status, close).await, QUICK).await.unwrap();
         let mut byte = [0; 1];
         assert_eq!(client.read(1, &mut byte).await.unwrap_err().kind, kind);
         assert_eq!(client.read(1, &mut byte).await.unwrap_err().kind, Kind::Unavailable, "it is spent");
     };
-    told(Kind::Corrupt, b"payload of version one".to_vec(), false).await;
-    told(Kind::Corrupt, Status::Other(77).encode().to_vec(), false).await;
-    told(Kind::Unavailable, vec![1, 2, 3], true).await;
-    told(Kind::Unavailable, Vec::new(), false).await;
-    told(Kind::Unavailable, Status::Done.encode().to_vec(), true).await;
+    wants_status(Kind::Corrupt, b"payload of version one".to_vec(), false).await;
+    wants_status(Kind::Corrupt, Status::Other(77).encode().to_vec(), false).await;
+    wants_status(Kind::Unavailable, vec![1, 2, 3], true).await;
+    wants_status(Kind::Unavailable, Vec::new(), false).await;
+    wants_status(Kind::Unavailable, Status::Done.encode().to_vec(), true).await;
     let mut written = DataClient::connect(&says(Vec::new(), false).await, QUICK).await.unwrap();
     let silent = written.write(1, &[0; 10]).await.unwrap_err();
     assert!(silent.to_string().contains("300 ms"), "{silent}");

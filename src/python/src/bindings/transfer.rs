@@ -146,7 +146,7 @@ impl TransferEngine {
     ) -> i32 {
         let (writes, note) = (how.0, how.1.note());
         drop(how);
-        self.code(py, |engine| engine.run_and_tell(target, way(writes), &pieces(&lists)?, note))
+        self.code(py, |engine| engine.run_with_notice(target, way(writes), &pieces(&lists)?, note))
     }
 
     /// Begins to move pieces; a number to ask by, or 0.

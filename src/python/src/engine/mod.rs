@@ -224,7 +224,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::run`].
-    pub fn run_and_tell(
+    pub fn run_with_notice(
         &self,
         target: &str,
         way: Direction,

@@ -102,7 +102,7 @@ impl Server {
         let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
         let ended = self.run(|session| {
             let ended = does(session, keys, &mut answers);
-            ended.map_err(|text| BrokenConnection { text, heard: answers.iter().any(Option::is_some) })
+            ended.map_err(|text| BrokenConnection { text, received: answers.iter().any(Option::is_some) })
         });
         (answers, ended.err().unwrap_or_else(|| "it gave no answer".into()))
     }
@@ -118,7 +118,7 @@ impl Server {
         if let Some(mut session) = kept {
             match does(&mut session) {
                 Ok(done) => outcome = Some(Ok((session, done))),
-                Err(broken) if broken.heard || session.is_silent() => outcome = Some(Err(broken.text)),
+                Err(broken) if broken.received || session.is_silent() => outcome = Some(Err(broken.text)),
                 // The other kept ones are as old.
                 Err(_) => self.state().idle.clear(),
             }

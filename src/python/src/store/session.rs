@@ -27,7 +27,7 @@ const KEY_MAX_BYTES: usize = baton_objects::KEY_MAX_BYTES;
 pub(super) struct BrokenConnection {
     pub(super) text: String,
     /// Whether some answers had come.
-    pub(super) heard: bool,
+    pub(super) received: bool,
 }
 
 /// The first line of a reply.
@@ -203,12 +203,12 @@ impl Session {
     ) -> Result<(), String> {
         let lost = |e: io::Error| format!("{}: {e}", verb.to_ascii_lowercase());
         let (mut asked, mut waiting_bytes) = (0, 0);
-        for heard in 0..keys.len() {
+        for received in 0..keys.len() {
             // Filled up when half is left, so that one call of the system sends many.
-            let fills = asked - heard <= OUTSTANDING / 2;
+            let fills = asked - received <= OUTSTANDING / 2;
             while fills
                 && asked < keys.len()
-                && asked < heard + OUTSTANDING
+                && asked < received + OUTSTANDING
                 && waiting_bytes < OUTSTANDING_BYTES
             {
                 if allowed(&keys[asked].1) {
@@ -218,14 +218,14 @@ impl Session {
                 asked += 1;
             }
             self.flush().map_err(lost)?;
-            let (at, key) = &keys[heard];
+            let (at, key) = &keys[received];
             if !allowed(key) {
-                answers[heard] = Some(Err(wrong_key(key)));
+                answers[received] = Some(Err(wrong_key(key)));
                 continue;
             }
             waiting_bytes -= key.len();
             let reply = self.reply().map_err(lost)?;
-            answers[heard] = Some(match reply {
+            answers[received] = Some(match reply {
                 Reply::Error(text) => Err(refused(&text)),
                 reply => hears(*at, self, reply).map_err(lost)?,
             });
@@ -241,20 +241,20 @@ impl Session {
         answers: &mut [Option<Answer>],
     ) -> Result<(), String> {
         let lost = |e: io::Error| format!("put: {e}");
-        let mut heard = 0;
+        let mut received = 0;
         for (sent, (at, key)) in keys.iter().enumerate() {
             if allowed(key) {
                 self.set(key.as_bytes(), &values[*at]).map_err(lost)?;
             }
-            if sent - heard >= OUTSTANDING {
+            if sent - received >= OUTSTANDING {
                 for _ in 0..OUTSTANDING / 2 {
-                    answers[heard] = Some(self.stored(&keys[heard].1).map_err(lost)?);
-                    heard += 1;
+                    answers[received] = Some(self.stored(&keys[received].1).map_err(lost)?);
+                    received += 1;
                 }
             }
         }
-        for heard in heard..keys.len() {
-            answers[heard] = Some(self.stored(&keys[heard].1).map_err(lost)?);
+        for received in received..keys.len() {
+            answers[received] = Some(self.stored(&keys[received].1).map_err(lost)?);
         }
         Ok(())
     }

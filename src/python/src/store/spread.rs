@@ -67,8 +67,8 @@ impl Spread {
         while !pending.is_empty() {
             let by_server = self.assign(keys, pending, &mut answers);
             pending = Vec::new();
-            for heard in self.ask(by_server, |at| named(&keys[at]), &does) {
-                let ServerReply { server, keys, why } = heard;
+            for received in self.ask(by_server, |at| named(&keys[at]), &does) {
+                let ServerReply { server, keys, why } = received;
                 for (mut key, answer) in keys {
                     key.asked |= 1 << server;
                     match answer {
@@ -155,9 +155,9 @@ impl Spread {
         let last = work.pop();
         std::thread::scope(|scope| {
             let threads: Vec<_> = work.into_iter().map(|work| scope.spawn(|| one(work))).collect();
-            let mut heard: Vec<ServerReply> = last.map(one).into_iter().collect();
-            heard.extend(threads.into_iter().map(|thread| thread.join().expect("it does not panic")));
-            heard
+            let mut received: Vec<ServerReply> = last.map(one).into_iter().collect();
+            received.extend(threads.into_iter().map(|thread| thread.join().expect("it does not panic")));
+            received
         })
     }
 }

@@ -104,9 +104,9 @@ fn what_is_begun_can_be_asked_about_and_notices_come_after_the_bytes() {
     assert_eq!(moving.state(), State::Done);
     assert_eq!(there.copy(to + bytes - 5, 5).unwrap(), b"last!");
     assert_eq!(here.first_address(&target(&there)), Ok(to));
-    here.run_and_tell(&target(&there), Direction::Write, &all, note()).unwrap();
+    here.run_with_notice(&target(&there), Direction::Write, &all, note()).unwrap();
     assert_eq!(there.notes(), [note()]);
-    here.run_and_tell(&target(&there), Direction::Write, &[], note()).unwrap();
+    here.run_with_notice(&target(&there), Direction::Write, &[], note()).unwrap();
     assert_eq!(there.notes(), [note()], "alone too");
     drop(here.start_moving(&target(&there), Direction::Write, &all, None).unwrap());
     here.unregister(from).unwrap();

@@ -16,12 +16,12 @@ use crate::scene::{ForeignMemory, ServedStore, offer};
 const VALUE: &[u8] = b"what was stored under this key";
 
 /// A server that says what it is given to whatever it is asked, once a connection, and closes.
-struct Liar {
+struct ScriptedServer {
     address: String,
     says: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Liar {
+impl ScriptedServer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -77,7 +77,7 @@ fn reply() -> Vec<u8> {
 
 #[test]
 fn no_damaged_reply_is_taken_for_a_value() {
-    let (liar, reply, mut rng) = (Liar::start(), reply(), Rng::new(18));
+    let (scripted, reply, mut rng) = (ScriptedServer::start(), reply(), Rng::new(18));
     let key = ["k".to_owned()];
     let buffers = Buffers::default();
     let mut room = ForeignMemory::new(VALUE.len(), 0);
@@ -85,9 +85,9 @@ fn no_damaged_reply_is_taken_for_a_value() {
     let (mut whole, mut refused) = (0, 0);
     for turn in 0..300 {
         let says = if turn == 0 { reply.clone() } else { damaged(&reply, &mut rng) };
-        *liar.says.lock().unwrap() = says;
+        *scripted.says.lock().unwrap() = says;
         // Another program each time: one that was lied to leaves the server alone for a while.
-        let store = Store::open(&liar.address, "default").unwrap();
+        let store = Store::open(&scripted.address, "default").unwrap();
         match store.get(&key).remove(0) {
             Ok(value) => {
                 assert_eq!(value, VALUE);
@@ -95,13 +95,13 @@ fn no_damaged_reply_is_taken_for_a_value() {
             }
             Err(_) => refused += 1,
         }
-        let store = Store::open(&liar.address, "default").unwrap();
+        let store = Store::open(&scripted.address, "default").unwrap();
         let into = vec![vec![buffers.span(room.address(), VALUE.len() as u64).unwrap()]];
         if store.get_into(&key, &into, GetMode::UpTo)[0].is_ok() {
             assert_eq!(room.bytes(), VALUE);
         }
         room.fill(0);
-        let store = Store::open(&liar.address, "default").unwrap();
+        let store = Store::open(&scripted.address, "default").unwrap();
         // Numbers and refusals of any kind: they only must come to an end.
         store.sizes(&key);
         store.put(&key, &[PutValue::Bytes(VALUE)]);
@@ -111,8 +111,8 @@ fn no_damaged_reply_is_taken_for_a_value() {
 
 #[test]
 fn no_reply_makes_the_client_panic_or_wait() {
-    let (liar, mut rng) = (Liar::start(), Rng::new(19));
-    let url = format!("redis://{}", liar.address).parse().unwrap();
+    let (scripted, mut rng) = (ScriptedServer::start(), Rng::new(19));
+    let url = format!("redis://{}", scripted.address).parse().unwrap();
     let replies: [&[u8]; 4] = [
         b"*3\r\n$1\r\na\r\n:12\r\n*2\r\n+OK\r\n_\r\n",
         b"%1\r\n$4\r\nname\r\n$3\r\nabc\r\n",
@@ -120,13 +120,13 @@ fn no_reply_makes_the_client_panic_or_wait() {
         b"$5\r\nhello\r\n",
     ];
     let deep = b"*1\r\n".repeat(10_000);
-    *liar.says.lock().unwrap() = deep;
+    *scripted.says.lock().unwrap() = deep;
     assert!(
         Client::connect(&url, Duration::from_secs(30)).unwrap().call(&[b"GET", b"k"]).is_err(),
         "too deep"
     );
     for turn in 0..300 {
-        *liar.says.lock().unwrap() = damaged(replies[turn % replies.len()], &mut rng);
+        *scripted.says.lock().unwrap() = damaged(replies[turn % replies.len()], &mut rng);
         let mut client = Client::connect(&url, Duration::from_secs(30)).unwrap();
         client.queue(&[b"GET", b"k"]);
         // It ends by the end of the connection at the latest.

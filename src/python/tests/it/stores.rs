@@ -172,9 +172,9 @@ impl SlowServer {
         half_sent: &mpsc::Sender<()>,
         may: &Mutex<mpsc::Receiver<()>>,
     ) -> Option<()> {
-        let mut heard = [0; 1_024];
-        while let Ok(some @ 1..) = stream.read(&mut heard) {
-            if !heard[..some].windows(3).any(|word| word == b"GET") {
+        let mut received = [0; 1_024];
+        while let Ok(some @ 1..) = stream.read(&mut received) {
+            if !received[..some].windows(3).any(|word| word == b"GET") {
                 stream.write_all(b"+PONG\r\n").ok()?;
                 continue;
             }

@@ -22,7 +22,7 @@ impl Cost {
     pub const NONE: Self = Self { cache_blocks: 0, prompt_token_time: Duration::ZERO };
 
     /// Blocks that the engine says it has room for: those of its cache, or all of a pool of `blocks` without one.
-    pub(super) const fn told_blocks(&self, blocks: u32) -> u32 {
+    pub(super) const fn announced_blocks(&self, blocks: u32) -> u32 {
         if self.cache_blocks > 0 { self.cache_blocks } else { blocks }
     }
 }

@@ -7,7 +7,6 @@
 //! cancel.
 
 mod body;
-mod book;
 mod compute;
 mod fabric;
 mod fault;
@@ -15,6 +14,7 @@ mod nixl;
 mod play;
 mod pool;
 mod prefix;
+mod request_log;
 mod server;
 mod sglang;
 mod stand;
@@ -22,10 +22,10 @@ mod text;
 mod toy;
 mod vllm;
 
-pub use book::ReceivedRequest;
 pub use compute::Cost;
 pub use fabric::Fabric;
 pub use fault::Fault;
+pub use request_log::ReceivedRequest;
 pub use sglang::{FakeSglang, SglangSpec};
 pub use stand::Stand;
 pub use text::{FakeTokenizer, TrainedTokenizer};

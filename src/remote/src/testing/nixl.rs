@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::book::Book;
 use super::fabric::Fabric;
 use super::pool::Standing;
+use super::request_log::RequestLog;
 
 /// How it ends when it does not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) enum FailureMode {
 /// A decode engine about to read.
 pub(super) struct Reading<'a> {
     pub(super) fabric: &'a Fabric,
-    pub(super) book: &'a Book,
+    pub(super) log: &'a RequestLog,
     pub(super) block_tokens: usize,
 }
 
@@ -26,7 +26,7 @@ impl Reading<'_> {
     /// The tokens whose KV the parameters lead to, right or wrong.
     pub(super) fn read(&self, prompt: &[u32], params: &Map<String, Value>) -> Result<Vec<u32>, FailureMode> {
         let fatal = |what: &str| {
-            self.book.violate(format!("decode: {what}; the real server exits"));
+            self.log.violate(format!("decode: {what}; the real server exits"));
             Err(FailureMode::Server)
         };
         let Some(blocks) = blocks_of(params.get("remote_block_ids")) else {
@@ -55,20 +55,19 @@ impl Reading<'_> {
         // An engine that is gone is nobody's fault; the request fails.
         let Some(pool) = pool else { return Err(FailureMode::Request) };
         if params.get("remote_num_tokens").and_then(Value::as_u64) != Some(prompt.len() as u64) {
-            self.book.violate("decode: another length than the prefill's");
+            self.log.violate("decode: another length than the prefill's");
             return Err(FailureMode::Request);
         }
         let Some((mut tokens, standing)) = pool.read(word("remote_request_id"), blocks) else {
-            self.book.violate("decode: blocks that do not exist");
+            self.log.violate("decode: blocks that do not exist");
             return Err(FailureMode::Request);
         };
         if standing == Standing::NotLent {
-            self.book.violate("decode: blocks that are not lent: used twice, or after the lease");
+            self.log.violate("decode: blocks that are not lent: used twice, or after the lease");
         }
         tokens.truncate(prompt.len());
         if tokens != prompt {
-            self.book
-                .violate("decode: blocks that hold another prompt; the answer is wrong, with status 200");
+            self.log.violate("decode: blocks that hold another prompt; the answer is wrong, with status 200");
         }
         Ok(tokens)
     }

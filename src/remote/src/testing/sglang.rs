@@ -21,11 +21,11 @@ use self::requests::{GenerateRequest, refused_late, uncompiled};
 use self::responses::Answer;
 use super::FakeRole;
 use super::body::ReadRequest;
-use super::book::ReceivedRequest;
 use super::compute::{Cost, Prompts};
 use super::fabric::Fabric;
 use super::fault::{Fault, FaultOutcome};
 use super::pool::{HeldBlocks, Pool};
+use super::request_log::ReceivedRequest;
 use super::server::{Life, Reply, Site, WholeRequest, event, pass, serve};
 use super::stand::Stand;
 use super::text::FakeTokenizer;
@@ -282,7 +282,7 @@ impl Sglang {
             FakeRole::Decode => "decode",
             FakeRole::Whole => "null",
         };
-        let pages = self.spec.cost.told_blocks(self.spec.pool_tokens / self.spec.page_tokens);
+        let pages = self.spec.cost.announced_blocks(self.spec.pool_tokens / self.spec.page_tokens);
         json!({"page_size": self.spec.page_tokens, "chunked_prefill_size": self.spec.chunk_tokens, "max_prefill_tokens": 16_384,
             "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
@@ -292,7 +292,7 @@ impl Sglang {
 
     async fn generate(self: Arc<Self>, asked: WholeRequest) -> Reply {
         if self.spec.remembers {
-            self.stand.book.receive(ReceivedRequest {
+            self.stand.log.receive(ReceivedRequest {
                 path: asked.path.clone(),
                 request_id: None,
                 dp_rank: None,
@@ -306,59 +306,59 @@ impl Sglang {
         };
         let read = ReadRequest::new(&asked.body).unwrap_or_default();
         let refused = uncompiled(&read.fields["sampling_params"]);
-        let asks = match self.asks(read, &asked.path) {
-            Ok(asks) => asks,
+        let request = match self.request(read, &asked.path) {
+            Ok(request) => request,
             Err(wrong) => return Reply::json(400, &json!({"error": {"message": wrong}})),
         };
         if let Some(wrong) = refused {
-            return refused_late(&asks, &wrong);
+            return refused_late(&request, &wrong);
         }
         let abort = watch::Sender::new(false);
         let heard = abort.subscribe();
-        if self.running.lock().insert(asks.rid.clone(), abort).is_some() {
-            self.stand.book.violate(format!("two requests at once with the id {}", asks.rid));
+        if self.running.lock().insert(request.rid.clone(), abort).is_some() {
+            self.stand.log.violate(format!("two requests at once with the id {}", request.rid));
         }
         let mut running = RunningRequest {
             site: Arc::clone(&self),
-            rid: asks.rid.clone(),
+            rid: request.rid.clone(),
             held: None,
             room: None,
             abort: heard,
         };
-        let Some(blocks) = self.pool.fill(&asks.prompt) else { return failure(500, "no room") };
+        let Some(blocks) = self.pool.fill(&request.prompt) else { return failure(500, "no room") };
         running.held = Some(HeldBlocks { pool: Arc::clone(&self.pool), blocks });
         pass(self.spec.prefill_time).await;
         let cached = match self.spec.role {
             FakeRole::Decode => 0,
-            _ => self.prompts.compute(&asks.salt, &asks.prompt).await,
+            _ => self.prompts.compute(&request.salt, &request.prompt).await,
         };
-        let context = match (self.spec.role, asks.room.clone()) {
-            (FakeRole::Whole, _) => asks.prompt.clone(),
-            (FakeRole::Prefill, Some(room)) => match self.meet_decode(&asks, &room, &mut running).await {
-                Ok(()) => asks.prompt.clone(),
+        let context = match (self.spec.role, request.room.clone()) {
+            (FakeRole::Whole, _) => request.prompt.clone(),
+            (FakeRole::Prefill, Some(room)) => match self.meet_decode(&request, &room, &mut running).await {
+                Ok(()) => request.prompt.clone(),
                 Err(reply) => return reply,
             },
-            (FakeRole::Decode, Some(room)) => match self.meet_prefill(&asks, &room, &running).await {
+            (FakeRole::Decode, Some(room)) => match self.meet_prefill(&request, &room, &running).await {
                 Ok(context) => context,
                 Err(reply) => return reply,
             },
             (_, None) => {
-                self.stand.book.violate("a leg without bootstrap fields");
+                self.stand.log.violate("a leg without bootstrap fields");
                 let text = "Invalid request: Disaggregated request received without bootstrap room id.";
                 return Reply::json(400, &json!({"error": {"message": text}}));
             }
         };
-        self.tell(asks, (&context, cached), fault, running)
+        self.respond(request, (&context, cached), fault, running)
     }
 
-    fn tell(
+    fn respond(
         self: Arc<Self>,
-        asks: GenerateRequest,
+        request: GenerateRequest,
         (context, cached): (&[u32], usize),
         fault: Option<Fault>,
         running: RunningRequest,
     ) -> Reply {
-        let mut sampling = asks.sampling.clone();
+        let mut sampling = request.sampling.clone();
         if self.spec.role == FakeRole::Prefill {
             // It draws the first token, and says that it was cut short.
             sampling.max_tokens = 1;
@@ -367,8 +367,8 @@ impl Sglang {
         sampling.ignore_eos |= self.spec.letters;
         let told = |token| if self.spec.letters { self.spec.tokenizer.answer_token(token) } else { token };
         let (answer, finish) = answer_in(context, &sampling, told);
-        let told = Answer { asks, answer, finish, cached, fault, repeats: self.spec.repeats };
-        if !told.asks.stream {
+        let told = Answer { request, answer, finish, cached, fault, repeats: self.spec.repeats };
+        if !told.request.stream {
             let page = match told.fault {
                 Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
                 _ => told.whole().to_string().into(),
@@ -383,7 +383,7 @@ impl Sglang {
                 () = told.stream(&events, self.spec.token_time) => {}
                 () = events.closed() => {}
                 _ = abort.wait_for(|abort| *abort) => {
-                    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": told.asks.rid, "completion_tokens": 0,
+                    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": told.request.rid, "completion_tokens": 0,
                         "finish_reason": {"type": "abort", "message": "Aborted by AbortReq."}}});
                     // The client may have gone.
                     let _ = events.try_send(Ok(event(&end)));

@@ -1,31 +1,31 @@
 //! The common parts of all stand-ins: the record of requests, faults, and the shutdown.
 
-use super::book::{Book, ReceivedRequest};
 use super::fault::{Fault, Faults};
+use super::request_log::{ReceivedRequest, RequestLog};
 use super::server::Life;
 
 /// The parts that every stand-in has.
 pub struct Stand {
-    pub(super) book: Book,
+    pub(super) log: RequestLog,
     pub(super) faults: Faults,
     pub(super) life: Life,
 }
 
 impl Stand {
     pub(super) fn new(life: Life) -> Self {
-        Self { book: Book::default(), faults: Faults::default(), life }
+        Self { log: RequestLog::default(), faults: Faults::default(), life }
     }
 
     /// The violations among the requests it received.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
-        self.book.violations()
+        self.log.violations()
     }
 
     /// The requests that it was sent, in order.
     #[must_use]
     pub fn received(&self) -> Vec<ReceivedRequest> {
-        self.book.received()
+        self.log.received()
     }
 
     /// The next `times` requests meet this fault, after those that were ordered before.

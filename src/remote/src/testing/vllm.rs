@@ -20,11 +20,11 @@ use tokio::sync::mpsc;
 use self::responses::Answer;
 use super::FakeRole;
 use super::body::{CompletionRequest, ReadRequest, bad_request, completion, server_error};
-use super::book::ReceivedRequest;
 use super::compute::{Cost, Prompts};
 use super::fabric::Fabric;
 use super::fault::{Fault, FaultOutcome};
 use super::pool::{HeldBlocks, Pool};
+use super::request_log::ReceivedRequest;
 use super::server::{Life, Reply, Site, WholeRequest, pass, serve};
 use super::stand::Stand;
 use super::text::FakeTokenizer;
@@ -276,7 +276,7 @@ impl Vllm {
             self.running.load(Ordering::SeqCst),
             self.pool.share(),
             self.spec.block_tokens,
-            self.spec.cost.told_blocks(self.spec.blocks)
+            self.spec.cost.announced_blocks(self.spec.blocks)
         )
     }
 
@@ -298,7 +298,7 @@ impl Vllm {
             |name: &str| asked.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let chat = asked.path == "/v1/chat/completions";
         if self.spec.remembers {
-            self.stand.book.receive(ReceivedRequest {
+            self.stand.log.receive(ReceivedRequest {
                 path: asked.path.clone(),
                 request_id: header("x-request-id"),
                 dp_rank: header("x-data-parallel-rank"),
@@ -315,38 +315,41 @@ impl Vllm {
             return bad_request("the body is no JSON object");
         };
         let smuggled = !read.fields["vllm_xargs"]["kv_transfer_params"].is_null();
-        let asks = match completion(read, chat, (self.spec.tokenizer, self.spec.max_model_tokens)) {
-            Ok(asks) => asks,
+        let request = match completion(read, chat, (self.spec.tokenizer, self.spec.max_model_tokens)) {
+            Ok(request) => request,
             Err(wrong) => return bad_request(&wrong),
         };
-        if self.spec.poison.is_some_and(|poison| asks.prompt.first() == Some(&poison)) {
+        if self.spec.poison.is_some_and(|poison| request.prompt.first() == Some(&poison)) {
             return self.stand.faults.engine_dies();
         }
         let id = header("x-request-id").unwrap_or_default();
         let id = format!("cmpl-{id}-{}", self.count.fetch_add(1, Ordering::SeqCst));
-        if smuggled && asks.params.is_none() {
-            self.stand.book.violate("kv_transfer_params of a client, within vllm_xargs");
+        if smuggled && request.params.is_none() {
+            self.stand.log.violate("kv_transfer_params of a client, within vllm_xargs");
             return server_error();
         }
-        match asks.params.clone() {
-            None => self.whole(asks, (id, fault, running)).await,
-            Some(params) => self.leg(asks, params, (id, fault, running)).await,
+        match request.params.clone() {
+            None => self.whole(request, (id, fault, running)).await,
+            Some(params) => self.leg(request, params, (id, fault, running)).await,
         }
     }
 
     async fn whole(
         self: Arc<Self>,
-        asks: CompletionRequest,
+        request: CompletionRequest,
         (id, fault, running): (String, Option<Fault>, RunningGuard),
     ) -> Reply {
-        let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
+        let Some(blocks) = self.pool.fill(&request.prompt) else { return server_error() };
         let held = HeldBlocks { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
-        let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
+        let cached = self.prompts.compute(&request.salt, &request.prompt).await;
         // The cached tokens replace those of the prompt, as in a real engine.
-        let believed = self.cached(&asks);
-        let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&asks.prompt), &asks.sampling);
-        self.tell(Answer { asks, id, answer, finish, cached, params: Value::Null, fault }, (held, running))
+        let believed = self.cached(&request);
+        let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&request.prompt), &request.sampling);
+        self.respond(
+            Answer { request, id, answer, finish, cached, params: Value::Null, fault },
+            (held, running),
+        )
     }
 
     fn draw(&self, context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
@@ -358,15 +361,15 @@ impl Vllm {
     }
 
     /// The wrong KV that the cache holds for a prompt.
-    fn cached(&self, asks: &CompletionRequest) -> Option<Vec<u32>> {
-        self.poisoned.lock().get(&(asks.salt.clone(), asks.prompt.clone())).cloned()
+    fn cached(&self, request: &CompletionRequest) -> Option<Vec<u32>> {
+        self.poisoned.lock().get(&(request.salt.clone(), request.prompt.clone())).cloned()
     }
 
-    fn tell(self: Arc<Self>, mut told: Answer, rest: (HeldBlocks, RunningGuard)) -> Reply {
+    fn respond(self: Arc<Self>, mut told: Answer, rest: (HeldBlocks, RunningGuard)) -> Reply {
         if told.fault == Some(Fault::OtherPrompt) {
-            told.asks.prompt.push(1);
+            told.request.prompt.push(1);
         }
-        if !told.asks.stream {
+        if !told.request.stream {
             let page = match told.fault {
                 Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
                 _ => told.whole().into(),

@@ -11,14 +11,14 @@ pub(super) const GOES_ON: &str = "BATON_GOES_ON_FROM_HERE ";
 
 /// The features of the API that a template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Habits {
+pub(super) struct TemplateStyle {
     /// It goes through a message's content part by part.
     pub(super) parts: bool,
     /// It knows the role `developer`.
     pub(super) developer: bool,
 }
 
-impl Habits {
+impl TemplateStyle {
     pub(super) fn of(source: &str) -> Self {
         let developer = source.contains("\"developer\"") || source.contains("'developer'");
         Self { parts: goes_through_content(source), developer }
@@ -64,8 +64,8 @@ fn trimmed(tag: &str) -> &str {
 }
 
 /// The messages, in the order in which the template gets them.
-pub(super) fn messages(chat: &Chat<'_>, habits: Habits) -> Result<Vec<Value>, ChatError> {
-    let turned = !habits.developer && chat.messages.iter().any(|message| message.role == "developer");
+pub(super) fn messages(chat: &Chat<'_>, style: TemplateStyle) -> Result<Vec<Value>, ChatError> {
+    let turned = !style.developer && chat.messages.iter().any(|message| message.role == "developer");
     let role = |message: &Message<'_>| match message.role.as_ref() {
         "developer" if turned => "system".to_owned(),
         role => role.to_owned(),
@@ -88,7 +88,7 @@ pub(super) fn messages(chat: &Chat<'_>, habits: Habits) -> Result<Vec<Value>, Ch
         let role = role(message);
         let goes_on = chat.continues && at == last;
         let mut fields =
-            vec![("role", Value::from(role.as_str())), ("content", content(message, habits, goes_on))];
+            vec![("role", Value::from(role.as_str())), ("content", content(message, style, goes_on))];
         more(message, turned, &mut fields)?;
         list.push(object(fields));
     }
@@ -100,10 +100,10 @@ fn object(fields: Vec<(&'static str, Value)>) -> Value {
 }
 
 /// A message's content: its text, or a list of its parts. One without content has none of either.
-fn content(message: &Message<'_>, habits: Habits, goes_on: bool) -> Value {
+fn content(message: &Message<'_>, style: TemplateStyle, goes_on: bool) -> Value {
     let mut text = message.content.as_deref().unwrap_or_default().to_owned();
     let end = if goes_on { GOES_ON } else { "" };
-    if !habits.parts || message.role == "tool" {
+    if !style.parts || message.role == "tool" {
         text.push_str(end);
         return Value::from(text);
     }
@@ -187,9 +187,9 @@ fn tool_calls(raw: &RawValue) -> Result<Vec<Value>, ChatError> {
 }
 
 /// A chat that its answer goes on from, cut where its last message ends.
-pub(super) fn cut(text: &str, last: &Message<'_>, habits: Habits) -> Result<String, ChatError> {
+pub(super) fn cut(text: &str, last: &Message<'_>, style: TemplateStyle) -> Result<String, ChatError> {
     let whole = last.content.as_deref().unwrap_or_default();
-    let length = last.parts.last().copied().filter(|_| habits.parts).unwrap_or(whole.len());
+    let length = last.parts.last().copied().filter(|_| style.parts).unwrap_or(whole.len());
     let wanted = whole[whole.len() - length..].trim();
     let mark = GOES_ON.trim_end();
     let Some(at) = text.rfind(mark).filter(|_| text.contains(wanted)) else {

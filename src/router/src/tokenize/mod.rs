@@ -21,7 +21,7 @@ pub use prompt::{Lineage, Prompt};
 pub(crate) use prompt::{from_tokens, session_number};
 pub use sample::Sample;
 
-use crate::aside::is_aside;
+use crate::aside::is_in_background;
 use crate::chat::{Chat, ChatError, render_plain};
 use crate::tools::ToolFormat;
 use folder::{Folder, LoadedFolder};
@@ -186,10 +186,10 @@ impl Tokenization {
     }
 
     /// Whether a chat may read otherwise tomorrow.
-    fn tells_time(&self) -> bool {
+    fn uses_time(&self) -> bool {
         match &self.vocabulary {
             Vocabulary::Bytes => false,
-            Vocabulary::Folder(folder) => folder.template.as_ref().is_some_and(|one| one.tells_time),
+            Vocabulary::Folder(folder) => folder.template.as_ref().is_some_and(|one| one.uses_time),
         }
     }
 
@@ -224,7 +224,7 @@ impl Tokenization {
             Vocabulary::Folder(folder) if folder.encoder.is_fast() => FAST_ASIDE_BYTES,
             Vocabulary::Folder(_) => ASIDE_BYTES,
         };
-        if begun.missing_bytes() <= limit || is_aside() {
+        if begun.missing_bytes() <= limit || is_in_background() {
             return self.complete(&text, begun, &lineage);
         }
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|e| e.to_string())?;

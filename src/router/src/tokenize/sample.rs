@@ -50,7 +50,7 @@ impl Tokenization {
 
     /// The chat, unless the template refuses it, is none, or writes the time into it.
     fn sample_chat(&self) -> Option<String> {
-        if self.tells_time() {
+        if self.uses_time() {
             return None;
         }
         let messages: Vec<Message<'_>> = serde_json::from_str(MESSAGES).ok()?;

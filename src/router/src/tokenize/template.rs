@@ -4,7 +4,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
-use super::conversation::{self, Habits};
+use super::conversation::{self, TemplateStyle};
 use crate::chat::{Chat, ChatError, Pairs};
 use crate::tools::ToolFormat;
 
@@ -24,11 +24,11 @@ pub(crate) struct Template {
     environment: Environment<'static>,
     has_tools: bool,
     /// Of the template for chats without tools, and of the other one.
-    habits: [Habits; 2],
+    styles: [TemplateStyle; 2],
     /// The format in which the model writes calls, as far as this template shows it.
     pub(crate) tool_format: Option<ToolFormat>,
     /// Whether it can write the time into a chat.
-    pub(crate) tells_time: bool,
+    pub(crate) uses_time: bool,
     texts: SpecialTexts,
 }
 
@@ -50,24 +50,24 @@ impl Template {
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
         let has_tools = with_tools.is_some();
-        let habits = [Habits::of(&source), Habits::of(with_tools.as_ref().unwrap_or(&source))];
-        let tool_format = ToolFormat::spoken_of(with_tools.as_ref().unwrap_or(&source));
-        let tells_time = source.contains("strftime_now");
+        let styles = [TemplateStyle::of(&source), TemplateStyle::of(with_tools.as_ref().unwrap_or(&source))];
+        let tool_format = ToolFormat::detect(with_tools.as_ref().unwrap_or(&source));
+        let uses_time = source.contains("strftime_now");
         for (name, source) in [("chat", Some(source)), ("tools", with_tools)] {
             if let Some(source) = source {
                 let source = without_generation_tags(&source);
                 environment.add_template_owned(name, source).map_err(|e| format!("chat template: {e:#}"))?;
             }
         }
-        Ok(Self { environment, has_tools, habits, tool_format, tells_time, texts })
+        Ok(Self { environment, has_tools, styles, tool_format, uses_time, texts })
     }
 
     /// The chat as the model reads it. The work is bounded.
     pub(crate) fn render(&self, chat: &Chat<'_>) -> Result<String, ChatError> {
         let tools = chat.tools.map(|tools| parse(tools.get())).transpose()?;
         let with_tools = tools.is_some() && self.has_tools;
-        let habits = self.habits[usize::from(with_tools)];
-        let messages = conversation::messages(chat, habits)?;
+        let styles = self.styles[usize::from(with_tools)];
+        let messages = conversation::messages(chat, styles)?;
         let documents = chat.documents.map(|documents| parse(documents.get())).transpose()?;
         let mut context: Vec<(String, Value)> = vec![
             ("messages".into(), messages.into()),
@@ -105,7 +105,7 @@ impl Template {
             .map_err(|_| ChatError::messages("the chat template cannot be used on these messages"))?
             .map_err(|e| ChatError::template(&e))?;
         match chat.messages.last().filter(|_| chat.continues) {
-            Some(last) => conversation::cut(&text, last, habits),
+            Some(last) => conversation::cut(&text, last, styles),
             None => Ok(text),
         }
     }

@@ -34,7 +34,7 @@ impl Draft {
     }
 
     /// The arguments since they were last taken.
-    pub(super) fn news(&mut self) -> &mut String {
+    pub(super) fn new_arguments(&mut self) -> &mut String {
         &mut self.arguments
     }
 

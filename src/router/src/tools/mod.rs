@@ -83,7 +83,7 @@ impl ToolParser {
 
 impl ToolFormat {
     /// The format that a chat template speaks of, by the rule of [`ToolParser::Auto`].
-    pub(crate) fn spoken_of(template: &str) -> Option<Self> {
+    pub(crate) fn detect(template: &str) -> Option<Self> {
         let has = |text: &str| template.contains(text);
         if has("<function=") || has("<arg_key>") {
             None

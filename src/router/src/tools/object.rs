@@ -15,7 +15,7 @@ pub(super) struct Object {
     /// Whole arguments that wait for the name.
     arguments: Option<String>,
     has_arguments: bool,
-    told: bool,
+    name_sent: bool,
 }
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Object {
             name: None,
             arguments: None,
             has_arguments: false,
-            told: false,
+            name_sent: false,
         }
     }
 
@@ -116,7 +116,7 @@ impl Object {
             if c == '{'
                 && let Some(name) = self.name.clone()
             {
-                self.told = true;
+                self.name_sent = true;
                 draft.name(name);
             }
         }
@@ -130,7 +130,7 @@ impl Object {
         let step = value.push(c, &mut self.raw);
         match field {
             Field::Other => self.raw.clear(),
-            Field::Arguments if self.told => draft.arguments(&mut self.raw),
+            Field::Arguments if self.name_sent => draft.arguments(&mut self.raw),
             _ => {}
         }
         match step {
@@ -150,16 +150,16 @@ impl Object {
             Field::Name => {
                 let Ok(name) = serde_json::from_str::<String>(&raw) else { return Step::Broken };
                 if let Some(arguments) = self.arguments.take() {
-                    self.told = true;
+                    self.name_sent = true;
                     draft.whole(name.clone(), arguments);
                 }
                 self.name = Some(name);
             }
-            Field::Arguments if !self.told => {
+            Field::Arguments if !self.name_sent => {
                 let Some(arguments) = as_object(raw) else { return Step::Broken };
                 match &self.name {
                     Some(name) => {
-                        self.told = true;
+                        self.name_sent = true;
                         draft.whole(name.clone(), arguments);
                     }
                     None => self.arguments = Some(arguments),
@@ -172,7 +172,7 @@ impl Object {
 
     fn close(&mut self, draft: &mut Draft) -> Step {
         let Some(name) = self.name.take() else { return Step::Broken };
-        if !self.told {
+        if !self.name_sent {
             draft.whole(name, "{}".to_owned());
         }
         draft.end();

@@ -15,7 +15,7 @@ pub(super) struct PythonList {
     function: String,
     /// Arguments as JSON, without the part that was handed on.
     raw: String,
-    told: bool,
+    name_sent: bool,
 }
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl PythonList {
             word: String::new(),
             function: String::new(),
             raw: String::new(),
-            told: false,
+            name_sent: false,
         }
     }
 
@@ -54,7 +54,7 @@ impl PythonList {
     pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
         if let PythonState::Value(value) = &mut self.at {
             let step = value.push(c, &mut self.raw);
-            self.tell(draft);
+            self.push_arguments(draft);
             return match step {
                 Step::Done => self.go_on(PythonState::AfterValue),
                 Step::Past => {
@@ -110,35 +110,35 @@ impl PythonList {
     fn open_call(&mut self) -> Step {
         self.function = std::mem::take(&mut self.word);
         self.raw.push('{');
-        self.told = false;
+        self.name_sent = false;
         self.go_on(PythonState::Argument { begun: false, over: false })
     }
 
     /// With its first argument it is sure to be a call.
     fn open_value(&mut self, draft: &mut Draft) -> Step {
-        self.raw.push_str(if self.told { ", \"" } else { "\"" });
+        self.raw.push_str(if self.name_sent { ", \"" } else { "\"" });
         self.raw.push_str(&std::mem::take(&mut self.word));
         self.raw.push_str("\": ");
-        self.tell_name(draft);
-        self.tell(draft);
+        self.push_name(draft);
+        self.push_arguments(draft);
         self.go_on(PythonState::Value(Value::new(Dialect::Python)))
     }
 
-    fn tell_name(&mut self, draft: &mut Draft) {
-        if !self.told {
-            self.told = true;
+    fn push_name(&mut self, draft: &mut Draft) {
+        if !self.name_sent {
+            self.name_sent = true;
             draft.name(std::mem::take(&mut self.function));
         }
     }
 
-    fn tell(&mut self, draft: &mut Draft) {
+    fn push_arguments(&mut self, draft: &mut Draft) {
         draft.arguments(&mut self.raw);
     }
 
     fn close_call(&mut self, draft: &mut Draft) -> Step {
         self.raw.push('}');
-        self.tell_name(draft);
-        self.tell(draft);
+        self.push_name(draft);
+        self.push_arguments(draft);
         draft.end();
         self.go_on(PythonState::AfterCall)
     }

@@ -131,7 +131,7 @@ impl Reader {
         for c in piece.chars() {
             self.one(c, parts);
         }
-        self.tell_arguments(parts);
+        self.push_arguments(parts);
     }
 
     /// The answer is over: what is held back is text, but for what closes a call or follows the last one.
@@ -188,17 +188,17 @@ impl Reader {
                 if !self.committed {
                     self.held.push(c);
                 }
-                self.end_if_told(parts);
+                self.end_if_complete(parts);
             }
             Step::Done => {
-                self.end_if_told(parts);
+                self.end_if_complete(parts);
                 self.body = None;
                 self.held.clear();
                 self.bare = self.offer.opener().is_some();
             }
             // The text is no call, or no longer part of one.
             _ => {
-                self.tell_arguments(parts);
+                self.push_arguments(parts);
                 self.committed = false;
                 self.body = None;
                 self.bare = false;
@@ -227,17 +227,17 @@ impl Reader {
         true
     }
 
-    fn tell_arguments(&mut self, parts: &mut Parts) {
-        let news = self.draft.news();
+    fn push_arguments(&mut self, parts: &mut Parts) {
+        let new_arguments = self.draft.new_arguments();
         if self.committed && !self.unwanted {
-            parts.arguments(self.calls - 1, news);
+            parts.arguments(self.calls - 1, new_arguments);
         }
-        news.clear();
+        new_arguments.clear();
     }
 
-    fn end_if_told(&mut self, parts: &mut Parts) {
+    fn end_if_complete(&mut self, parts: &mut Parts) {
         if self.draft.take_end() {
-            self.tell_arguments(parts);
+            self.push_arguments(parts);
             self.committed = false;
         }
     }

@@ -271,7 +271,7 @@ fn what_is_held_back_and_the_calls_are_bounded() {
 
 #[test]
 fn templates_tell_the_format() {
-    let told = ToolFormat::spoken_of;
+    let told = ToolFormat::detect;
     assert_eq!(told("… within <tool_call></tool_call> tags"), Some(ToolFormat::Hermes));
     assert_eq!(told("<tool_call>\n<function=x>"), None);
     assert_eq!(told("{{ '[TOOL_CALLS] [' }}"), Some(ToolFormat::Mistral));

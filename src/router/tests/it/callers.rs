@@ -11,7 +11,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tokio::io::AsyncReadExt;
 
-use crate::scripted::{open, open_saying, saying};
+use crate::scripted::{open, open_with_text, text_script};
 
 const PATH: &str = "/v1/completions";
 const BODY: &str = r#"{"prompt":"a prompt of more than sixteen tokens"}"#;
@@ -22,23 +22,23 @@ async fn only_keys_let_in_and_they_name_the_tenant() {
         ApiKey { key: "k1".into(), tenant: Some("acme".into()), classes: Vec::new() },
         ApiKey { key: "k2".into(), tenant: None, classes: Vec::new() },
     ];
-    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
-    let heard = door.post_with(PATH, BODY, &[]).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (401, Some("missing_api_key")));
-    let heard = door.post_with(PATH, BODY, &[("authorization", "Bearer k3")]).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (401, Some("invalid_api_key")));
+    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| text_script("x")).await;
+    let response = door.post_with(PATH, BODY, &[]).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (401, Some("missing_api_key")));
+    let response = door.post_with(PATH, BODY, &[("authorization", "Bearer k3")]).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (401, Some("invalid_api_key")));
     assert_eq!(door.get("/v1/models").await.status, 401);
     assert_eq!(door.get("/health").await.status, 200);
     for (key, tenant) in [("Bearer k1", "acme"), ("Bearer k2", "guest")] {
-        let heard = door.post_with(PATH, BODY, &[("authorization", key), ("x-tenant-id", "guest")]).await;
-        assert_eq!(heard.status, 200);
+        let response = door.post_with(PATH, BODY, &[("authorization", key), ("x-tenant-id", "guest")]).await;
+        assert_eq!(response.status, 200);
         assert_eq!(door.backend.submissions.lock().last().unwrap().tenant.as_deref(), Some(tenant));
     }
 }
 
 #[tokio::test]
 async fn headers_reach_the_backend() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     let headers = [
         ("x-request-id", "mine-1"),
         ("x-baton-class", "batch"),
@@ -48,10 +48,10 @@ async fn headers_reach_the_backend() {
         ("x-baton-explain", "1"),
         ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
     ];
-    let heard = door.post_with(PATH, BODY, &headers).await;
-    assert_eq!(heard.header("x-request-id"), Some("mine-1"));
-    assert_eq!(heard.header("traceparent"), None, "nothing is echoed");
-    assert_eq!(heard.header("x-baton-decision"), Some("prefill=p1 decode=d2"));
+    let response = door.post_with(PATH, BODY, &headers).await;
+    assert_eq!(response.header("x-request-id"), Some("mine-1"));
+    assert_eq!(response.header("traceparent"), None, "nothing is echoed");
+    assert_eq!(response.header("x-baton-decision"), Some("prefill=p1 decode=d2"));
     let submission = door.backend.submissions.lock()[0].clone();
     assert_eq!((&*submission.request_id, submission.class.as_deref()), ("mine-1", Some("batch")));
     assert_eq!((submission.tenant.as_deref(), submission.timeout_us), (Some("t1"), Some(2_500_000)));
@@ -59,9 +59,9 @@ async fn headers_reach_the_backend() {
     let parent = submission.trace.unwrap();
     assert_eq!((parent.span_id, parent.sampled), (0xb7ad_6b71_6920_3331, true));
 
-    let heard = door.post_with(PATH, BODY, &[("traceparent", "00-not-one")]).await;
-    let made = heard.header("x-request-id").unwrap().to_owned();
-    assert!(made.starts_with("req-") && heard.header("x-baton-decision").is_none());
+    let response = door.post_with(PATH, BODY, &[("traceparent", "00-not-one")]).await;
+    let made = response.header("x-request-id").unwrap().to_owned();
+    assert!(made.starts_with("req-") && response.header("x-baton-decision").is_none());
     let submission = door.backend.submissions.lock()[1].clone();
     assert_eq!((&*submission.request_id, submission.session), (made.as_str(), None));
     assert_eq!(submission.trace, None, "a broken traceparent is as none");
@@ -71,7 +71,7 @@ async fn headers_reach_the_backend() {
 #[tokio::test]
 async fn tenants_and_salts_share_no_blocks() {
     let config = RouterConfig { hash_seed: Secret::new(77), ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
+    let door = open(config, |_| text_script("x")).await;
     let salted = BODY.replace('{', "{\"cache_salt\":\"s\",");
     for (body, headers) in [
         (BODY, &[][..]),
@@ -115,10 +115,10 @@ impl Extra for Pages {
 #[tokio::test]
 async fn other_paths_can_be_mounted() {
     let config = RouterConfig { extra: Some(Arc::new(Pages)), ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
-    let heard = door.post_with("/metrics", "abc", &[]).await;
+    let door = open(config, |_| text_script("x")).await;
+    let response = door.post_with("/metrics", "abc", &[]).await;
     assert_eq!(
-        (heard.status, &heard.body[..], heard.header("x-request-id").is_some()),
+        (response.status, &response.body[..], response.header("x-request-id").is_some()),
         (200, &b"POST 3"[..], true)
     );
     assert_eq!(door.get("/other").await.error().1.as_deref(), Some("unknown_path"));
@@ -132,7 +132,7 @@ async fn other_paths_can_be_mounted() {
 async fn a_body_is_not_read_before_it_is_known_who_sends_it_and_where() {
     let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: Vec::new() }];
     let config = RouterConfig { api_keys: keys, extra: Some(Arc::new(Pages)), ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
+    let door = open(config, |_| text_script("x")).await;
     for (path, status) in [
         ("/nothing", "404"),
         ("/closed", "401"),
@@ -145,8 +145,8 @@ async fn a_body_is_not_read_before_it_is_known_who_sends_it_and_where() {
         let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 30000000\r\n\r\n");
         let mut connection = door.raw(head.as_bytes()).await;
         let mut start = [0; 12];
-        let heard = tokio::time::timeout(Duration::from_secs(20), connection.read_exact(&mut start)).await;
-        assert!(heard.is_ok_and(|read| read.is_ok()), "{path}: waits for the body");
+        let response = tokio::time::timeout(Duration::from_secs(20), connection.read_exact(&mut start)).await;
+        assert!(response.is_ok_and(|read| read.is_ok()), "{path}: waits for the body");
         assert_eq!(start, *format!("HTTP/1.1 {status}").as_bytes(), "{path}");
     }
     assert_eq!(door.router.stats().body_bytes, 0);
@@ -155,15 +155,15 @@ async fn a_body_is_not_read_before_it_is_known_who_sends_it_and_where() {
 #[tokio::test]
 async fn a_class_that_its_key_may_not_use_is_refused_before_the_body_and_counted() {
     let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: vec!["batch".into()] }];
-    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
+    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| text_script("x")).await;
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\nx-baton-class: gold\r\n\
          content-type: application/json\r\ncontent-length: 30000000\r\n\r\n"
     );
     let mut connection = door.raw(head.as_bytes()).await;
     let mut start = [0; 12];
-    let heard = tokio::time::timeout(Duration::from_secs(20), connection.read_exact(&mut start)).await;
-    assert!(heard.is_ok_and(|read| read.is_ok()), "waits for the body");
+    let response = tokio::time::timeout(Duration::from_secs(20), connection.read_exact(&mut start)).await;
+    assert!(response.is_ok_and(|read| read.is_ok()), "waits for the body");
     assert_eq!(start, *b"HTTP/1.1 403");
     let key = ("authorization", "Bearer k");
     let tier = door.post_with(PATH, r#"{"prompt":"a","service_tier":"gold"}"#, &[key]).await;
@@ -179,7 +179,7 @@ async fn a_class_that_its_key_may_not_use_is_refused_before_the_body_and_counted
 #[tokio::test]
 async fn errors_are_counted_by_status_and_reason() {
     let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: Vec::new() }];
-    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
+    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| text_script("x")).await;
     let key = [("authorization", "Bearer k")];
     for _ in 0..3 {
         assert_eq!(door.post_with(PATH, BODY, &[]).await.status, 401);

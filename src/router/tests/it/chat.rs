@@ -5,7 +5,7 @@ use baton_types::{Finish, TokenLogprob};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::scripted::{Door, Step, admitted, finished, likely, open, open_saying, saying, token};
+use crate::scripted::{Door, Step, admitted, finished, likely, open, open_with_text, text_script, token};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -27,10 +27,10 @@ fn read(events: &[Value]) -> (String, usize, Vec<String>) {
 
 #[tokio::test]
 async fn a_whole_answer_has_the_apis_shape() {
-    let door = open_saying("hé\"llo").await;
-    let heard = door.post(PATH, &ask(json!({}))).await;
-    assert_eq!(heard.status, 200);
-    let value = heard.json();
+    let door = open_with_text("hé\"llo").await;
+    let response = door.post(PATH, &ask(json!({}))).await;
+    assert_eq!(response.status, 200);
+    let value = response.json();
     assert!(
         value["id"].as_str().unwrap().starts_with("chatcmpl-")
             && value["created"].as_u64().unwrap() > 1_700_000_000
@@ -51,14 +51,14 @@ async fn a_whole_answer_has_the_apis_shape() {
 
 #[tokio::test]
 async fn a_stream_says_role_and_end_once() {
-    let door = open_saying("hé😀!").await;
-    let heard = door.post(PATH, &ask(json!({"stream": true}))).await;
-    assert_eq!(heard.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    let door = open_with_text("hé😀!").await;
+    let response = door.post(PATH, &ask(json!({"stream": true}))).await;
+    assert_eq!(response.header("content-type"), Some("text/event-stream; charset=utf-8"));
     assert_eq!(
-        (heard.header("cache-control"), heard.header("x-accel-buffering")),
+        (response.header("cache-control"), response.header("x-accel-buffering")),
         (Some("no-cache"), Some("no"))
     );
-    let (events, done) = heard.events();
+    let (events, done) = response.events();
     assert!(done);
     assert_eq!(read(&events), ("hé😀!".to_owned(), 1, vec!["stop".to_owned()]));
     assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
@@ -72,7 +72,7 @@ async fn a_stream_says_role_and_end_once() {
 
 #[tokio::test]
 async fn usage_in_streams_comes_last_or_in_each_event() {
-    let door = open_saying("ab").await;
+    let door = open_with_text("ab").await;
     let body = ask(json!({"stream": true, "stream_options": {"include_usage": true}}));
     let (events, done) = door.post(PATH, &body).await.events();
     let (last, before) = events.split_last().unwrap();
@@ -92,7 +92,7 @@ async fn usage_in_streams_comes_last_or_in_each_event() {
 async fn several_answers_have_their_own_index_and_draws() {
     let door = open(RouterConfig::default(), |submission| {
         let seed = submission.sampling.seed;
-        saying(&format!("answer {seed}"))
+        text_script(&format!("answer {seed}"))
     })
     .await;
     let value = door.post(PATH, &ask(json!({"n": 3, "seed": 5}))).await.json();
@@ -122,7 +122,7 @@ async fn several_answers_have_their_own_index_and_draws() {
 #[tokio::test]
 async fn stop_strings_end_the_answer_and_the_work() {
     let endless = |_: &_| {
-        let mut steps = saying("one, two, three");
+        let mut steps = text_script("one, two, three");
         steps.pop();
         steps.push(Step::Hang);
         steps
@@ -145,7 +145,7 @@ async fn stop_strings_end_the_answer_and_the_work() {
 
     // The response still contains the usage until then, where the backend reports it.
     let door = open(RouterConfig::default(), |_| {
-        let mut steps = saying("one, two, three, four");
+        let mut steps = text_script("one, two, three, four");
         steps.pop();
         let usage = Usage { cached_tokens: 32, moves: 0 };
         steps.extend([Step::LastWord(Event::Finished { finish: Finish::Stop, usage }), Step::Hang]);
@@ -161,7 +161,7 @@ async fn stop_strings_end_the_answer_and_the_work() {
     assert_eq!(cached(events.last().unwrap()), 32);
     door.wait_cancelled(2).await;
 
-    let door = open_saying("one, two, one").await;
+    let door = open_with_text("one, two, one").await;
     assert_eq!(door.post(PATH, &body).await.json()["choices"][0]["message"]["content"], "one, two, ");
 }
 
@@ -220,15 +220,15 @@ async fn logprobs_name_tokens_and_bytes() {
 async fn silence_is_filled_once_admitted() {
     let config = RouterConfig { keep_alive_ms: 50, ..RouterConfig::default() };
     let door = open(config, |_| {
-        let mut steps = saying("x");
+        let mut steps = text_script("x");
         steps.insert(1, Step::Pause(280));
         steps
     })
     .await;
-    let heard = door.post(PATH, &ask(json!({"stream": true}))).await;
-    let comments = String::from_utf8(heard.body.to_vec()).unwrap().matches(": keep-alive\n\n").count();
+    let response = door.post(PATH, &ask(json!({"stream": true}))).await;
+    let comments = String::from_utf8(response.body.to_vec()).unwrap().matches(": keep-alive\n\n").count();
     assert!((3..=6).contains(&comments), "{comments}");
-    assert_eq!(read(&heard.events().0).0, "x");
+    assert_eq!(read(&response.events().0).0, "x");
 }
 
 #[tokio::test]
@@ -236,23 +236,23 @@ async fn errors_in_a_stream_end_it_without_the_last_word() {
     let fault = Fault { status: 502, stage: "decode_lost".into(), message: "gone".into() };
     let script = move |_: &_| vec![admitted(), token(97), Step::Say(Event::Failed(fault.clone()))];
     let door = open(RouterConfig::default(), script).await;
-    let heard = door.post(PATH, &ask(json!({"stream": true, "n": 2}))).await;
-    assert_eq!(heard.status, 200);
-    let (events, done) = heard.events();
+    let response = door.post(PATH, &ask(json!({"stream": true, "n": 2}))).await;
+    assert_eq!(response.status, 200);
+    let (events, done) = response.events();
     let error = &events.last().unwrap()["error"];
     assert!(!done);
     assert_eq!(
         *error,
         json!({"message": "gone", "type": "server_error", "param": null, "code": "decode_lost"})
     );
-    let heard = door.post(PATH, &ask(json!({}))).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (502, Some("decode_lost")));
+    let response = door.post(PATH, &ask(json!({}))).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (502, Some("decode_lost")));
     assert_eq!(door.router.stats().failed_in_stream, 1);
 }
 
 #[tokio::test]
 async fn tools_go_into_the_prompt_and_the_body_goes_along() {
-    let door = open_saying("ok").await;
+    let door = open_with_text("ok").await;
     let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {}}}]);
     let body = format!(
         "{{ \"x-own\" :1e2,\"tools\":{tools},\"tool_choice\":\"auto\",\"messages\":[{{\"role\":\"user\",\"content\":[{{\"type\":\"text\",\"text\":\"hi\"}}]}}]}}"
@@ -272,16 +272,16 @@ async fn tools_go_into_the_prompt_and_the_body_goes_along() {
         json!({"tool_choice": "must"}),
         json!({"response_format": {"type": "json_object"}}),
     ] {
-        let heard = door.post(PATH, &ask(field.clone())).await;
+        let response = door.post(PATH, &ask(field.clone())).await;
         let name = field.as_object().unwrap().keys().find(|name| *name != "add_generation_prompt");
-        assert_eq!((heard.status, heard.error().0.as_ref()), (400, name));
+        assert_eq!((response.status, response.error().0.as_ref()), (400, name));
     }
     let nothing =
         json!({"logprob_token_ids": [], "chat_template": null, "priority": 0, "length_penalty": 1.0});
     assert_eq!(door.post(PATH, &ask(nothing)).await.status, 200);
     let text = json!({"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"});
     assert_eq!(door.post(PATH, &ask(text)).await.status, 200);
-    let door = open(RouterConfig::default(), |_| saying("{}")).await;
+    let door = open(RouterConfig::default(), |_| text_script("{}")).await;
     door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
     assert_eq!(door.post(PATH, &ask(json!({"response_format": {"type": "json_object"}}))).await.status, 200);
 }
@@ -297,7 +297,7 @@ async fn an_answer_says_which_end_of_the_client_ended_it() {
         ("cab", json!({"stop_token_ids": [u32::from(b'c')], "min_tokens": 2}), Value::Null),
     ];
     for (said, more, reason) in cases {
-        let door = open_saying(said).await;
+        let door = open_with_text(said).await;
         assert_eq!(door.post(PATH, &ask(more.clone())).await.json()["choices"][0]["stop_reason"], reason);
         let mut streamed = ask(more);
         streamed["stream"] = true.into();
@@ -321,7 +321,7 @@ async fn an_answer_says_which_end_of_the_client_ended_it() {
 
 #[tokio::test]
 async fn tokens_go_along_with_the_text_where_they_are_wanted() {
-    let door = open_saying("hé!").await;
+    let door = open_with_text("hé!").await;
     let prompt: Vec<u32> = {
         let value = door.post("/tokenize", &json!({"messages": ask(json!({}))["messages"]})).await.json();
         value["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
@@ -369,8 +369,8 @@ async fn a_chats_prompt_has_logprobs_too() {
     assert_eq!(logs[0], Value::Null);
     assert_eq!(logs[1]["258"]["decoded_token"], "<|im_start|>");
     assert!(value["choices"][0].get("prompt_logprobs").is_none(), "it is the chat's, not an answer's");
-    let heard = door.post(PATH, &ask(json!({"prompt_logprobs": 1, "stream": true}))).await;
-    assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("prompt_logprobs")));
+    let response = door.post(PATH, &ask(json!({"prompt_logprobs": 1, "stream": true}))).await;
+    assert_eq!((response.status, response.error().0.as_deref()), (400, Some("prompt_logprobs")));
 }
 
 async fn both_ways(door: &Door, more: &Value) -> (String, String) {

@@ -6,7 +6,7 @@ use baton_router::{Event, RouterConfig};
 use baton_types::{Finish, TokenLogprob};
 use serde_json::{Value, json};
 
-use crate::scripted::{Step, admitted, finished, likely, open, open_saying, saying};
+use crate::scripted::{Step, admitted, finished, likely, open, open_with_text, text_script};
 
 const PATH: &str = "/v1/completions";
 
@@ -22,7 +22,7 @@ async fn prompts_come_as_text_and_tokens_alone_and_in_batches() {
             .after(submission.tokens.len().saturating_sub(2))
             .into_iter()
             .map(|token| token as u8);
-        saying(&String::from_utf8(last.collect()).unwrap())
+        text_script(&String::from_utf8(last.collect()).unwrap())
     })
     .await;
     let cases = [
@@ -32,8 +32,8 @@ async fn prompts_come_as_text_and_tokens_alone_and_in_batches() {
         (json!([[120, 97, 98], [120, 99, 100]]), vec!["ab", "cd"]),
     ];
     for (prompt, expected) in cases {
-        let heard = door.post(PATH, &json!({"model": "tiny", "prompt": prompt})).await;
-        let value = heard.json();
+        let response = door.post(PATH, &json!({"model": "tiny", "prompt": prompt})).await;
+        let value = response.json();
         assert_eq!(texts(&value), expected, "{prompt}");
         assert_eq!(
             (&value["object"], &value["choices"][0]["logprobs"]),
@@ -50,7 +50,8 @@ async fn prompts_come_as_text_and_tokens_alone_and_in_batches() {
 
 #[tokio::test]
 async fn batches_stream_each_under_its_index() {
-    let door = open(RouterConfig::default(), |submission| saying(&submission.tokens.len().to_string())).await;
+    let door =
+        open(RouterConfig::default(), |submission| text_script(&submission.tokens.len().to_string())).await;
     let (events, done) =
         door.post(PATH, &json!({"prompt": [[1, 2], [1, 2, 3]], "stream": true})).await.events();
     assert!(done);
@@ -115,7 +116,7 @@ async fn echo_and_logprobs_cover_prompt_and_answer() {
 
 #[tokio::test]
 async fn each_prompt_has_its_tokens_and_each_answer_its_own() {
-    let door = open_saying("ab").await;
+    let door = open_with_text("ab").await;
     let body = json!({"prompt": [[120, 97], [99]], "return_token_ids": true, "stop": "b"});
     let value = door.post(PATH, &body).await.json();
     for (at, prompt) in [json!([120, 97]), json!([99])].iter().enumerate() {
@@ -155,9 +156,9 @@ async fn logprobs_follow_the_text_that_a_stop_leaves() {
     };
     let door = open(RouterConfig::default(), script).await;
     for stream in [false, true] {
-        let heard =
+        let response =
             door.post(PATH, &json!({"prompt": "p", "logprobs": 0, "stop": "XY", "stream": stream})).await;
-        let events = if stream { heard.events().0 } else { vec![heard.json()] };
+        let events = if stream { response.events().0 } else { vec![response.json()] };
         let tokens: Vec<&str> = events
             .iter()
             .filter_map(|event| event["choices"][0]["logprobs"]["tokens"].as_array())
@@ -170,7 +171,7 @@ async fn logprobs_follow_the_text_that_a_stop_leaves() {
 
 #[tokio::test]
 async fn what_is_not_served_is_refused_by_name() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     let cases = [
         (json!({"prompt": "a", "n": 1, "best_of": 2}), "best_of"),
         (json!({"prompt": "a", "suffix": "b"}), "suffix"),
@@ -186,15 +187,15 @@ async fn what_is_not_served_is_refused_by_name() {
         (json!({"prompt": "a", "stream_options": {}}), "stream_options"),
     ];
     for (body, param) in cases {
-        let heard = door.post(PATH, &body).await;
-        assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some(param)), "{body}");
+        let response = door.post(PATH, &body).await;
+        assert_eq!((response.status, response.error().0.as_deref()), (400, Some(param)), "{body}");
     }
     assert!(door.backend.submissions.lock().is_empty(), "nothing was submitted");
 }
 
 #[tokio::test]
 async fn tokens_can_be_had_without_an_answer() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     for prefix in ["", "/v1"] {
         let value = door.post(&format!("{prefix}/tokenize"), &json!({"prompt": "hé"})).await.json();
         assert_eq!(value, json!({"count": 4, "max_model_len": 2000, "tokens": [256, 104, 195, 169]}));
@@ -211,7 +212,7 @@ async fn tokens_can_be_had_without_an_answer() {
 
 #[tokio::test]
 async fn models_are_listed_and_found() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     let value = door.get("/v1/models").await.json();
     let ids: Vec<&str> =
         value["data"].as_array().unwrap().iter().filter_map(|model| model["id"].as_str()).collect();
@@ -219,13 +220,13 @@ async fn models_are_listed_and_found() {
     for path in ["/v1/models/tiny", "/v1/models/org/tiny", "/v1/models/org%2Ftiny"] {
         assert_eq!(door.get(path).await.json()["object"], "model", "{path}");
     }
-    let heard = door.get("/v1/models/other").await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (404, Some("model_not_found")));
-    let heard = door.post(PATH, &json!({"model": "other", "prompt": "a"})).await;
-    assert_eq!((heard.status, heard.error().0.as_deref()), (404, Some("model")));
+    let response = door.get("/v1/models/other").await;
+    assert_eq!((response.status, response.error().1.as_deref()), (404, Some("model_not_found")));
+    let response = door.post(PATH, &json!({"model": "other", "prompt": "a"})).await;
+    assert_eq!((response.status, response.error().0.as_deref()), (404, Some("model")));
 
     door.backend.ready.store(false, Ordering::SeqCst);
     assert_eq!(door.get("/v1/models").await.json()["data"], json!([]));
-    let heard = door.post(PATH, &json!({"prompt": "a"})).await;
-    assert_eq!((heard.status, heard.header("retry-after")), (503, Some("2")));
+    let response = door.post(PATH, &json!({"prompt": "a"})).await;
+    assert_eq!((response.status, response.header("retry-after")), (503, Some("2")));
 }

@@ -9,7 +9,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::sync::Arc;
 use tokio::io::AsyncReadExt;
 
-use crate::scripted::{open, open_saying, request, saying};
+use crate::scripted::{open, open_with_text, request, text_script};
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
@@ -20,7 +20,7 @@ async fn tls_serves_both_versions() {
     let files = TlsFiles { certificate: dir.path().join("c.pem"), key: dir.path().join("k.pem") };
     std::fs::write(&files.certificate, made.cert.pem()).unwrap();
     std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
-    let door = open(RouterConfig { tls: Some(files), ..RouterConfig::default() }, |_| saying("x")).await;
+    let door = open(RouterConfig { tls: Some(files), ..RouterConfig::default() }, |_| text_script("x")).await;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(made.cert.der().clone()).unwrap();
     for version in ["h2", "http/1.1"] {
@@ -59,7 +59,7 @@ async fn tls_serves_both_versions() {
 #[tokio::test]
 async fn tls_files_that_cannot_be_used_are_named() {
     let files = TlsFiles { certificate: "/nowhere/c.pem".into(), key: "/nowhere/k.pem".into() };
-    let backend = open_saying("x").await.backend.clone();
+    let backend = open_with_text("x").await.backend.clone();
     let config = RouterConfig { tls: Some(files), ..RouterConfig::default() };
     let router = Arc::new(baton_router::Router::new(config, baton_router::Tokenization::bytes(), backend));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -79,7 +79,7 @@ async fn closed(connection: &mut tokio::net::TcpStream) -> Vec<u8> {
 #[tokio::test]
 async fn who_never_finishes_asking_is_not_waited_for() {
     let config = RouterConfig { receive_limit_ms: 200, connections_limit: 1, ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
+    let door = open(config, |_| text_script("x")).await;
     let mut others = 0;
     for start in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "POST /v1/completions HTTP/1.1\r\nhost:"] {
         let mut idle = door.raw(start.as_bytes()).await;
@@ -100,15 +100,15 @@ async fn who_never_finishes_asking_is_not_waited_for() {
 #[tokio::test]
 async fn operators_get_in_when_all_places_are_taken() {
     let config = RouterConfig { connections_limit: 4, ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
+    let door = open(config, |_| text_script("x")).await;
     // All are one peer here, which has half of the places.
     let silent = [door.raw(b"").await, door.raw(b"").await];
     for path in ["/health", "/ready"] {
         assert_eq!(door.get(path).await.status, 200, "{path}");
     }
-    let heard = door.get("/v1/models").await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (503, Some("too_many_connections")));
-    assert_eq!((heard.header("retry-after"), heard.header("connection")), (Some("2"), Some("close")));
+    let response = door.get("/v1/models").await;
+    assert_eq!((response.status, response.error().1.as_deref()), (503, Some("too_many_connections")));
+    assert_eq!((response.header("retry-after"), response.header("connection")), (Some("2"), Some("close")));
     // Those without a place are few, and are not waited for.
     let mut beyond: Vec<_> = Vec::new();
     for _ in 0..40 {
@@ -131,7 +131,7 @@ async fn operators_get_in_when_all_places_are_taken() {
 #[tokio::test]
 async fn bodies_under_way_share_one_bound() {
     let config = RouterConfig { bodies_limit_bytes: 4 << 20, ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
+    let door = open(config, |_| text_script("x")).await;
     let begun = |bytes: usize| {
         let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
         [head.into_bytes(), vec![b' '; bytes - 1]].concat()
@@ -140,9 +140,12 @@ async fn bodies_under_way_share_one_bound() {
     while door.router.stats().body_bytes < (3 << 20) - 1 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let heard = door.post_with("/v1/completions", vec![b' '; 1 << 20], &[]).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (503, Some("bodies_full")));
-    assert_eq!((heard.header("retry-after"), heard.header("x-should-retry")), (Some("1"), Some("true")));
+    let response = door.post_with("/v1/completions", vec![b' '; 1 << 20], &[]).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (503, Some("bodies_full")));
+    assert_eq!(
+        (response.header("retry-after"), response.header("x-should-retry")),
+        (Some("1"), Some("true"))
+    );
     assert_eq!(door.post_with("/v1/completions", r#"{"prompt":"a"}"#, &[]).await.status, 200, "a small one");
     drop(first);
     // The submission still holds its body.
@@ -174,7 +177,7 @@ async fn closed_window(
 async fn requests_and_unread_answers_share_the_bound_of_bodies() {
     const LIMIT: usize = 4 << 20;
     let config = RouterConfig { bodies_limit_bytes: LIMIT, ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
+    let door = open(config, |_| text_script("x")).await;
     let (sender, _ended) = closed_window(&door).await;
     let long = "y".repeat(8 << 10);
     let mut asked = Vec::new();
@@ -202,7 +205,7 @@ async fn requests_and_unread_answers_share_the_bound_of_bodies() {
 /// One thread serves all here: it answers others while a large body is worked on.
 #[tokio::test]
 async fn large_bodies_do_not_hold_up_others() {
-    let door = Arc::new(open(RouterConfig::default(), |_| saying("x")).await);
+    let door = Arc::new(open(RouterConfig::default(), |_| text_script("x")).await);
     let chat = |count: usize| {
         let one = r#"{"role":"user","content":""}"#;
         format!(r#"{{"messages":[{}]}}"#, vec![one; count].join(","))
@@ -233,7 +236,7 @@ async fn large_bodies_do_not_hold_up_others() {
 
 #[tokio::test]
 async fn calls_follow_each_other_on_one_connection() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     let mut sender = door.connect().await;
     for stream in [false, true, false] {
         sender.ready().await.unwrap();

@@ -8,37 +8,37 @@ use http_body_util::Full;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::scripted::{Step, open, open_saying, request, saying};
+use crate::scripted::{Step, open, open_with_text, request, text_script};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn unknown_paths_methods_and_types_are_answered_in_json() {
-    let door = open_saying("x").await;
-    let heard = door.get("/v1/nothing").await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (404, Some("unknown_path")));
-    let heard = door.get(CHAT).await;
-    assert_eq!((heard.status, heard.header("allow")), (405, Some("POST")));
-    assert_eq!(heard.error().1.as_deref(), Some("method_not_allowed"));
-    let heard = door.post("/v1/models", &json!({})).await;
-    assert_eq!((heard.status, heard.header("allow")), (405, Some("GET, HEAD")));
+    let door = open_with_text("x").await;
+    let response = door.get("/v1/nothing").await;
+    assert_eq!((response.status, response.error().1.as_deref()), (404, Some("unknown_path")));
+    let response = door.get(CHAT).await;
+    assert_eq!((response.status, response.header("allow")), (405, Some("POST")));
+    assert_eq!(response.error().1.as_deref(), Some("method_not_allowed"));
+    let response = door.post("/v1/models", &json!({})).await;
+    assert_eq!((response.status, response.header("allow")), (405, Some("GET, HEAD")));
     let form = Request::post(CHAT).header("content-type", "text/plain").body(Full::from("{}")).unwrap();
-    let heard = door.send(form).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (415, Some("unsupported_media_type")));
+    let response = door.send(form).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (415, Some("unsupported_media_type")));
     for path in ["/v1/embeddings", "/v1/rerank", "/score", "/v1/responses"] {
-        let heard = door.post(path, &json!({})).await;
-        assert_eq!((heard.status, heard.header("x-should-retry")), (501, Some("false")), "{path}");
-        heard.error();
+        let response = door.post(path, &json!({})).await;
+        assert_eq!((response.status, response.header("x-should-retry")), (501, Some("false")), "{path}");
+        response.error();
     }
 }
 
 #[tokio::test]
 async fn bodies_that_cannot_be_read_are_refused_with_the_place() {
     let config = RouterConfig { body_limit_bytes: 4_000, ..RouterConfig::default() };
-    let door = open(config, |_| saying("x")).await;
-    let heard = door.post_with(CHAT, "{\"messages\": [,]}", &[]).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (400, Some("invalid_json")));
-    assert!(heard.json()["error"]["message"].as_str().unwrap().contains("line 1 column 15"));
+    let door = open(config, |_| text_script("x")).await;
+    let response = door.post_with(CHAT, "{\"messages\": [,]}", &[]).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (400, Some("invalid_json")));
+    assert!(response.json()["error"]["message"].as_str().unwrap().contains("line 1 column 15"));
     for (body, code) in [
         ("{\"a\":1", Some("invalid_json")),
         ("", Some("invalid_json")),
@@ -46,25 +46,25 @@ async fn bodies_that_cannot_be_read_are_refused_with_the_place() {
         ("{\"messages\":[{\"role\":\"user\",\"content\":\"\u{1}\"}]}", Some("invalid_json")),
         ("{\"messages\":[{\"role\":\"a\\nb\",\"content\":\"\"}]}", None),
     ] {
-        let heard = door.post_with(CHAT, body, &[]).await;
-        assert_eq!((heard.status, heard.error().1.as_deref()), (400, code), "{body:?}");
+        let response = door.post_with(CHAT, body, &[]).await;
+        assert_eq!((response.status, response.error().1.as_deref()), (400, code), "{body:?}");
     }
     let invalid_utf8 = &b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}"[..];
     assert_eq!(door.post_with(CHAT, invalid_utf8, &[]).await.status, 400);
     let deep = format!("{{\"x\":{}{}}}", "[".repeat(900), "]".repeat(900));
     assert_eq!(door.post_with(CHAT, deep, &[]).await.error().1.as_deref(), Some("too_deep"));
-    let heard = door.post_with(CHAT, "x".repeat(4_001), &[]).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (413, Some("body_too_large")));
-    let heard = door.post_with(CHAT, "x".repeat(3_000_000), &[]).await;
-    assert_eq!(heard.status, 413);
+    let response = door.post_with(CHAT, "x".repeat(4_001), &[]).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (413, Some("body_too_large")));
+    let response = door.post_with(CHAT, "x".repeat(3_000_000), &[]).await;
+    assert_eq!(response.status, 413);
 }
 
 #[tokio::test]
 async fn too_long_prompts_are_refused_before_anything_is_done() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     let long = json!({"messages": [{"role": "user", "content": "a".repeat(2_000)}], "stream": true});
-    let heard = door.post(CHAT, &long).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (400, Some("context_length_exceeded")));
+    let response = door.post(CHAT, &long).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (400, Some("context_length_exceeded")));
     // The router does not even tokenise a text that is too long by its bytes: 2,000 tokens of 12 bytes.
     let before = door.router.stats().fresh_parts;
     for (path, body) in [
@@ -72,22 +72,22 @@ async fn too_long_prompts_are_refused_before_anything_is_done() {
         ("/v1/completions", json!({"prompt": ["a".repeat(24_001)]})),
         ("/v1/completions", json!({"prompt": "a".repeat(24_001), "stream": true})),
     ] {
-        let heard = door.post(path, &body).await;
+        let response = door.post(path, &body).await;
         assert_eq!(
-            (heard.status, heard.error().1.as_deref()),
+            (response.status, response.error().1.as_deref()),
             (400, Some("context_length_exceeded")),
             "{path}"
         );
-        assert!(String::from_utf8_lossy(&heard.body).contains("at least 200"), "{heard:?}");
+        assert!(String::from_utf8_lossy(&response.body).contains("at least 200"), "{response:?}");
     }
     assert_eq!(door.router.stats().fresh_parts, before);
     let asks = json!({"prompt": vec![97; 2_001]});
-    let heard = door.post("/v1/completions", &asks).await;
-    assert_eq!(heard.error().1.as_deref(), Some("context_length_exceeded"));
+    let response = door.post("/v1/completions", &asks).await;
+    assert_eq!(response.error().1.as_deref(), Some("context_length_exceeded"));
     let asks = json!({"prompt": "a", "max_tokens": 2_000});
-    let heard = door.post("/v1/completions", &asks).await;
+    let response = door.post("/v1/completions", &asks).await;
     let expected = (Some("max_tokens".to_owned()), Some("context_length_exceeded".to_owned()));
-    assert_eq!(heard.error(), expected);
+    assert_eq!(response.error(), expected);
     assert!(door.backend.submissions.lock().is_empty());
 }
 
@@ -105,12 +105,15 @@ async fn refusals_say_when_to_come_again() {
     let door = open(RouterConfig::default(), script).await;
     for stream in [false, true] {
         let body = json!({"messages": [{"role": "user", "content": "a"}], "stream": stream, "n": 2});
-        let heard = door.post(CHAT, &body).await;
-        assert_eq!((heard.status, heard.error().1.as_deref()), (429, Some("predicted_ttft")));
-        assert_eq!((heard.header("retry-after"), heard.header("retry-after-ms")), (Some("2"), Some("1500")));
-        assert_eq!(heard.header("x-should-retry"), Some("true"));
-        assert_eq!(heard.header("x-baton-predicted-ttft-ms"), Some("31000"));
-        assert_eq!(heard.json()["error"]["type"], "rate_limit_error");
+        let response = door.post(CHAT, &body).await;
+        assert_eq!((response.status, response.error().1.as_deref()), (429, Some("predicted_ttft")));
+        assert_eq!(
+            (response.header("retry-after"), response.header("retry-after-ms")),
+            (Some("2"), Some("1500"))
+        );
+        assert_eq!(response.header("x-should-retry"), Some("true"));
+        assert_eq!(response.header("x-baton-predicted-ttft-ms"), Some("31000"));
+        assert_eq!(response.json()["error"]["type"], "rate_limit_error");
     }
     assert_eq!(door.router.stats().refused, 2);
 }
@@ -126,25 +129,25 @@ async fn faults_name_their_stage_and_an_engines_own_status_is_kept() {
         let fault = Fault { status, stage: "prefill_failed".into(), message: "why".into() };
         let door =
             open(RouterConfig::default(), move |_| vec![Step::Say(Event::Failed(fault.clone()))]).await;
-        let heard = door.post("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
-        assert_eq!((heard.status, heard.error().1.as_deref()), (status, Some("prefill_failed")));
-        assert_eq!(heard.json()["error"]["type"], kind);
-        assert_eq!(heard.header("retry-after").is_some(), status == 503);
+        let response = door.post("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
+        assert_eq!((response.status, response.error().1.as_deref()), (status, Some("prefill_failed")));
+        assert_eq!(response.json()["error"]["type"], kind);
+        assert_eq!(response.header("retry-after").is_some(), status == 503);
     }
     let door = open(RouterConfig::default(), |_| Vec::new()).await;
-    let heard = door.post("/v1/completions", &json!({"prompt": "a"})).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (502, Some("engine_lost")));
+    let response = door.post("/v1/completions", &json!({"prompt": "a"})).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (502, Some("engine_lost")));
 }
 
 #[tokio::test]
 async fn health_is_the_process_and_ready_is_the_pair() {
-    let door = open_saying("x").await;
+    let door = open_with_text("x").await;
     assert_eq!(door.get("/ready").await.json()["ready"], true);
     door.backend.ready.store(false, Ordering::SeqCst);
     assert_eq!(door.get("/health").await.status, 200);
-    let heard = door.get("/ready").await;
-    assert_eq!(heard.status, 503);
-    assert_eq!(heard.json(), json!({"ready": false, "detail": "no decode instance yet"}));
+    let response = door.get("/ready").await;
+    assert_eq!(response.status, 503);
+    assert_eq!(response.json(), json!({"ready": false, "detail": "no decode instance yet"}));
 }
 
 proptest! {
@@ -158,7 +161,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
-            let door = open_saying("x").await;
+            let door = open_with_text("x").await;
             let mut sender = door.connect().await;
             for body in bodies {
                 for path in [CHAT, "/v1/completions", "/tokenize", "/detokenize"] {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use baton_router::RouterConfig;
 use tokio::io::AsyncReadExt;
 
-use crate::scripted::{Step, admitted, http1, open, saying, token};
+use crate::scripted::{Step, admitted, http1, open, text_script, token};
 
 const PATH: &str = "/v1/completions";
 const STREAM: &str = r#"{"prompt":"a","stream":true}"#;
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// All that the other side sends until it closes.
-async fn heard(connection: &mut tokio::net::TcpStream) -> String {
+async fn response(connection: &mut tokio::net::TcpStream) -> String {
     let mut all = Vec::new();
     let read = tokio::time::timeout(TIME_LIMIT, connection.read_to_end(&mut all)).await;
     // A connection that is reset has still said what it said.
@@ -22,7 +22,7 @@ async fn heard(connection: &mut tokio::net::TcpStream) -> String {
 }
 
 /// The bytes that the other side sends up to `mark`.
-async fn heard_up_to(connection: &mut tokio::net::TcpStream, mark: &str) -> String {
+async fn read_until(connection: &mut tokio::net::TcpStream, mark: &str) -> String {
     let (mut all, mut some) = (Vec::new(), [0; 4096]);
     let reading = async {
         while !String::from_utf8_lossy(&all).contains(mark) {
@@ -56,20 +56,20 @@ async fn a_stream_that_is_not_read_holds_its_engine_up() {
 
 #[tokio::test]
 async fn bytes_after_a_request_do_not_hold_up_its_answer() {
-    let door = open(RouterConfig::default(), |_| saying("abc")).await;
+    let door = open(RouterConfig::default(), |_| text_script("abc")).await;
     for body in [STREAM, r#"{"prompt":"a"}"#] {
         for more in ["\r\n", "\r\n\r\n", "GET /hea"] {
             let mut bytes = http1(PATH, body);
             bytes.extend_from_slice(more.as_bytes());
             let mut connection = door.raw(&bytes).await;
             let end = if body == STREAM { "data: [DONE]\n\n" } else { "\"usage\"" };
-            let answer = heard_up_to(&mut connection, end).await;
+            let answer = read_until(&mut connection, end).await;
             assert!(answer.starts_with("HTTP/1.1 200 OK"), "{more:?}: {answer}");
         }
     }
     let mut both = http1(PATH, STREAM);
     both.extend_from_slice(b"\r\nGET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-    let answers = heard(&mut door.raw(&both).await).await;
+    let answers = response(&mut door.raw(&both).await).await;
     assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 2, "{answers}");
 }
 
@@ -99,7 +99,7 @@ async fn who_closes_its_side_has_left() {
         let mut connection = door.raw(&http1(PATH, body)).await;
         door.wait_submitted(1).await;
         tokio::io::AsyncWriteExt::shutdown(&mut connection).await.unwrap();
-        let said = heard(&mut connection).await;
+        let said = response(&mut connection).await;
         assert!(!said.contains("[DONE]"), "{number}: {said}");
         door.wait_cancelled(1).await;
     }
@@ -107,7 +107,7 @@ async fn who_closes_its_side_has_left() {
 
 #[tokio::test]
 async fn what_is_no_request_is_told_so() {
-    let door = open(RouterConfig::default(), |_| saying("x")).await;
+    let door = open(RouterConfig::default(), |_| text_script("x")).await;
     let many: String = (0..200).map(|at| format!("x-{at}: y\r\n")).collect();
     let long = format!("x-long: {}\r\n", "y".repeat(600_000));
     for (head, status) in [

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
 
-use crate::scripted::{Step, admitted, http1, open, request, saying, token};
+use crate::scripted::{Step, admitted, http1, open, request, text_script, token};
 
 const PATH: &str = "/v1/completions";
 
@@ -60,7 +60,7 @@ async fn a_stream_of_http2_that_is_not_read_is_cut_off_alone() {
     let door = open(config, |submission| match submission.tokens.len() {
         // The one is without end, the other is short.
         1 => std::iter::once(admitted()).chain(std::iter::repeat_n(token(97), 400_000)).collect(),
-        _ => saying("short"),
+        _ => text_script("short"),
     })
     .await;
     let stream = tokio::net::TcpStream::connect(door.address).await.unwrap();
@@ -71,8 +71,8 @@ async fn a_stream_of_http2_that_is_not_read_is_cut_off_alone() {
     let endless = request("http://door/v1/completions", r#"{"prompt":[1],"stream":true}"#, &[]);
     let unread = sender.send_request(endless).await.unwrap();
     let short = request("http://door/v1/completions", r#"{"prompt":[1,2]}"#, &[]);
-    let heard = sender.send_request(short).await.unwrap();
-    assert_eq!(heard.status(), 200);
+    let response = sender.send_request(short).await.unwrap();
+    assert_eq!(response.status(), 200);
     door.wait_cancelled(1).await;
     assert_eq!(door.router.stats().cut_off, 1);
     let broken = unread.into_body().collect().await;
@@ -83,11 +83,11 @@ async fn a_stream_of_http2_that_is_not_read_is_cut_off_alone() {
 async fn clients_wait_as_long_as_they_say() {
     let door = open(RouterConfig::default(), |_| vec![admitted(), token(97), Step::Hang]).await;
     let begun = Instant::now();
-    let heard = door.post_with(PATH, r#"{"prompt":"a"}"#, &[("x-request-timeout-ms", "150")]).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (504, Some("client_timeout")));
-    let heard =
+    let response = door.post_with(PATH, r#"{"prompt":"a"}"#, &[("x-request-timeout-ms", "150")]).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (504, Some("client_timeout")));
+    let response =
         door.post_with(PATH, r#"{"prompt":"a","stream":true}"#, &[("x-request-timeout-ms", "150")]).await;
-    let (events, done) = heard.events();
+    let (events, done) = response.events();
     assert!(!done && events.last().unwrap()["error"]["code"] == "client_timeout");
     assert!(begun.elapsed() < Duration::from_secs(2));
     door.wait_cancelled(2).await;
@@ -96,7 +96,7 @@ async fn clients_wait_as_long_as_they_say() {
 #[tokio::test]
 async fn a_closing_door_lets_answers_end() {
     let mut door = open(RouterConfig::default(), |_| {
-        let mut steps = saying("abc");
+        let mut steps = text_script("abc");
         steps.insert(2, Step::Pause(200));
         steps
     })
@@ -124,6 +124,6 @@ async fn a_closing_door_does_not_wait_for_ever() {
 async fn an_engine_that_says_more_than_it_may_is_an_error() {
     let door =
         open(RouterConfig::default(), |_| vec![Step::Say(Event::Token { token: 1, logprob: None })]).await;
-    let heard = door.post(PATH, &json!({"prompt": "a"})).await;
-    assert_eq!((heard.status, heard.error().1.as_deref()), (502, Some("engine_protocol")));
+    let response = door.post(PATH, &json!({"prompt": "a"})).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (502, Some("engine_protocol")));
 }

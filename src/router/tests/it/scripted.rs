@@ -54,7 +54,7 @@ pub fn finished(finish: Finish, cached_tokens: u64) -> Step {
 }
 
 /// Admitted, says `text` byte by byte, and stops.
-pub fn saying(text: &str) -> Vec<Step> {
+pub fn text_script(text: &str) -> Vec<Step> {
     let said = text.bytes().map(|byte| token(u32::from(byte)));
     std::iter::once(admitted()).chain(said).chain([finished(Finish::Stop, 16)]).collect()
 }
@@ -209,8 +209,8 @@ pub async fn open_reading(
 }
 
 /// Opens a front door whose backend answers everything with `text`.
-pub async fn open_saying(text: &'static str) -> Door {
-    open(RouterConfig::default(), move |_| saying(text)).await
+pub async fn open_with_text(text: &'static str) -> Door {
+    open(RouterConfig::default(), move |_| text_script(text)).await
 }
 
 /// A response with its body read.

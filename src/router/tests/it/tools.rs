@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use crate::scripted::{
-    Door, Step, admitted, finished, likely, open, open_reading, open_saying, saying, token,
+    Door, Step, admitted, finished, likely, open, open_reading, open_with_text, text_script, token,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -83,9 +83,9 @@ fn without_ids(mut choice: Value) -> Value {
 
 /// Asks both ways, sees that the answer is the same, and gives it without ids.
 async fn both_ways(door: &Door, body: &Value) -> Value {
-    let heard = door.post(PATH, body).await;
-    assert_eq!(heard.status, 200, "{:?}", heard.body);
-    let whole = without_ids(heard.json()["choices"][0].clone());
+    let response = door.post(PATH, body).await;
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    let whole = without_ids(response.json()["choices"][0].clone());
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
     let (events, done) = door.post(PATH, &streamed).await.events();
@@ -100,7 +100,7 @@ async fn both_ways(door: &Door, body: &Value) -> Value {
 
 #[tokio::test]
 async fn a_call_has_the_apis_shape() {
-    let door = open_saying(CALL).await;
+    let door = open_with_text(CALL).await;
     let choice = both_ways(&door, &ask(json!({}))).await;
     let call = json!({"id": null, "type": "function",
         "function": {"name": "weather", "arguments": "{\"city\": \"Ulm é\"}"}});
@@ -120,7 +120,7 @@ async fn a_call_has_the_apis_shape() {
 
 #[tokio::test]
 async fn without_tools_or_parser_the_text_stays() {
-    let door = open_saying(CALL).await;
+    let door = open_with_text(CALL).await;
     let text = |value: Value| value["choices"][0].clone();
     for body in [ask(json!({"tool_choice": "none"})), ask(json!({"tools": []})), ask(json!({"tools": null}))]
     {
@@ -128,20 +128,20 @@ async fn without_tools_or_parser_the_text_stays() {
         assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(CALL), &json!("stop")));
     }
     let config = RouterConfig { tool_parser: ToolParser::None, ..RouterConfig::default() };
-    let door = open(config, |_| saying(CALL)).await;
+    let door = open(config, |_| text_script(CALL)).await;
     assert_eq!(text(door.post(PATH, &ask(json!({}))).await.json())["message"]["content"], CALL);
-    let heard = door.post(PATH, &ask(json!({"tool_choice": "required"}))).await;
-    assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")));
+    let response = door.post(PATH, &ask(json!({"tool_choice": "required"}))).await;
+    assert_eq!((response.status, response.error().0.as_deref()), (400, Some("tool_choice")));
 }
 
 #[tokio::test]
 async fn choices_of_tools_are_checked() {
-    let door = open_saying("No call.").await;
+    let door = open_with_text("No call.").await;
     let named = |name: &str| json!({"tool_choice": {"type": "function", "function": {"name": name}}});
     // An engine that cannot be held to a call might make none.
     for body in [json!({"tool_choice": "required"}), named("weather")] {
-        let heard = door.post(PATH, &ask(body)).await;
-        assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")));
+        let response = door.post(PATH, &ask(body)).await;
+        assert_eq!((response.status, response.error().0.as_deref()), (400, Some("tool_choice")));
     }
     door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
     let mut without = ask(json!({"tool_choice": "required"}));
@@ -149,8 +149,8 @@ async fn choices_of_tools_are_checked() {
     for bad in
         [ask(named("absent")), ask(json!({"tool_choice": "must"})), ask(json!({"tool_choice": 5})), without]
     {
-        let heard = door.post(PATH, &bad).await;
-        assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")), "{bad}");
+        let response = door.post(PATH, &bad).await;
+        assert_eq!((response.status, response.error().0.as_deref()), (400, Some("tool_choice")), "{bad}");
     }
 }
 
@@ -162,7 +162,7 @@ async fn a_demanded_call_is_a_grammar_for_the_engine_and_is_read_by_it() {
     for (choice, text, calls) in cases {
         // No parser is needed: the grammar says what a call looks like.
         let config = RouterConfig { tool_parser: ToolParser::None, ..RouterConfig::default() };
-        let door = open(config, move |_| saying(text)).await;
+        let door = open(config, move |_| text_script(text)).await;
         door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
         let told = both_ways(&door, &ask(choice.clone())).await;
         let made = told["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{told}"));
@@ -184,14 +184,14 @@ async fn a_demanded_call_is_a_grammar_for_the_engine_and_is_read_by_it() {
 #[tokio::test]
 async fn several_calls_or_only_one_and_a_cut_one() {
     let text: &'static str = "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>";
-    let door = open_saying(text).await;
+    let door = open_with_text(text).await;
     let count = |choice: &Value| choice["message"]["tool_calls"].as_array().unwrap().len();
     assert_eq!(count(&both_ways(&door, &ask(json!({}))).await), 2);
     let first = both_ways(&door, &ask(json!({"parallel_tool_calls": false}))).await;
     assert_eq!((count(&first), &first["message"]["content"]), (1, &Value::Null));
 
     let door = open(RouterConfig::default(), |_| {
-        let mut steps = saying(&CALL[..CALL.len() - 20]);
+        let mut steps = text_script(&CALL[..CALL.len() - 20]);
         steps.pop();
         steps.push(finished(Finish::Length, 0));
         steps
@@ -205,7 +205,7 @@ async fn several_calls_or_only_one_and_a_cut_one() {
 async fn reasoning_is_a_field_of_its_own() {
     let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
     let text = format!("<think>\nUlm, then.\n</think>\n\n{CALL}");
-    let door = open(config.clone(), move |_| saying(&text)).await;
+    let door = open(config.clone(), move |_| text_script(&text)).await;
     let choice = both_ways(&door, &ask(json!({}))).await;
     let message = &choice["message"];
     assert_eq!(
@@ -214,7 +214,7 @@ async fn reasoning_is_a_field_of_its_own() {
     );
     assert_eq!(choice["finish_reason"], "tool_calls");
 
-    let door = open(config, |_| saying("No reasons.")).await;
+    let door = open(config, |_| text_script("No reasons.")).await;
     let choice = both_ways(&door, &ask(json!({"tools": null}))).await;
     let message = &choice["message"];
     assert_eq!((&message["reasoning_content"], &message["content"]), (&Value::Null, &json!("No reasons.")));
@@ -224,7 +224,7 @@ async fn reasoning_is_a_field_of_its_own() {
 #[tokio::test]
 async fn reasoning_is_left_out_or_left_where_it_is_where_that_is_wanted() {
     let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
-    let door = open(config, |_| saying("<think>\nUlm, then.\n</think>\n\nYes.")).await;
+    let door = open(config, |_| text_script("<think>\nUlm, then.\n</think>\n\nYes.")).await;
     for (wish, told) in [
         (json!({"tools": null, "include_reasoning": false}), "Yes."),
         (json!({"tools": null, "separate_reasoning": false}), "<think>\nUlm, then.\n</think>\n\nYes."),
@@ -346,7 +346,7 @@ proptest! {
             let reasoning_parser = if thinks { ReasoningParser::Think } else { ReasoningParser::None };
             let tool_parser = ToolParser::Format(format);
             let config = RouterConfig { tool_parser, reasoning_parser, ..RouterConfig::default() };
-            let door = open(config, move |_: &Submission| -> Vec<Step> { saying(&text) }).await;
+            let door = open(config, move |_: &Submission| -> Vec<Step> { text_script(&text) }).await;
             both_ways(&door, &ask(json!({"parallel_tool_calls": !one_only, "stop": stops}))).await;
         });
     }

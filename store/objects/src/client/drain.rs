@@ -154,7 +154,7 @@ impl DrainRun<'_> {
 
     /// The server's rule for parts of one object; none for a server that does not know parts.
     fn rule(&mut self) -> Result<Option<Parts>, Trouble> {
-        let Reply::List(words) = self.cluster.ask(self.from, &[b"CONFIG", b"GET", b"parts"])? else {
+        let Reply::List(words) = self.cluster.request(self.from, &[b"CONFIG", b"GET", b"parts"])? else {
             return Err(Trouble::Odd("CONFIG GET".into()));
         };
         match words.get(1) {
@@ -204,7 +204,7 @@ impl DrainRun<'_> {
 
     /// A value that was listed is not given: it is gone, or it is left.
     fn missed(&mut self, key: &[u8]) -> Result<(), Trouble> {
-        match self.cluster.ask(self.from, &[b"EXISTS", key])? {
+        match self.cluster.request(self.from, &[b"EXISTS", key])? {
             Reply::Integer(0) => {}
             Reply::Integer(_) => {
                 let key = String::from_utf8_lossy(key).into_owned();
@@ -218,7 +218,7 @@ impl DrainRun<'_> {
     /// Copies a value to the others. None when it is gone, or has to stay.
     fn copy_one<'k>(&mut self, key: &'k [u8]) -> Result<Option<CopiedValue<'k>>, Trouble> {
         let Some(stat) = self.stat(self.from, key)? else { return self.missed(key).map(|()| None) };
-        let value = match self.cluster.ask(self.from, &[b"GET", key])? {
+        let value = match self.cluster.request(self.from, &[b"GET", key])? {
             Reply::Bulk(value) => value,
             Reply::Nothing => return self.missed(key).map(|()| None),
             _ => return Err(Trouble::Odd("GET".into())),
@@ -257,7 +257,7 @@ impl DrainRun<'_> {
 
     /// Asks a server for the facts about a value.
     fn stat(&mut self, at: usize, key: &[u8]) -> Result<Option<Stat>, Trouble> {
-        let parts = match self.cluster.ask(at, &[b"BATON.STAT", key])? {
+        let parts = match self.cluster.request(at, &[b"BATON.STAT", key])? {
             Reply::List(parts) => parts,
             Reply::Nothing => return Ok(None),
             _ => return Err(Trouble::Odd("BATON.STAT".into())),
@@ -287,7 +287,7 @@ impl DrainRun<'_> {
         if let Some(ms) = &ttl {
             command.extend([&b"PX"[..], ms.as_bytes()]);
         }
-        match self.cluster.ask(at, &command)? {
+        match self.cluster.request(at, &command)? {
             Reply::Simple(_) => Ok(true),
             Reply::Nothing => Ok(false),
             _ => Err(Trouble::Odd("SET".into())),
@@ -296,7 +296,7 @@ impl DrainRun<'_> {
 
     /// Removes this very value.
     fn remove(&mut self, at: usize, key: &[u8], generation: u64) -> Result<bool, Trouble> {
-        match self.cluster.ask(at, &[b"BATON.DEL", key, generation.to_string().as_bytes()])? {
+        match self.cluster.request(at, &[b"BATON.DEL", key, generation.to_string().as_bytes()])? {
             Reply::Integer(count) => Ok(count > 0),
             _ => Err(Trouble::Odd("BATON.DEL".into())),
         }

@@ -50,15 +50,15 @@ impl Member {
     }
 
     /// Asks the server. One that does not answer is left out until it does; meanwhile it is not asked at all.
-    pub(super) fn ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, Trouble> {
+    pub(super) fn request(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, Trouble> {
         if self.stays_excluded(config) {
             return Err(Trouble::Gone(format!("{} does not answer and is left out", self.url.address)));
         }
         let kept = self.connection.is_some();
-        let mut answer = self.try_ask(config, command);
+        let mut answer = self.try_request(config, command);
         if kept && matches!(answer, Err(AnswerFailure::Closed(_))) {
             // The server was started again since: it gets one more chance, on a new connection.
-            answer = self.try_ask(config, command);
+            answer = self.try_request(config, command);
         }
         match answer {
             Ok(Reply::Error(words)) | Err(AnswerFailure::Refused(words)) => Err(Trouble::Refused(words)),
@@ -98,7 +98,7 @@ impl Member {
         true
     }
 
-    fn try_ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, AnswerFailure> {
+    fn try_request(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, AnswerFailure> {
         let mut client = match self.connection.take() {
             Some(client) => client,
             None => self.watched(config)?,
@@ -187,7 +187,7 @@ mod tests {
         stream.write_all(b"lu\r\n")
     }
 
-    fn ask(answers_pings: bool, rest: Duration) -> [Result<Reply, Trouble>; 2] {
+    fn request(answers_pings: bool, rest: Duration) -> [Result<Reply, Trouble>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let url = format!("redis://{}", listener.local_addr().expect("bound"));
         std::thread::spawn(move || {
@@ -204,19 +204,19 @@ mod tests {
         });
         let config = ClusterConfig::of(&url).expect("one server");
         let mut member = Member::new(config.servers[0].clone());
-        let put = member.ask(&config, &[b"SET", b"a", &vec![7; VALUE_BYTES]]);
-        [put, member.ask(&config, &[b"GET", b"a"])]
+        let put = member.request(&config, &[b"SET", b"a", &vec![7; VALUE_BYTES]]);
+        [put, member.request(&config, &[b"GET", b"a"])]
     }
 
     #[test]
     fn a_server_that_rests_in_the_middle_is_waited_for_while_it_answers_pings() {
-        let [put, got] = ask(true, Duration::from_millis(1_200));
+        let [put, got] = request(true, Duration::from_millis(1_200));
         assert_eq!((put, got), (Ok(Reply::Simple("OK".into())), Ok(Reply::Bulk(b"valu".to_vec()))));
     }
 
     #[test]
     fn one_that_does_not_is_left_out() {
-        let [put, got] = ask(false, Duration::from_secs(20));
+        let [put, got] = request(false, Duration::from_secs(20));
         assert!(
             matches!(&put, Err(Trouble::Gone(words)) if words.contains("stopped or overloaded")),
             "{put:?}"
@@ -258,7 +258,7 @@ mod tests {
         let mut member = Member::new(config.servers[0].clone());
         let get = |member: &mut Member| {
             let begun = Instant::now();
-            let answer = member.ask(&config, &[b"GET", b"a"]);
+            let answer = member.request(&config, &[b"GET", b"a"]);
             (answer.is_ok(), begun.elapsed())
         };
         assert!(get(&mut member).0);

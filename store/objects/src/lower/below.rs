@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
-use baton_tiers::ShelfStats;
+use baton_tiers::BlobLogStats;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
@@ -69,8 +69,8 @@ pub(crate) struct LowerView {
     pub(super) pulse: Pulse,
     let_go: AtomicU64,
     pub(super) off: AtomicBool,
-    pub(super) shelf: Mutex<ShelfStats>,
-    tell: OperatorLog,
+    pub(super) blob_log: Mutex<BlobLogStats>,
+    log: OperatorLog,
 }
 
 impl Origin {
@@ -97,7 +97,7 @@ impl LowerView {
         orders: Sender<Order>,
         after: Option<u8>,
         (in_hand_max_bytes, reading_max_bytes): (u64, u64),
-        (cold, tell): (Option<ColdTier>, OperatorLog),
+        (cold, log): (Option<ColdTier>, OperatorLog),
     ) -> Self {
         Self {
             directory: Directory::default(),
@@ -120,13 +120,13 @@ impl LowerView {
             unplaced: AtomicU64::new(0),
             let_go: AtomicU64::new(0),
             off: AtomicBool::new(false),
-            shelf: Mutex::default(),
-            tell,
+            blob_log: Mutex::default(),
+            log,
         }
     }
 
-    pub(super) fn tell(&self, words: &str) {
-        (self.tell)(words);
+    pub(super) fn log(&self, words: &str) {
+        (self.log)(words);
     }
 
     pub(super) fn send(&self, order: Order) {
@@ -163,7 +163,7 @@ impl LowerView {
 
     pub(super) fn count_unasked(&self) {
         if self.unasked.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.tell(
+            self.log(
                 "ssd: the disk does not answer: reads of what is there miss until it does; look at the disk",
             );
         }
@@ -186,8 +186,8 @@ impl LowerView {
     }
 
     /// The removal of an older copy on the SSD that is not confirmed yet.
-    pub(crate) fn going(&self, name: u64) -> Option<Removal> {
-        self.directory.going(name)
+    pub(crate) fn unconfirmed_removal(&self, name: u64) -> Option<Removal> {
+        self.directory.unconfirmed_removal(name)
     }
 
     pub(super) fn count_hit(&self, bytes: usize) {
@@ -199,13 +199,13 @@ impl LowerView {
         self.unplaced.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_let_go(&self) {
+    pub(crate) fn count_released(&self) {
         self.let_go.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_unconfirmed(&self) {
         if self.unconfirmed.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.tell(
+            self.log(
                 "ssd: the disk did not confirm a removal: DEL, EXPIRE and puts of other bytes are answered with TRYAGAIN \
                  where the older copy may be back after a restart; look at the disk",
             );
@@ -214,7 +214,7 @@ impl LowerView {
 
     pub(crate) fn count_cold_unconfirmed(&self) {
         if self.cold_unconfirmed.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.tell(
+            self.log(
                 "cold: the bucket did not confirm a removal: it is tried again, but what was removed or replaced may \
                  be back after a restart that comes first",
             );
@@ -224,7 +224,7 @@ impl LowerView {
     pub(super) fn stats(&self) -> LowerStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         LowerStats {
-            ssd: *self.shelf.lock(),
+            ssd: *self.blob_log.lock(),
             ssd_on: self.after.is_some() && !self.off.load(Ordering::Relaxed),
             ssd_hits: count(&self.hits),
             ssd_hit_bytes: count(&self.hit_bytes),

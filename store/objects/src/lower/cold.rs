@@ -124,7 +124,7 @@ pub struct ColdStats {
     /// Requests that failed or were not answered in time.
     pub failures: u64,
     /// Removals that are not confirmed yet.
-    pub going: u64,
+    pub unconfirmed_removals: u64,
 }
 
 /// A value that is to be written.
@@ -160,7 +160,7 @@ pub(super) fn open(
     config: &ColdConfig,
     (in_hand_max_bytes, reading_max_bytes): (u64, u64),
     value_max_bytes: u64,
-    tell: &OperatorLog,
+    log: &OperatorLog,
 ) -> Result<Option<ColdTier>, String> {
     config.check()?;
     let object_max_bytes = value_max_bytes.saturating_add(OVERHEAD_BYTES);
@@ -173,7 +173,7 @@ pub(super) fn open(
         Ok(opened) => opened,
         Err(BucketError::Setting(why)) => return Err(why),
         Err(BucketError::Unusable(why)) => {
-            tell_without(&address, &why, tell);
+            log_disabled(&address, &why, log);
             return Ok(None);
         }
     };
@@ -191,8 +191,8 @@ pub(super) fn open(
         prefix,
         time_limit: config.time_limit,
         catalog: Catalog::new(config.capacity_bytes, config.objects_max),
-        health: Health::new(config.time_limit.min(Duration::from_secs(1)), Arc::clone(tell)),
-        tell: Arc::clone(tell),
+        health: Health::new(config.time_limit.min(Duration::from_secs(1)), Arc::clone(log)),
+        log: Arc::clone(log),
         counts: Counts::default(),
         life: fresh_life(),
         next_tag: AtomicU32::new(1),
@@ -212,10 +212,10 @@ pub(super) fn open(
     // Not by `block_on`: the caller may be a task of another runtime.
     let begun = begun.recv().unwrap_or_else(|_| Err("its start ended early".into()));
     match begun {
-        Ok(words) => tell(&format!("cold: {address}: {words}")),
+        Ok(words) => log(&format!("cold: {address}: {words}")),
         Err(why) => {
             runtime.shutdown_background();
-            tell_without(&address, &why, tell);
+            log_disabled(&address, &why, log);
             return Ok(None);
         }
     }
@@ -225,8 +225,8 @@ pub(super) fn open(
 }
 
 /// Reports that the store has no bucket, and why.
-fn tell_without(address: &str, why: &str, tell: &OperatorLog) {
-    tell(&format!(
+fn log_disabled(address: &str, why: &str, log: &OperatorLog) {
+    log(&format!(
         "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \
          goes on without it. Mind that what is removed meanwhile may be \
          back when a later start finds the bucket again"
@@ -297,7 +297,7 @@ impl ColdTier {
     }
 
     /// Removals that the bucket has not confirmed.
-    pub(crate) fn going(&self) -> u64 {
+    pub(crate) fn unconfirmed_removals(&self) -> u64 {
         if self.worker.off.load(Ordering::SeqCst) { 0 } else { self.worker.catalog.deleting() }
     }
 
@@ -351,7 +351,7 @@ impl ColdTier {
     /// it is not.
     pub(super) fn settle(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
-        while !self.worker.writing.is_free() || self.going() > 0 {
+        while !self.worker.writing.is_free() || self.unconfirmed_removals() > 0 {
             if Instant::now() > end {
                 return false;
             }
@@ -375,7 +375,7 @@ impl ColdTier {
             evicted: count(&counts.evicted),
             refused: count(&counts.refused),
             failures: worker.health.failures(),
-            going: worker.catalog.deleting(),
+            unconfirmed_removals: worker.catalog.deleting(),
         }
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Directory {
     copies: DashMap<u64, DirectoryEntry>,
     /// Removals that the disk has not confirmed: who asks for the same again waits for the same. Its locks are taken
     /// under those of the copies, never the other way round.
-    going: DashMap<u64, Removal>,
+    removals: DashMap<u64, Removal>,
 }
 
 /// A removal on its way to the disk or the bucket.
@@ -112,23 +112,23 @@ impl Directory {
     /// Forgets a copy. `order` sends the worker its removal, under the lock, so that the worker gets it before any
     /// later copy. Without a copy: returns the earlier removal that is not confirmed yet.
     pub(super) fn forget(&self, name: u64, order: impl FnOnce(Removal)) -> Option<Removal> {
-        let Entry::Occupied(copy) = self.copies.entry(name) else { return self.going(name) };
+        let Entry::Occupied(copy) = self.copies.entry(name) else { return self.unconfirmed_removal(name) };
         let removal = Removal::default();
-        self.going.insert(name, removal.clone());
+        self.removals.insert(name, removal.clone());
         order(removal.clone());
         copy.remove();
         Some(removal)
     }
 
     /// The removal of a copy of this name that is not confirmed yet.
-    pub(super) fn going(&self, name: u64) -> Option<Removal> {
-        self.going.get(&name).map(|removal| removal.clone())
+    pub(super) fn unconfirmed_removal(&self, name: u64) -> Option<Removal> {
+        self.removals.get(&name).map(|removal| removal.clone())
     }
 
     /// A removal is confirmed.
     pub(super) fn gone(&self, name: u64, removal: &Removal) {
         removal.confirm();
-        self.going.remove_if(&name, |_, one| Arc::ptr_eq(&one.state, &removal.state));
+        self.removals.remove_if(&name, |_, one| Arc::ptr_eq(&one.state, &removal.state));
     }
 
     /// Forgets every copy, so that nothing below is readable.

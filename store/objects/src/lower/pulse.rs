@@ -34,7 +34,7 @@ impl Default for Pulse {
 
 impl Pulse {
     /// The disk is asked for something.
-    pub(super) fn ask(&self) -> PendingAnswer {
+    pub(super) fn start(&self) -> PendingAnswer {
         let mut state = self.state.lock();
         if state.open == 0 {
             state.since = Instant::now();
@@ -82,7 +82,7 @@ mod tests {
             pulse.is_stalled_for(moment)
         };
         assert!(!is_stalled(&pulse), "it was asked for nothing");
-        let (one, other) = (pulse.ask(), pulse.ask());
+        let (one, other) = (pulse.start(), pulse.start());
         assert!(!pulse.is_stalled() && is_stalled(&pulse));
         pulse.beat();
         assert!(!pulse.is_stalled() && is_stalled(&pulse));

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use baton_tiers::{
-    BlobLog, BlobReadError, FlashError, IoChoice, PutError, Record, ShelfEvent, ShelfOptions, Source,
+    BlobLog, BlobLogEvent, BlobLogOptions, BlobReadError, FlashError, IoChoice, PutError, Record, Source,
 };
 
 use super::below::LowerView;
@@ -66,18 +66,18 @@ pub(super) fn open(
     (block_bytes, capacity_blocks): (usize, u32),
 ) -> Result<(BlobLog, String), String> {
     let (dir, fingerprint) = (&config.dir, FINGERPRINT);
-    let options = ShelfOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Auto };
+    let options = BlobLogOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Auto };
     match BlobLog::open(&options) {
-        Ok((shelf, speed)) => {
-            let (beginning, device) = shelf.beginning();
+        Ok((blob_log, speed)) => {
+            let (beginning, device) = blob_log.beginning();
             let speed = speed.map_or(String::new(), |speed| {
                 let rate = |bytes: u64| bytes / 1_000_000;
                 let (write, read) = (rate(speed.write_bytes_per_s), rate(speed.read_bytes_per_s));
                 format!(", writes {write} MB/s, reads {read} MB/s")
             });
-            let objects = shelf.stats().values;
+            let objects = blob_log.stats().values;
             let words = format!("ssd: {}: {beginning}, {objects} objects; {device}{speed}", dir.display());
-            Ok((shelf, words))
+            Ok((blob_log, words))
         }
         Err(FlashError::NoRoom { file_bytes, why }) => Err(format!(
             "ssd: {}: no room for {file_bytes} bytes ({why}); give less or free some",
@@ -101,19 +101,19 @@ pub(super) fn pass_by(dir: &Path) -> String {
 }
 
 /// The thread.
-pub(super) struct Clerk {
+pub(super) struct SsdThread {
     thread: JoinHandle<()>,
 }
 
-impl Clerk {
+impl SsdThread {
     pub(super) fn start(
-        shelf: BlobLog,
+        blob_log: BlobLog,
         orders: Receiver<Order>,
         below: Arc<LowerView>,
         pick: Box<dyn FnMut() -> Option<PickedObject> + Send>,
     ) -> Result<Self, String> {
         let mut worker = SsdWorker {
-            shelf,
+            blob_log,
             orders,
             below,
             pick,
@@ -130,7 +130,7 @@ impl Clerk {
             ended: 0,
             failures: 0,
         };
-        let shelf_tags: Vec<_> = worker.shelf.listings().collect();
+        let shelf_tags: Vec<_> = worker.blob_log.listings().collect();
         shelf_tags.iter().for_each(|one| worker.below.directory.adopt(one.name, one.tag));
         worker.publish();
         let thread = std::thread::Builder::new().name("objects-ssd".into()).spawn(move || worker.run());
@@ -176,7 +176,7 @@ enum AbandonState {
 }
 
 struct SsdWorker {
-    shelf: BlobLog,
+    blob_log: BlobLog,
     orders: Receiver<Order>,
     below: Arc<LowerView>,
     pick: Box<dyn FnMut() -> Option<PickedObject> + Send>,
@@ -205,25 +205,25 @@ impl SsdWorker {
             }
             self.copy_down(&mut lists);
             self.read_on();
-            self.shelf.pump();
-            while let Some(done) = self.shelf.next_done() {
-                self.hear(done, &mut lists);
+            self.blob_log.pump();
+            while let Some(done) = self.blob_log.next_done() {
+                self.on_event(done, &mut lists);
             }
             self.publish();
-            if self.is_over && !self.shelf.is_waiting() {
+            if self.is_over && !self.blob_log.is_waiting() {
                 return self.end();
             }
-            if self.shelf.is_waiting() {
-                self.shelf.wait();
+            if self.blob_log.is_waiting() {
+                self.blob_log.wait();
             } else if self.is_quiet() {
-                self.settling.drain(..).for_each(|tell| tell());
+                self.settling.drain(..).for_each(|callback| callback());
                 self.sleep(&mut lists);
             }
         }
     }
 
     fn is_quiet(&self) -> bool {
-        self.gets.is_empty() && (self.below.offered.load(Ordering::SeqCst) == 0 || self.shelf.is_off())
+        self.gets.is_empty() && (self.below.offered.load(Ordering::SeqCst) == 0 || self.blob_log.is_off())
     }
 
     fn sleep(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
@@ -242,7 +242,7 @@ impl SsdWorker {
     fn end(&mut self) {
         self.below.directory.clear();
         self.removing.values().for_each(|(_, removal)| removal.give_up());
-        self.settling.drain(..).for_each(|tell| tell());
+        self.settling.drain(..).for_each(|callback| callback());
         let reads =
             self.gets.drain(..).map(|(_, read)| read).chain(std::mem::take(&mut self.reading).into_values());
         for read in reads {
@@ -264,10 +264,10 @@ impl SsdWorker {
             Order::Remove { name, removal } => {
                 let token = self.token();
                 self.removing.insert(token, (name, removal));
-                self.shelf.remove(name, token);
+                self.blob_log.remove(name, token);
             }
             Order::List { after, most, reply } => {
-                let names = self.shelf.names_after(after, most);
+                let names = self.blob_log.names_after(after, most);
                 let (left, next) = (names.len(), names.last().copied().filter(|_| names.len() == most));
                 if names.is_empty() {
                     return reply(Ok((Vec::new(), None)));
@@ -276,15 +276,15 @@ impl SsdWorker {
                 lists.insert(list, PendingListing { found: Vec::new(), left, next, is_short: false, reply });
                 self.gets.extend(names.into_iter().map(|name| (name, ReadRequest::Header(list))));
             }
-            Order::Settle(tell) => self.settling.push(tell),
+            Order::Settle(callback) => self.settling.push(callback),
             Order::Stop => self.is_over = true,
         }
     }
 
     /// Takes up what shards offer, as much as there may be in hand.
     fn copy_down(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
-        while self.shelf.takes_put()
-            && !self.shelf.is_off()
+        while self.blob_log.takes_put()
+            && !self.blob_log.is_off()
             && self.in_hand_bytes < self.below.in_hand_max_bytes
             && self.below.offered.load(Ordering::SeqCst) > 0
             && let Some(picked) = (self.pick)()
@@ -300,16 +300,16 @@ impl SsdWorker {
                 continue;
             };
             self.in_hand_bytes += u64::from(bytes);
-            self.shelf.put(Record { name, tag, header, bytes, source: Box::new(FromRoom(room)) });
+            self.blob_log.put(Record { name, tag, header, bytes, source: Box::new(FromRoom(room)) });
         }
     }
 
     fn read_on(&mut self) {
-        while self.shelf.takes_get()
+        while self.blob_log.takes_get()
             && let Some((name, read)) = self.gets.front()
         {
             let header_only = matches!(read, ReadRequest::Header(_));
-            let bytes = if header_only { 0 } else { self.shelf.bytes_of(*name).unwrap_or(0).into() };
+            let bytes = if header_only { 0 } else { self.blob_log.bytes_of(*name).unwrap_or(0).into() };
             if self.reading_bytes > 0 && self.reading_bytes + bytes > self.below.reading_max_bytes {
                 // The end of one that is being read makes room for it.
                 return;
@@ -319,28 +319,28 @@ impl SsdWorker {
             self.reading_bytes += bytes;
             self.weights.insert(token, bytes);
             self.reading.insert(token, read);
-            self.shelf.get(name, token, header_only);
+            self.blob_log.get(name, token, header_only);
         }
     }
 
-    fn hear(&mut self, done: ShelfEvent, lists: &mut BTreeMap<u64, PendingListing>) {
+    fn on_event(&mut self, done: BlobLogEvent, lists: &mut BTreeMap<u64, PendingListing>) {
         match done {
-            ShelfEvent::Kept(one) => {
+            BlobLogEvent::Kept(one) => {
                 self.in_hand_bytes -= u64::from(one.bytes);
                 self.below.directory.kept(one.name, one.tag);
             }
-            ShelfEvent::NotKept(one, why) => {
+            BlobLogEvent::NotKept(one, why) => {
                 self.in_hand_bytes -= u64::from(one.bytes);
                 self.below.directory.dropped(one.name, one.tag);
                 self.failed(&why);
             }
-            ShelfEvent::Dropped(one) => self.below.directory.dropped(one.name, one.tag),
-            ShelfEvent::Removed(token) => {
+            BlobLogEvent::Dropped(one) => self.below.directory.dropped(one.name, one.tag),
+            BlobLogEvent::Removed(token) => {
                 if let Some((name, removal)) = self.removing.remove(&token) {
                     self.below.directory.gone(name, &removal);
                 }
             }
-            ShelfEvent::Got(token, found) => {
+            BlobLogEvent::Got(token, found) => {
                 match self.reading.remove(&token) {
                     Some(ReadRequest::Value(reply)) => reply(found.ok()),
                     Some(ReadRequest::Header(list)) => {
@@ -375,18 +375,18 @@ impl SsdWorker {
         if let PutError::Failed(error) = why {
             self.failures += 1;
             if self.failures.is_power_of_two() {
-                self.below.tell(&format!("ssd: copy down: {error} ({} so far)", self.failures));
+                self.below.log(&format!("ssd: copy down: {error} ({} so far)", self.failures));
             }
         }
     }
 
     /// Shows what there is, and gives the file up when its disk is left alone.
     fn publish(&mut self) {
-        *self.below.shelf.lock() = self.shelf.stats();
-        if std::mem::replace(&mut self.ended, self.shelf.ended()) != self.shelf.ended() {
+        *self.below.blob_log.lock() = self.blob_log.stats();
+        if std::mem::replace(&mut self.ended, self.blob_log.ended()) != self.blob_log.ended() {
             self.below.pulse.beat();
         }
-        if !self.shelf.is_off() {
+        if !self.blob_log.is_off() {
             return;
         }
         if self.given_up != AbandonState::Yes {
@@ -409,15 +409,15 @@ impl SsdWorker {
             before => before == AbandonState::No,
         };
         self.below.off.store(true, Ordering::Relaxed);
-        let taken = self.shelf.give_up();
+        let taken = self.blob_log.give_up();
         self.given_up = if taken.is_ok() { AbandonState::Yes } else { AbandonState::Failed(Instant::now()) };
         let off = "ssd: the disk failed too often: nothing more is copied down";
         match taken {
-            Ok(()) => self.below.tell(&format!(
+            Ok(()) => self.below.log(&format!(
                 "{off}, and the file was removed, so that the next start does not bring back what is removed from now \
                  on; look at the disk and restart"
             )),
-            Err(why) if is_first => self.below.tell(&format!(
+            Err(why) if is_first => self.below.log(&format!(
                 "{off}, and the file could not be removed ({why}): removals of what it holds are answered with TRYAGAIN \
                  until it can be; look at the disk, remove the file and restart"
             )),

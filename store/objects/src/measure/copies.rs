@@ -29,10 +29,10 @@ struct Bench {
 ///
 /// # Errors
 /// The system's error about the memory.
-pub fn copies(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
+pub fn copies(effort: Effort, report: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     let mut figures = Vec::new();
     for bytes in SIZES {
-        tell(&format!("copies of {} KiB", bytes >> 10));
+        report(&format!("copies of {} KiB", bytes >> 10));
         let mut bench = Bench::new(effort, bytes)?;
         let label = |what: &str| format!("{what} {} KiB", bytes >> 10);
         // Once over all, so that every page is there; plain copies have two sets of places, one after the other.

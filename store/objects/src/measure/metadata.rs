@@ -15,8 +15,8 @@ const VALUE_BYTES: usize = 1024;
 /// # Errors
 /// The system's error about the memory.
 #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
-pub fn metadata(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
-    tell("metadata: filling");
+pub fn metadata(effort: Effort, report: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
+    report("metadata: filling");
     let config = StoreConfig {
         capacity_bytes: effort.memory_bytes,
         value_max_bytes: 1 << 20,
@@ -35,7 +35,7 @@ pub fn metadata(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure
     for (what, put_in, bar) in
         [("operations, one in 8 an evicting put", 8, Some(1e6)), ("evicting puts", 1, None)]
     {
-        tell(&format!("metadata: {what}"));
+        report(&format!("metadata: {what}"));
         let (mut done, start, begun) = (0u64, Instant::now(), cpu_ns());
         while start.elapsed() < effort.each {
             (0..1_000).for_each(|_| one(&store, &mut rng, &mut next, put_in));

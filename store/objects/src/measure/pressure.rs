@@ -14,7 +14,7 @@ const VALUE_BYTES: usize = 64 << 10;
 ///
 /// # Errors
 /// The system's error about the memory.
-pub fn pressure(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
+pub fn pressure(effort: Effort, report: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     let config = StoreConfig {
         capacity_bytes: effort.memory_bytes,
         value_max_bytes: 1 << 20,
@@ -22,9 +22,9 @@ pub fn pressure(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure
     };
     let store = ObjectStore::new(&config, Clock::machine())?;
     let value = vec![3; VALUE_BYTES];
-    tell("writes into free space and at the mark");
+    report("writes into free space and at the mark");
     let mut figures = writes(effort, &store, &value);
-    tell("look-ups beside a writer that evicts");
+    report("look-ups beside a writer that evicts");
     figures.extend(lookups(effort, &store, &value));
     Ok(figures)
 }

@@ -32,7 +32,7 @@ impl SocketServer {
         let store = ObjectStore::new(&config, Clock::machine())?;
         let server = Server::new(store, RespConfig::default())?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let (tell, told) = mpsc::channel();
+        let (report, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let Ok(runtime) = runtime else { return };
@@ -40,7 +40,7 @@ impl SocketServer {
                 let Ok(listener) = tokio::net::TcpListener::bind("127.0.0.1:0").await else { return };
                 let Ok(address) = listener.local_addr() else { return };
                 let own = std::fs::read_link("/proc/thread-self").unwrap_or_default();
-                if tell
+                if report
                     .send((address.to_string(), PathBuf::from("/proc").join(own).join("schedstat")))
                     .is_ok()
                 {
@@ -79,20 +79,20 @@ impl Drop for SocketServer {
 ///
 /// # Errors
 /// The error of the network or the server.
-pub fn socket(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
+pub fn socket(effort: Effort, report: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     let served = SocketServer::start(effort)?;
     let mut client = served.client()?;
     let mut figures = Vec::new();
     for (bytes, put_bar, get_bar) in [(4 << 10, Some(70.0), Some(45.0)), (64 << 10, None, None)] {
         let value = vec![5; bytes];
         for (what, bar) in [("put", put_bar), ("get", get_bar)] {
-            tell(&format!("socket: {what} {} KiB", bytes >> 10));
+            report(&format!("socket: {what} {} KiB", bytes >> 10));
             figures.extend(singles(effort, &served, &mut client, &value, (what, bar))?);
         }
     }
     let value = vec![6; 4 << 10];
     for (what, bar) in [("put", 34_000.0), ("get", 39_000.0)] {
-        tell(&format!("socket: {what} in batches"));
+        report(&format!("socket: {what} in batches"));
         figures.extend(batches(effort, &served, &mut client, &value, (what, bar))?);
     }
     Ok(figures)

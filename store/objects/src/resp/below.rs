@@ -62,10 +62,10 @@ pub(super) async fn confirm(store: &ObjectStore, forgotten: &ForgottenCopies) ->
 }
 
 /// Confirms several removals that are in progress at once: one flush of the disk may cover all of them.
-pub(super) async fn confirm_all(store: &ObjectStore, going: &[ForgottenCopies]) -> Result<(), Refusal> {
+pub(super) async fn confirm_all(store: &ObjectStore, removals: &[ForgottenCopies]) -> Result<(), Refusal> {
     let end = Instant::now() + CONFIRM_WITHIN;
     let mut result = Ok(());
-    for forgotten in going.iter().filter(|forgotten| !forgotten.is_nothing()) {
+    for forgotten in removals.iter().filter(|forgotten| !forgotten.is_nothing()) {
         let mut pause = Duration::from_micros(200);
         while !forgotten.is_answered() && Instant::now() < end {
             tokio::time::sleep(pause).await;
@@ -124,18 +124,18 @@ pub(super) async fn exists(on: &mut Connection<'_>) {
 }
 
 pub(super) async fn del(on: &mut Connection<'_>) {
-    let (mut going, mut removed, mut refused) = (Vec::new(), 0, None);
+    let (mut removals, mut removed, mut refused) = (Vec::new(), 0, None);
     for at in 1..on.incoming.count() {
         match on.shared.store.remove_unconfirmed(on.key(at)) {
             Ok(forgotten) => {
                 removed += 1;
-                going.push(forgotten);
+                removals.push(forgotten);
             }
             Err(Refusal::Absent) => {}
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
-    let confirmed = confirm_all(&on.shared.store, &going).await;
+    let confirmed = confirm_all(&on.shared.store, &removals).await;
     match refused.map_or(confirmed, Err) {
         Ok(()) => on.out.integer(removed),
         Err(refusal) => on.refuse(refusal),
@@ -210,7 +210,7 @@ pub(super) async fn flush(on: &Connection<'_>) -> Result<ForgottenCopies, &'stat
 /// Waits until the bucket has confirmed every removal, within a bound.
 pub(super) async fn flushed(store: &ObjectStore) -> Result<(), Refusal> {
     let end = Instant::now() + FLUSH_WITHIN;
-    while let Some(cold) = store.cold().filter(|cold| cold.going() > 0) {
+    while let Some(cold) = store.cold().filter(|cold| cold.unconfirmed_removals() > 0) {
         if Instant::now() >= end || !cold.is_on() {
             return Err(Refusal::Unconfirmed);
         }

@@ -15,7 +15,7 @@ use super::command;
 use super::counts::Cut;
 use super::incoming::{CommandParser, ProtocolError, Step};
 use super::outgoing::ReplyQueue;
-use super::places::Seat;
+use super::places::ConnectionState;
 use super::server::Shared;
 use crate::key::Key;
 use crate::refusal::Refusal;
@@ -52,7 +52,7 @@ pub(super) struct Connection<'a> {
     /// A `MULTI` was refused, and so is what belongs to it.
     pub(super) refusing: bool,
     part: Part,
-    seat: &'a Seat,
+    connection_state: &'a ConnectionState,
     times: Times,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Connection<'a> {
 #[derive(Debug)]
 struct Times {
     /// The client came, or logged out.
-    stranger: Instant,
+    unauthenticated_since: Instant,
     /// The command that comes in began, or the value of it.
     began: Instant,
     /// Anything was read or sent.
@@ -75,7 +75,7 @@ struct Times {
 pub(super) async fn run(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: &Shared,
-    seat: &Seat,
+    connection_state: &ConnectionState,
     id: u64,
 ) {
     let tenant = shared.config.logins.is_empty().then_some(TenantId(0));
@@ -90,8 +90,8 @@ pub(super) async fn run(
         over: false,
         refusing: false,
         part: shared.budget.part(),
-        seat,
-        times: Times { stranger: now, began: now, moved: now, sent: now, renewed: now },
+        connection_state,
+        times: Times { unauthenticated_since: now, began: now, moved: now, sent: now, renewed: now },
     };
     // The client sees the connection end; there is no other party to report to.
     if connection.serve(&mut stream).await.is_ok() {
@@ -181,11 +181,11 @@ impl Connection<'_> {
         let now = Instant::now();
         (self.times.began, self.times.moved) = (now, now);
         let now_us = self.shared.started.elapsed().as_micros();
-        self.seat.active_us.store(u64::try_from(now_us).unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.seat.spoke.store(true, Ordering::Relaxed);
+        self.connection_state.active_us.store(u64::try_from(now_us).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.connection_state.spoke.store(true, Ordering::Relaxed);
         let known = self.tenant.is_some();
-        if self.seat.known.swap(known, Ordering::Relaxed) && !known {
-            self.times.stranger = Instant::now();
+        if self.connection_state.known.swap(known, Ordering::Relaxed) && !known {
+            self.times.unauthenticated_since = Instant::now();
         }
     }
 
@@ -298,7 +298,7 @@ impl Connection<'_> {
     /// Until when something has to move, and what it is called when it does not.
     fn deadline(&mut self, reads: bool) -> Option<(Instant, Cut)> {
         let time_limit = Duration::from_micros(self.shared.config.time_limit_us);
-        let (waits, amid) = (!self.out.is_empty(), self.incoming.is_amid());
+        let (waits, amid) = (!self.out.is_empty(), self.incoming.is_mid_command());
         let times = &mut self.times;
         if !waits && !amid {
             times.began = Instant::now();
@@ -306,12 +306,13 @@ impl Connection<'_> {
         let unread = (times.moved + time_limit).min(times.sent + WHOLE_TIME_LIMIT);
         let half = (times.moved.max(times.began) + time_limit).min(times.began + WHOLE_TIME_LIMIT);
         let half_cut = if reads { Cut::HalfSent } else { Cut::NoRoom };
-        let mute = !self.seat.spoke.load(Ordering::Relaxed);
+        let mute = !self.connection_state.spoke.load(Ordering::Relaxed);
         let deadlines = [
             waits.then_some((unread, Cut::Unread)),
             (amid && (reads || !waits)).then_some((half, half_cut)),
-            self.tenant.is_none().then_some((times.stranger + time_limit, Cut::Stranger)),
-            (mute && self.tenant.is_some()).then_some((times.stranger + FIRST_TIME_LIMIT, Cut::Mute)),
+            self.tenant.is_none().then_some((times.unauthenticated_since + time_limit, Cut::Stranger)),
+            (mute && self.tenant.is_some())
+                .then_some((times.unauthenticated_since + FIRST_TIME_LIMIT, Cut::Mute)),
         ];
         deadlines.into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }

@@ -141,7 +141,7 @@ impl CommandParser {
     }
 
     /// Whether a command has begun to come in that is not whole.
-    pub(super) fn is_amid(&self) -> bool {
+    pub(super) fn is_mid_command(&self) -> bool {
         self.left.is_some() || self.end > self.begin
     }
 

@@ -20,7 +20,7 @@ const STRANGERS_PART: usize = 4;
 
 /// The server's view of a connection while it lives.
 #[derive(Debug, Default)]
-pub(super) struct Seat {
+pub(super) struct ConnectionState {
     /// When it came, or began its last command; µs since the server's start.
     pub(super) active_us: AtomicU64,
     /// It has had a command served.
@@ -29,7 +29,7 @@ pub(super) struct Seat {
     pub(super) known: AtomicBool,
 }
 
-impl Seat {
+impl ConnectionState {
     fn silent_us(&self, now_us: u64) -> u64 {
         now_us.saturating_sub(self.active_us.load(Ordering::Relaxed))
     }
@@ -49,7 +49,7 @@ impl Seat {
 struct Place {
     id: Id,
     peer: IpAddr,
-    seat: Arc<Seat>,
+    connection_state: Arc<ConnectionState>,
     abort: AbortHandle,
 }
 
@@ -69,7 +69,7 @@ impl Places {
 
     /// Whether there is a place for a newcomer. Else the error names the place that must give way, if there is one.
     pub(super) fn find(&self, peer: IpAddr, now_us: u64) -> Result<(), Option<usize>> {
-        let strangers = || self.taken.iter().filter(|place| !place.seat.is_known());
+        let strangers = || self.taken.iter().filter(|place| !place.connection_state.is_known());
         let crowd = self.guarded && strangers().count() >= (self.most / STRANGERS_PART).max(1);
         if self.taken.len() < self.most && !crowd {
             return Ok(());
@@ -79,15 +79,20 @@ impl Places {
 
     /// Connections that give way to any other.
     pub(super) fn victim(&self, now_us: u64) -> Option<usize> {
-        let longest = |time: &dyn Fn(&Seat) -> u64, least: u64| {
-            let times = self.taken.iter().enumerate().map(|(at, place)| (time(&place.seat), at));
+        let longest = |time: &dyn Fn(&ConnectionState) -> u64, least: u64| {
+            let times = self.taken.iter().enumerate().map(|(at, place)| (time(&place.connection_state), at));
             times.filter(|(time, _)| *time >= least).max().map(|(_, at)| at)
         };
         if self.guarded {
-            return longest(&|seat| if seat.is_known() { 0 } else { seat.silent_us(now_us) }, MUTE_US);
+            return longest(
+                &|connection_state| {
+                    if connection_state.is_known() { 0 } else { connection_state.silent_us(now_us) }
+                },
+                MUTE_US,
+            );
         }
-        longest(&|seat| seat.mute_us(now_us), MUTE_US)
-            .or_else(|| longest(&|seat| seat.silent_us(now_us), SILENT_US))
+        longest(&|connection_state| connection_state.mute_us(now_us), MUTE_US)
+            .or_else(|| longest(&|connection_state| connection_state.silent_us(now_us), SILENT_US))
     }
 
     /// Of the peer with the most places, if it has two more than this one: what has been silent longest.
@@ -98,11 +103,11 @@ impl Places {
             return None;
         }
         let of_most = self.taken.iter().enumerate().filter(|(_, place)| place.peer == most.1);
-        of_most.max_by_key(|(_, place)| place.seat.silent_us(now_us)).map(|(at, _)| at)
+        of_most.max_by_key(|(_, place)| place.connection_state.silent_us(now_us)).map(|(at, _)| at)
     }
 
-    pub(super) fn take(&mut self, peer: IpAddr, seat: Arc<Seat>, abort: AbortHandle) {
-        self.taken.push(Place { id: abort.id(), peer, seat, abort });
+    pub(super) fn take(&mut self, peer: IpAddr, connection_state: Arc<ConnectionState>, abort: AbortHandle) {
+        self.taken.push(Place { id: abort.id(), peer, connection_state, abort });
     }
 
     /// Ends the connection at this place.
@@ -130,9 +135,10 @@ mod tests {
 
     /// A connection that came, or last spoke, at `active_us`.
     fn come(places: &mut Places, last: u8, active_us: u64, spoke: bool, known: bool) {
-        let seat = Seat { active_us: active_us.into(), spoke: spoke.into(), known: known.into() };
+        let connection_state =
+            ConnectionState { active_us: active_us.into(), spoke: spoke.into(), known: known.into() };
         let task = tokio::spawn(std::future::pending::<()>());
-        places.take(peer(last), Arc::new(seat), task.abort_handle());
+        places.take(peer(last), Arc::new(connection_state), task.abort_handle());
     }
 
     #[tokio::test]
@@ -144,10 +150,10 @@ mod tests {
         come(&mut places, 1, S / 4, false, true);
         assert_eq!(places.find(peer(1), S / 2), Err(None), "all of one peer, and none silent for long");
         assert_eq!(places.find(peer(1), 2 * S), Err(Some(1)), "the one that was mute longest");
-        places.taken[1].seat.spoke.store(true, Ordering::Relaxed);
-        places.taken[2].seat.spoke.store(true, Ordering::Relaxed);
+        places.taken[1].connection_state.spoke.store(true, Ordering::Relaxed);
+        places.taken[2].connection_state.spoke.store(true, Ordering::Relaxed);
         assert_eq!(places.find(peer(1), 9 * S), Err(None));
-        places.taken[0].seat.active_us.store(9 * S, Ordering::Relaxed);
+        places.taken[0].connection_state.active_us.store(9 * S, Ordering::Relaxed);
         assert_eq!(places.find(peer(1), 10 * S), Err(Some(1)), "silent for ten seconds");
         places.clear(1);
         assert_eq!(places.find(peer(1), 10 * S), Ok(()));
@@ -174,8 +180,8 @@ mod tests {
         come(&mut places, 2, S / 2, false, false);
         assert_eq!(places.find(peer(3), S / 2), Err(None), "two of eight, and both have just come");
         assert_eq!(places.find(peer(3), S), Err(Some(0)), "talking is not logging in");
-        places.taken[0].seat.known.store(true, Ordering::Relaxed);
-        places.taken[1].seat.known.store(true, Ordering::Relaxed);
+        places.taken[0].connection_state.known.store(true, Ordering::Relaxed);
+        places.taken[1].connection_state.known.store(true, Ordering::Relaxed);
         assert_eq!(places.find(peer(3), S), Ok(()));
         (0..6).for_each(|_| come(&mut places, 1, 0, true, true));
         assert_eq!(places.find(peer(3), 3_600 * S), Err(None), "who has logged in stays");

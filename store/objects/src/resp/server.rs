@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::budget::Budget;
 use super::counts::{self, Counts, ServerStats};
-use super::places::{Places, Seat};
+use super::places::{ConnectionState, Places};
 use super::{Tls, connection};
 use crate::store::ObjectStore;
 
@@ -189,31 +189,34 @@ impl Server {
             }
         }
         let known = self.shared.config.logins.is_empty();
-        let seat = Seat { active_us: now_us.into(), known: known.into(), ..Seat::default() };
-        let (shared, seat) = (Arc::clone(&self.shared), Arc::new(seat));
+        let connection_state =
+            ConnectionState { active_us: now_us.into(), known: known.into(), ..ConnectionState::default() };
+        let (shared, connection_state) = (Arc::clone(&self.shared), Arc::new(connection_state));
         let task = {
-            let seat = Arc::clone(&seat);
+            let connection_state = Arc::clone(&connection_state);
             tasks.spawn(async move {
                 shared.open.fetch_add(1, Ordering::Relaxed);
                 let counted = ConnectionGuard(Arc::clone(&shared));
                 // Without this a small reply waits for the acknowledgement of the one before.
                 if stream.set_nodelay(true).is_ok() {
-                    converse(stream, &shared, &seat).await;
+                    converse(stream, &shared, &connection_state).await;
                 }
                 drop(counted);
             })
         };
-        places.take(peer, seat, task);
+        places.take(peer, connection_state, task);
     }
 }
 
 /// Serves a client, behind TLS if that is asked for.
-async fn converse(stream: TcpStream, shared: &Shared, seat: &Seat) {
+async fn converse(stream: TcpStream, shared: &Shared, connection_state: &ConnectionState) {
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-    let Some(tls) = &shared.config.tls else { return connection::run(stream, shared, seat, id).await };
+    let Some(tls) = &shared.config.tls else {
+        return connection::run(stream, shared, connection_state, id).await;
+    };
     let time_limit = Duration::from_micros(shared.config.time_limit_us);
     match tokio::time::timeout(time_limit, tls.0.accept(stream)).await {
-        Ok(Ok(stream)) => connection::run(stream, shared, seat, id).await,
+        Ok(Ok(stream)) => connection::run(stream, shared, connection_state, id).await,
         _ => counts::add(&shared.counts.handshakes_failed),
     }
 }
@@ -226,8 +229,8 @@ impl Server {
         stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     ) {
         let known = self.shared.config.logins.is_empty();
-        let seat = Seat { known: known.into(), ..Seat::default() };
-        connection::run(stream, &self.shared, &seat, 1).await;
+        let connection_state = ConnectionState { known: known.into(), ..ConnectionState::default() };
+        connection::run(stream, &self.shared, &connection_state, 1).await;
     }
 }
 

@@ -267,17 +267,17 @@ async fn several(on: &mut Connection<'_>) {
     if count.is_multiple_of(2) {
         return on.out.error("ERR wrong number of arguments for 'mset' command");
     }
-    let mut going = Vec::new();
+    let mut removals = Vec::new();
     for key in (1..count).step_by(2) {
         match store_unconfirmed(on, key, key + 1, PutOptions::REPLACE).await {
-            Ok((_, forgotten)) => going.push(forgotten),
+            Ok((_, forgotten)) => removals.push(forgotten),
             Err(refusal) => return on.refuse(refusal),
         }
     }
     let store = &on.shared.store;
     // The result is counted and reported. A bucket never fails a put.
-    let _ = below::confirm_all(store, &going).await;
-    match going.iter().try_for_each(|forgotten| store.put_confirmed(forgotten)) {
+    let _ = below::confirm_all(store, &removals).await;
+    match removals.iter().try_for_each(|forgotten| store.put_confirmed(forgotten)) {
         Ok(()) => on.out.simple("OK"),
         Err(refusal) => on.refuse(refusal),
     }

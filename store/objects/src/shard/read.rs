@@ -141,9 +141,9 @@ impl Shard {
     }
 
     /// Removals of older values of a key that the SSD has not confirmed.
-    pub(super) fn going(&self, name: Option<u64>) -> ForgottenCopies {
+    pub(super) fn unconfirmed_removal(&self, name: Option<u64>) -> ForgottenCopies {
         let known = self.below.as_ref().zip(name);
-        ForgottenCopies { ssd: known.and_then(|(below, name)| below.going(name)), cold: None }
+        ForgottenCopies { ssd: known.and_then(|(below, name)| below.unconfirmed_removal(name)), cold: None }
     }
 
     fn remove_here(&mut self, at: &Place<'_>) -> Result<(), Refusal> {

@@ -214,7 +214,7 @@ impl Shard {
             let forgotten = match (origin.writer(), options.ttl_us) {
                 (name, Some(_)) => self.forget(name, None),
                 // Equal bytes keep their copies, but the removal of an older value may still be in progress.
-                (name, None) => self.going(name),
+                (name, None) => self.unconfirmed_removal(name),
             };
             return Ok((StoreOutcome::Unchanged { generation }, forgotten));
         }

@@ -133,7 +133,7 @@ impl ObjectStore {
         match below.beside.take(found.value.len() as u64) {
             Some(held) => Some(Arc::new(BroughtValue::beside(found.value, held))),
             None => {
-                below.count_let_go();
+                below.count_released();
                 None
             }
         }

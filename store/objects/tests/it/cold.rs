@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::faulty::{FaultyBucket, Mood};
+use super::faulty::{BucketFault, FaultyBucket};
 use super::tiers::{NoticeLog, over, read, settle};
 use super::{content, key};
 use baton_objects::{
@@ -213,7 +213,7 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     // Equal bytes that are put again after eviction keep their copy.
     crowd_out(&store, "same");
     store.put(key("same"), &content(1, 40_000), PutOptions::REPLACE).unwrap();
-    assert_eq!((bucket.values().len(), cold(&store).going), (2, 0));
+    assert_eq!((bucket.values().len(), cold(&store).unconfirmed_removals), (2, 0));
     drop(store);
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     for name in ["removed", "replaced", "ending"] {
@@ -237,7 +237,7 @@ fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it
     let bucket = FaultyBucket::new();
     let (store, said) = with_bucket(&bucket, SHORT);
     fill(&store, 60);
-    bucket.be(Mood::Fails);
+    bucket.be(BucketFault::Fails);
     let away: Vec<String> = (0..60).map(|n| n.to_string()).filter(|n| !store.exists(key(n))).collect();
     assert!(away.len() > 5, "memory has room for some forty");
     let asked = bucket.asked();
@@ -252,10 +252,10 @@ fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it
     assert_eq!(store.remove(key(&away[0])), Err(Refusal::Unconfirmed), "nobody may believe that it is gone");
     store.put(key(&away[1]), &content(999, 70_000), PutOptions::REPLACE).unwrap();
     assert!(bucket.asked() - asked < 30, "{}", bucket.asked() - asked);
-    assert_eq!((store.lower_stats().cold_unconfirmed, cold(&store).going), (2, 2));
+    assert_eq!((store.lower_stats().cold_unconfirmed, cold(&store).unconfirmed_removals), (2, 2));
     let failures = cold(&store).failures;
     assert!(said.lock().unwrap().iter().any(|words| words.contains("left alone")), "{said:?}");
-    bucket.be(Mood::Good);
+    bucket.be(BucketFault::Good);
     until("it answers a look", || cold(&store).on);
     settle(&store);
     assert_eq!(store.remove(key(&away[0])), Err(Refusal::Absent), "it was tried again");
@@ -274,7 +274,7 @@ fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
     let (store, _) = with_bucket(&bucket, SHORT);
     fill(&store, 60);
     let away: Vec<String> = (0..60).map(|n| n.to_string()).filter(|n| !store.exists(key(n))).collect();
-    bucket.be(Mood::Hangs);
+    bucket.be(BucketFault::Hangs);
     let before = cold(&store);
     // Far more than may be in hand: the rest is passed over, and every put and every read of memory succeeds.
     for n in 100..140u64 {
@@ -293,7 +293,7 @@ fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
     let asked = bucket.asked();
     assert!((0..100).all(|_| store.bring(key(&away[2])).is_none()));
     assert!(bucket.asked() - asked < 10, "it is looked at now and then, for nobody");
-    bucket.be(Mood::Good);
+    bucket.be(BucketFault::Good);
     until("it answers a look", || cold(&store).on);
     settle(&store);
     assert_eq!(read(&store, &away[2]), Some(content(away[2].parse().unwrap(), 90_000)));
@@ -306,11 +306,11 @@ fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
 fn a_write_that_arrives_after_its_removal_is_not_believed() {
     let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, SHORT);
-    bucket.be(Mood::Late);
+    bucket.be(BucketFault::Late);
     ask_twice(&store, "late", &content(1, 50_000));
     settle(&store);
     assert_eq!((cold(&store).failures, cold(&store).objects, cold(&store).written), (1, 0, 0));
-    bucket.be(Mood::Good);
+    bucket.be(BucketFault::Good);
     store.put(key("late"), &content(2, 50_000), PutOptions::REPLACE).unwrap();
     store.remove(key("late")).unwrap();
     assert_eq!((bucket.arrive(), bucket.values().len()), (1, 1), "now it is there");
@@ -324,11 +324,11 @@ fn a_write_that_arrives_after_its_removal_is_not_believed() {
 fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
     let bucket = FaultyBucket::new();
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
-    bucket.be(Mood::Late);
+    bucket.be(BucketFault::Late);
     ask_twice(&store, "k", &content(1, 50_000));
     until("it is on its way", || bucket.late() == 1);
     drop(store);
-    bucket.be(Mood::Good);
+    bucket.be(BucketFault::Good);
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert_eq!(bucket.arrive(), 1);
     assert_eq!(read(&store, "k"), None, "the listing was over");
@@ -369,7 +369,7 @@ fn what_the_bucket_keeps_has_a_bound() {
         assert!(kept <= 1 << 20 && kept == cold(&store).bytes, "{kept}");
     }
     let stats = cold(&store);
-    assert_eq!((stats.objects, stats.evicted, stats.written, stats.going), (11, 29, 40, 0));
+    assert_eq!((stats.objects, stats.evicted, stats.written, stats.unconfirmed_removals), (11, 29, 40, 0));
     drop(store);
     // Less may be allowed at the next start; what was there longest gives way.
     let store = open(1 << 20, 6);
@@ -386,9 +386,9 @@ fn what_the_bucket_keeps_has_a_bound() {
 
 #[test]
 fn a_bucket_that_does_not_prove_itself_is_switched_off_loudly() {
-    for mood in [Mood::Fails, Mood::Hangs] {
+    for fault in [BucketFault::Fails, BucketFault::Hangs] {
         let bucket = FaultyBucket::new();
-        bucket.be(mood);
+        bucket.be(fault);
         let (store, said) = with_bucket(&bucket, SHORT);
         store.put(key("a"), b"x", PutOptions::REPLACE).unwrap();
         assert_eq!(read(&store, "a").unwrap(), b"x");
@@ -571,7 +571,7 @@ impl Trial {
     fn restart(&mut self) {
         self.hits += cold(&self.store).hits;
         self.restarts += 1;
-        self.bucket.be(Mood::Good);
+        self.bucket.be(BucketFault::Good);
         self.store = Self::start(&self.bucket);
         for (name, known) in self.keys.iter_mut().filter(|(_, known)| known.doubtful) {
             let found = read(&self.store, name);
@@ -600,16 +600,16 @@ fn in_whatever_mood_the_bucket_is_no_key_has_a_value_that_is_not_its_own() {
                 15..75 => trial.read(&name),
                 75..85 => trial.remove(&name),
                 85..87 => _ = trial.bucket.arrive(),
-                87..89 => trial.bucket.be(Mood::Late),
-                89 => trial.bucket.be(Mood::Fails),
-                90 => trial.bucket.be(Mood::Hangs),
-                91..97 => trial.bucket.be(Mood::Good),
+                87..89 => trial.bucket.be(BucketFault::Late),
+                89 => trial.bucket.be(BucketFault::Fails),
+                90 => trial.bucket.be(BucketFault::Hangs),
+                91..97 => trial.bucket.be(BucketFault::Good),
                 97 => _ = trial.store.settle(Duration::from_millis(200)),
                 _ => trial.restart(),
             }
         }
         // Nothing may be under way when invariants are checked.
-        trial.bucket.be(Mood::Good);
+        trial.bucket.be(BucketFault::Good);
         until("everything is done", || trial.store.settle(Duration::from_millis(100)));
         trial.store.check();
         (restarts, hits) = (restarts + trial.restarts, hits + trial.hits);

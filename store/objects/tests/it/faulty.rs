@@ -18,7 +18,7 @@ use object_store::{
 
 /// The behaviour of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mood {
+pub enum BucketFault {
     Good,
     /// Every request is refused.
     Fails,
@@ -32,7 +32,7 @@ pub enum Mood {
 #[derive(Debug)]
 pub struct FaultyBucket {
     inner: Arc<InMemory>,
-    mood: Mutex<Mood>,
+    fault: Mutex<BucketFault>,
     late: Mutex<Vec<(Path, PutPayload)>>,
     asked: AtomicU64,
     /// The bucket reports ages in whole seconds, as services do.
@@ -57,9 +57,9 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
 
 impl FaultyBucket {
     pub fn new() -> Arc<Self> {
-        let (mood, late, asked) = (Mutex::new(Mood::Good), Mutex::default(), AtomicU64::new(0));
+        let (fault, late, asked) = (Mutex::new(BucketFault::Good), Mutex::default(), AtomicU64::new(0));
         let in_seconds = AtomicBool::new(false);
-        Arc::new(Self { inner: Arc::new(InMemory::new()), mood, late, asked, in_seconds })
+        Arc::new(Self { inner: Arc::new(InMemory::new()), fault, late, asked, in_seconds })
     }
 
     /// Reports ages in whole seconds from now on.
@@ -71,12 +71,12 @@ impl FaultyBucket {
         if self.in_seconds.load(Ordering::SeqCst) { in_seconds(meta) } else { meta }
     }
 
-    pub fn be(&self, mood: Mood) {
-        *self.mood.lock().unwrap() = mood;
+    pub fn be(&self, fault: BucketFault) {
+        *self.fault.lock().unwrap() = fault;
     }
 
-    fn mood(&self) -> Mood {
-        *self.mood.lock().unwrap()
+    fn fault(&self) -> BucketFault {
+        *self.fault.lock().unwrap()
     }
 
     /// Requests so far.
@@ -108,10 +108,10 @@ impl FaultyBucket {
 
     async fn pass(&self) -> Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        match self.mood() {
-            Mood::Fails => Err(down()),
-            Mood::Hangs => pending().await,
-            Mood::Good | Mood::Late => Ok(()),
+        match self.fault() {
+            BucketFault::Fails => Err(down()),
+            BucketFault::Hangs => pending().await,
+            BucketFault::Good | BucketFault::Late => Ok(()),
         }
     }
 
@@ -120,10 +120,10 @@ impl FaultyBucket {
         good: impl FnOnce() -> BoxStream<'static, Result<T>>,
     ) -> BoxStream<'static, Result<T>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        match self.mood() {
-            Mood::Fails => stream::once(async { Err(down()) }).boxed(),
-            Mood::Hangs => stream::pending().boxed(),
-            Mood::Good | Mood::Late => good(),
+        match self.fault() {
+            BucketFault::Fails => stream::once(async { Err(down()) }).boxed(),
+            BucketFault::Hangs => stream::pending().boxed(),
+            BucketFault::Good | BucketFault::Late => good(),
         }
     }
 }
@@ -150,7 +150,7 @@ impl ObjectStore for FaultyBucket {
     {
         Box::pin(async move {
             self.pass().await?;
-            if self.mood() == Mood::Late && at.as_ref().ends_with(".kv") {
+            if self.fault() == BucketFault::Late && at.as_ref().ends_with(".kv") {
                 self.late.lock().unwrap().push((at.clone(), payload));
                 return pending().await;
             }

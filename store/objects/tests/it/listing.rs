@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::content;
-use super::faulty::{FaultyBucket, Mood};
+use super::faulty::{BucketFault, FaultyBucket};
 use super::resp::{TestServer, bulk, error_of, ok, serve, words};
 use super::tiers::{over, over_parts, settle};
 use baton_objects::client::{Cluster, ClusterConfig, ConflictRule, DrainProgress};
@@ -130,8 +130,8 @@ fn a_scan_never_ends_early_in_silence_when_the_bucket_is_down() {
     let served = over_bucket(&bucket, None, RespConfig::default());
     let c = &mut served.client();
     fill(&served, c, 60);
-    for mood in [Mood::Fails, Mood::Hangs] {
-        bucket.be(mood);
+    for fault in [BucketFault::Fails, BucketFault::Hangs] {
+        bucket.be(fault);
         for _ in 0..4 {
             let began = Instant::now();
             let why = scan(c, 100).expect_err("some keys are only in the bucket");
@@ -141,7 +141,7 @@ fn a_scan_never_ends_early_in_silence_when_the_bucket_is_down() {
         assert_eq!(words(c, "SET other here"), ok());
         assert_eq!(words(c, "GET other"), bulk("here"), "the rest goes on");
         assert_eq!(words(c, "DEL other"), Reply::Integer(1));
-        bucket.be(Mood::Good);
+        bucket.be(BucketFault::Good);
         let end = Instant::now() + Duration::from_secs(60);
         while scan(c, 100) != Ok(names(0, 60)) {
             assert!(Instant::now() < end, "it is asked again some time");
@@ -208,10 +208,10 @@ fn a_drain_moves_what_is_only_in_the_bucket_and_says_so_when_it_cannot() {
     (100..140).for_each(|n| assert_eq!(words(c, &format!("DEL k{n}")), Reply::Integer(1)));
     assert_eq!((from.store.stats().keys, bucket.values().len()), (0, 30), "nothing is in memory");
     let (mut cluster, server) = cluster([&from, &to]);
-    bucket.be(Mood::Fails);
+    bucket.be(BucketFault::Fails);
     let why = drained(&mut cluster, &server).expect_err("what there is cannot be told");
     assert!(why.contains("bucket below does not answer"), "{why}");
-    bucket.be(Mood::Good);
+    bucket.be(BucketFault::Good);
     let end = Instant::now() + Duration::from_secs(60);
     let done = loop {
         match drained(&mut cluster, &server) {

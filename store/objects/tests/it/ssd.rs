@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::tiers::{NoticeLog, over, read, settle};
 use super::{content, key};
 use baton_objects::{AdmissionRule, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig};
-use baton_tiers::faults::{Faults, Mood, Moods, plan};
+use baton_tiers::faults::{FaultMode, FaultPlan, Faults, plan};
 
 fn open(dir: &Path) -> (ObjectStore, NoticeLog) {
     let ssd = SsdConfig {
@@ -52,7 +52,7 @@ fn older(store: &ObjectStore) -> Vec<&'static str> {
 
 /// Fails flushes until the disk is left alone.
 fn switch_off(faults: &Faults, store: &ObjectStore) {
-    faults.be(Moods { flushes: Mood::Fails, ..Moods::default() });
+    faults.be(FaultPlan { flushes: FaultMode::Fails, ..FaultPlan::default() });
     let end = Instant::now() + Duration::from_secs(60);
     for n in 0.. {
         if !store.lower_stats().ssd_on {
@@ -75,7 +75,7 @@ fn the_file_of_a_disk_that_was_left_alone_is_not_found_again() {
     drop(store);
     let words = said.lock().unwrap().join("\n");
     assert!(words.contains("the file was removed"), "{words}");
-    faults.be(Moods::default());
+    faults.be(FaultPlan::default());
     let (store, said) = open(dir.path());
     assert!(said.lock().unwrap()[0].contains("a new file"), "{said:?}");
     assert_eq!(older(&store), [""; 0]);
@@ -86,14 +86,14 @@ fn a_removal_that_the_disk_did_not_confirm_is_refused_until_it_does() {
     let dir = tempfile::tempdir().unwrap();
     let (faults, store, said) = faulty(dir.path());
     fill(&store);
-    faults.be(Moods { flushes: Mood::Hangs, ..Moods::default() });
+    faults.be(FaultPlan { flushes: FaultMode::Hangs, ..FaultPlan::default() });
     assert_eq!(change(&store), [Err(Refusal::Unconfirmed); 3]);
     assert_eq!(store.lower_stats().unconfirmed, 3);
     assert!(said.lock().unwrap().join("\n").contains("TRYAGAIN"), "{said:?}");
     assert!(!store.exists(key("gone")), "it is done here all the same");
     assert_eq!(read(&store, "replaced"), Some(content(2, 20_000)));
     assert_eq!(change(&store), [Err(Refusal::Unconfirmed); 3], "asked for again nothing else is known");
-    faults.be(Moods::default());
+    faults.be(FaultPlan::default());
     settle(&store);
     assert_eq!(change(&store)[1..], [Ok(()), Ok(())]);
     assert_eq!(store.remove(key("gone")), Err(Refusal::Absent), "gone for good");
@@ -176,7 +176,7 @@ mod served {
         let mut cluster = Cluster::new(ClusterConfig::of(&addresses.join(",")).unwrap()).unwrap();
         let c = &mut from.client();
         assert_eq!(scan(c), Ok(VALUES as usize));
-        faults.be(Moods { reads: Mood::Fails, ..Moods::default() });
+        faults.be(FaultPlan { reads: FaultMode::Fails, ..FaultPlan::default() });
         let why = scan(c).expect_err("some are only on the disk");
         assert!(why.contains("SSD below does not answer"), "{why}");
         let why = words(c, "FLUSHDB");
@@ -192,7 +192,7 @@ mod served {
             }
         };
         assert!(ended.is_some(), "it is not empty");
-        faults.be(Moods::default());
+        faults.be(FaultPlan::default());
         assert_eq!(scan(c), Ok(there(&from) as usize));
         let mut drain = cluster.drain(&server).unwrap();
         while drain.step().unwrap() {}
@@ -210,14 +210,14 @@ mod served {
         let addresses = [&from, &to].map(|served| format!("redis://{}", served.address));
         let mut cluster = Cluster::new(ClusterConfig::of(&addresses.join(",")).unwrap()).unwrap();
         let server = from.address.to_string();
-        faults.be(Moods { reads: Mood::FailsLong, ..Moods::default() });
+        faults.be(FaultPlan { reads: FaultMode::FailsLong, ..FaultPlan::default() });
         let mut drain = cluster.drain(&server).unwrap();
         while drain.step().unwrap() {}
         let (left, trouble) = (drain.so_far().left, drain.trouble().map(ToString::to_string));
         assert!(left > 100, "{left}");
         assert!(trouble.unwrap().contains("cannot be read"));
         assert_eq!(there(&from), left);
-        faults.be(Moods::default());
+        faults.be(FaultPlan::default());
         let mut drain = cluster.drain(&server).unwrap();
         while drain.step().unwrap() {}
         assert_eq!((drain.so_far().left, drain.trouble(), there(&from)), (0, None, 0));
@@ -240,7 +240,7 @@ mod served {
         let below: Vec<String> =
             (0..VALUES).map(|n| format!("k{n}")).filter(|name| !served.store.exists(key(name))).collect();
         assert!(below.len() > 50);
-        faults.be(Moods { reads: Mood::Hangs, ..Moods::default() });
+        faults.be(FaultPlan { reads: FaultMode::Hangs, ..FaultPlan::default() });
         let c = &mut served.client();
         let timed = |c: &mut Client, line: &str| {
             let began = Instant::now();
@@ -262,7 +262,7 @@ mod served {
         assert!(began.elapsed() < Duration::from_secs(1));
         assert!(served.store.lower_stats().unasked >= 20);
         assert_eq!((words(c, "SET other here"), words(c, "GET other")), (ok(), bulk("here")));
-        faults.be(Moods::default());
+        faults.be(FaultPlan::default());
         let end = Instant::now() + Duration::from_secs(30);
         while words(c, &format!("GET {}", below[30])) == Reply::Nothing {
             assert!(Instant::now() < end, "it is asked again once it answers");

@@ -26,8 +26,8 @@ pub fn over_parts(lower: LowerConfig, parts: Option<Parts>) -> (ObjectStore, Not
     };
     let said: NoticeLog = Arc::default();
     let heard = Arc::clone(&said);
-    let tell: OperatorLog = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
-    let lower = LowerConfig { tell: Some(tell), ..lower };
+    let log: OperatorLog = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
+    let lower = LowerConfig { log: Some(log), ..lower };
     (ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap(), said)
 }
 

@@ -2,9 +2,8 @@
 //! step. Every value that was reported as kept comes back whole. No value that was reported as removed ever does.
 //! Nothing comes back in part or with another's bytes, and no block is lost.
 
-use super::{BlobLogCore, Listing, Record, ShelfEvent, Slab, Source};
+use super::{BlobLogCore, BlobLogEvent, Listing, Record, Slab, Source};
 use crate::aligned::{AlignedBuffer, PAGE_BYTES};
-use crate::book::Book;
 use crate::disk::testing::FailingDisk;
 use crate::index::{Entry, Place};
 use crate::io_sequencer::crash::device::Device;
@@ -12,6 +11,7 @@ use crate::io_sequencer::crash::open;
 use crate::io_sequencer::{Answer, IoCompletion, IoSequencer, Order};
 use crate::layout::Layout;
 use crate::recover::{Beginning, OpenedFile};
+use crate::slot_table::SlotTable;
 use crate::tier::TierError;
 use baton_types::{BlockKey, Rng};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,7 +38,7 @@ impl Source for Bytes {
 struct SteppedFile {
     layout: Layout,
     sequencer: IoSequencer,
-    book: Book,
+    slot_table: SlotTable,
     device: Device,
     recovered: (Vec<Entry>, Vec<Entry>),
     ended: VecDeque<IoCompletion>,
@@ -52,7 +52,7 @@ struct SteppedFile {
 
 impl SteppedFile {
     fn over(layout: Layout, opened: OpenedFile, device: Device) -> Self {
-        let book = Book::new(layout, opened.places, &opened.entries, &opened.stale);
+        let slot_table = SlotTable::new(layout, opened.places, &opened.entries, &opened.stale);
         let mut sequencer = IoSequencer::new(opened.header, opened.index, true);
         opened.stale.iter().for_each(|entry| sequencer.take(Order::Remove(entry.place)));
         let (ended, freed, writes) = (VecDeque::new(), VecDeque::new(), BTreeSet::new());
@@ -64,7 +64,7 @@ impl SteppedFile {
         Self {
             layout,
             sequencer,
-            book,
+            slot_table,
             device,
             recovered,
             ended,
@@ -95,12 +95,12 @@ impl SteppedFile {
                 match answer {
                     Answer::Done(done) => {
                         if self.writes.remove(&done.number) && done.outcome.is_err() {
-                            self.book.failed();
+                            self.slot_table.failed();
                         }
                         self.ended.push_back(done);
                     }
                     Answer::Freed { slot, epoch } => {
-                        if self.book.freed(slot, epoch) {
+                        if self.slot_table.freed(slot, epoch) {
                             self.freed.push_back(slot);
                         }
                     }
@@ -130,11 +130,11 @@ impl Slab for SteppedFile {
     }
 
     fn capacity_blocks(&self) -> usize {
-        self.book.capacity() as usize
+        self.slot_table.capacity() as usize
     }
 
     fn used_blocks(&self) -> usize {
-        self.book.in_use()
+        self.slot_table.in_use()
     }
 
     fn recovered(&mut self) -> (Vec<Entry>, Vec<Entry>) {
@@ -142,11 +142,11 @@ impl Slab for SteppedFile {
     }
 
     fn place(&self, key: BlockKey) -> Option<Place> {
-        self.book.place(key)
+        self.slot_table.place(key)
     }
 
     fn takes_write(&self) -> bool {
-        self.book.has_free() && self.writes.len() < 4
+        self.slot_table.has_free() && self.writes.len() < 4
     }
 
     fn takes_read(&self) -> bool {
@@ -165,7 +165,7 @@ impl Slab for SteppedFile {
         checksum: u64,
         buffer: AlignedBuffer,
     ) -> Result<(u64, Place), TierError> {
-        let place = self.book.reserve(checksum).ok_or(TierError::Full)?;
+        let place = self.slot_table.reserve(checksum).ok_or(TierError::Full)?;
         let number = self.number();
         self.writes.insert(number);
         self.sequencer.take(Order::Write { number, entry: Entry { key, parent, place }, buffer });
@@ -173,14 +173,14 @@ impl Slab for SteppedFile {
     }
 
     fn read(&mut self, key: BlockKey) -> Option<u64> {
-        let place = self.book.place(key)?;
+        let place = self.slot_table.place(key)?;
         let (number, buffer) = (self.number(), self.buffer());
         self.sequencer.take(Order::Read { number, key, place, buffer });
         Some(number)
     }
 
     fn peek(&mut self, key: BlockKey) -> Option<u64> {
-        let place = self.book.place(key)?;
+        let place = self.slot_table.place(key)?;
         let number = self.number();
         self.sequencer.take(Order::Peek { number, place, buffer: AlignedBuffer::new(PAGE_BYTES) });
         Some(number)
@@ -195,16 +195,16 @@ impl Slab for SteppedFile {
     }
 
     fn commit(&mut self, key: BlockKey, place: Place) -> bool {
-        self.book.commit(key, place)
+        self.slot_table.commit(key, place)
     }
 
     fn discard(&mut self, place: Place) {
-        let order = self.book.discard(place);
+        let order = self.slot_table.discard(place);
         self.sequencer.take(order);
     }
 
     fn remove(&mut self, key: BlockKey) -> bool {
-        let order = self.book.place(key).and_then(|_| self.book.remove(key.short()));
+        let order = self.slot_table.place(key).and_then(|_| self.slot_table.remove(key.short()));
         let was_there = order.is_some();
         order.into_iter().for_each(|order| self.sequencer.take(order));
         was_there
@@ -231,7 +231,7 @@ struct NameKnowledge {
 struct World {
     layout: Layout,
     rng: Rng,
-    keeper: BlobLogCore<SteppedFile>,
+    core: BlobLogCore<SteppedFile>,
     known: BTreeMap<u64, NameKnowledge>,
     lengths: BTreeMap<u64, usize>,
     /// Values being written: name by tag.
@@ -251,11 +251,11 @@ impl World {
         let layout = Layout { block_bytes: BLOCK_BYTES, capacity, fingerprint: 3 };
         // In every other history the index is old or new, sector by sector: then nothing may be lost.
         let garbles_from = if seed.is_multiple_of(2) { layout.slot_offset(0) } else { 8192 };
-        let keeper = BlobLogCore::new(SteppedFile::start(&FailingDisk::default(), layout, 1, garbles_from));
+        let core = BlobLogCore::new(SteppedFile::start(&FailingDisk::default(), layout, 1, garbles_from));
         Self {
             layout,
             rng: Rng::new(seed),
-            keeper,
+            core,
             known: BTreeMap::new(),
             lengths: BTreeMap::new(),
             putting: BTreeMap::new(),
@@ -277,9 +277,9 @@ impl World {
             0..25 => self.put(),
             25..36 => self.remove(),
             36..44 => self.get(),
-            _ => self.keeper.slab.device_acts(&mut self.rng, true),
+            _ => self.core.slab.device_acts(&mut self.rng, true),
         }
-        self.hear_all();
+        self.poll_events();
     }
 
     fn put(&mut self) {
@@ -292,7 +292,7 @@ impl World {
         self.putting.insert(tag, name);
         let header: Vec<u8> = [name, tag].iter().flat_map(|word| word.to_le_bytes()).collect();
         let source = Box::new(Bytes(content(name, tag, bytes)));
-        self.keeper.put(Record { name, tag, header, bytes: bytes as u32, source });
+        self.core.put(Record { name, tag, header, bytes: bytes as u32, source });
     }
 
     fn remove(&mut self) {
@@ -302,7 +302,7 @@ impl World {
         known.must = None;
         // Everything that was ever put under this name, be it dropped, replaced or being written.
         self.removing.insert(token, (name, known.may.iter().copied().collect()));
-        self.keeper.remove(name, token);
+        self.core.remove(name, token);
     }
 
     fn get(&mut self) {
@@ -310,26 +310,26 @@ impl World {
         self.next_token += 1;
         let may = self.known.get(&name).map(|known| known.may.clone()).unwrap_or_default();
         self.reading.insert(token, (name, may));
-        self.keeper.get(name, token, false);
+        self.core.get(name, token, false);
     }
 
-    fn hear_all(&mut self) {
-        self.keeper.slab.settle();
-        self.keeper.pump();
-        self.keeper.slab.settle();
-        while let Some(done) = self.keeper.next_done() {
-            self.hear(done);
+    fn poll_events(&mut self) {
+        self.core.slab.settle();
+        self.core.pump();
+        self.core.slab.settle();
+        while let Some(done) = self.core.next_done() {
+            self.on_event(done);
         }
     }
 
-    fn hear(&mut self, done: ShelfEvent) {
+    fn on_event(&mut self, done: BlobLogEvent) {
         match done {
-            ShelfEvent::Kept(Listing { name, tag, .. }) => {
+            BlobLogEvent::Kept(Listing { name, tag, .. }) => {
                 self.putting.remove(&tag);
                 self.known.entry(name).or_default().must = Some(tag);
                 self.count("kept");
             }
-            ShelfEvent::NotKept(Listing { tag, .. }, why) => {
+            BlobLogEvent::NotKept(Listing { tag, .. }, why) => {
                 self.putting.remove(&tag);
                 self.count(match why {
                     super::PutError::TooLarge => "too large",
@@ -339,7 +339,7 @@ impl World {
                     super::PutError::Failed(_) => "failed",
                 });
             }
-            ShelfEvent::Got(token, found) => {
+            BlobLogEvent::Got(token, found) => {
                 let (name, may) = self.reading.remove(&token).expect("asked once, answered once");
                 if let Ok((header, value)) = found {
                     let tag = self.tag_of(name, &header, &value);
@@ -347,13 +347,13 @@ impl World {
                     self.count("read");
                 }
             }
-            ShelfEvent::Removed(token) => {
+            BlobLogEvent::Removed(token) => {
                 let (name, tags) = self.removing.remove(&token).expect("asked once, answered once");
                 let known = self.known.entry(name).or_default();
                 tags.iter().for_each(|tag| _ = known.may.remove(tag));
                 self.count("removed");
             }
-            ShelfEvent::Dropped(Listing { name, tag, .. }) => {
+            BlobLogEvent::Dropped(Listing { name, tag, .. }) => {
                 let known = self.known.entry(name).or_default();
                 known.must = known.must.filter(|must| *must != tag);
                 self.count("dropped");
@@ -372,22 +372,22 @@ impl World {
 
     /// Cuts the power in a copy of the world and looks at what is left.
     fn crash(&mut self) -> (BlobLogCore<SteppedFile>, BTreeMap<u64, u64>) {
-        let device = self.keeper.slab.device.after_power_cut(&mut self.rng);
+        let device = self.core.slab.device.after_power_cut(&mut self.rng);
         let image = FailingDisk::with(device.lasting().to_vec());
-        let garbles_from = self.keeper.slab.device.garbles_from();
-        let mut keeper = BlobLogCore::new(SteppedFile::start(&image, self.layout, self.life, garbles_from));
-        let may_lose = keeper.slab.lost_pages > 0 && garbles_from < self.layout.slot_offset(0);
+        let garbles_from = self.core.slab.device.garbles_from();
+        let mut core = BlobLogCore::new(SteppedFile::start(&image, self.layout, self.life, garbles_from));
+        let may_lose = core.slab.lost_pages > 0 && garbles_from < self.layout.slot_offset(0);
         let mut found = BTreeMap::new();
         for name in 0..NAMES {
-            keeper.get(name, name, false);
+            core.get(name, name, false);
         }
         let mut answers = 0;
         for _ in 0..100_000 {
-            keeper.slab.settle();
-            keeper.slab.device_acts(&mut self.rng, false);
-            keeper.pump();
-            while let Some(done) = keeper.next_done() {
-                let ShelfEvent::Got(name, value) = done else { panic!("{done:?} after a start") };
+            core.slab.settle();
+            core.slab.device_acts(&mut self.rng, false);
+            core.pump();
+            while let Some(done) = core.next_done() {
+                let BlobLogEvent::Got(name, value) = done else { panic!("{done:?} after a start") };
                 answers += 1;
                 if let Ok((header, value)) = value {
                     found.insert(name, self.tag_of(name, &header, &value));
@@ -398,7 +398,7 @@ impl World {
             }
         }
         assert_eq!(answers, NAMES, "every read ends");
-        assert_eq!(found.len(), keeper.objects.len(), "what is listed can be read");
+        assert_eq!(found.len(), core.objects.len(), "what is listed can be read");
         for (name, tag) in &found {
             assert!(self.known[name].may.contains(tag), "a removed value came back: {name} {tag}");
         }
@@ -408,37 +408,37 @@ impl World {
             }
         }
         self.count("crashed");
-        (keeper, found)
+        (core, found)
     }
 
-    fn live_on(&mut self, (keeper, found): (BlobLogCore<SteppedFile>, BTreeMap<u64, u64>)) {
-        self.keeper = keeper;
+    fn live_on(&mut self, (core, found): (BlobLogCore<SteppedFile>, BTreeMap<u64, u64>)) {
+        self.core = core;
         self.known.clear();
         for (name, tag) in found {
             self.known.insert(name, NameKnowledge { must: Some(tag), may: BTreeSet::from([tag]) });
         }
         // The keeper numbers what it found anew; here the first numbers go on to be used.
-        for object in self.keeper.objects.values_mut() {
+        for object in self.core.objects.values_mut() {
             let known = &self.known[&object.head.short().0];
             object.tag = known.must.expect("set above");
         }
-        let tags: BTreeMap<u64, u64> = self.keeper.objects.iter().map(|(name, o)| (*name, o.tag)).collect();
-        for (name, tag) in &mut self.keeper.order {
+        let tags: BTreeMap<u64, u64> = self.core.objects.iter().map(|(name, o)| (*name, o.tag)).collect();
+        for (name, tag) in &mut self.core.order {
             *tag = tags[name];
         }
         self.putting.clear();
         self.removing.clear();
         self.reading.clear();
         // A value being removed may reappear until its removal is reported.
-        let slab = &self.keeper.slab;
-        for slot in self.keeper.leaving.keys() {
+        let slab = &self.core.slab;
+        for slot in self.core.leaving.keys() {
             let at = slab.layout.slot_offset(*slot) as usize;
             let word =
                 |at: usize| u64::from_le_bytes(slab.device.lasting()[at..at + 8].try_into().expect("eight"));
             self.known.entry(word(at + 8)).or_default().may.insert(word(at + 16));
         }
         self.life += 1;
-        self.hear_all();
+        self.poll_events();
         self.count("lived on");
     }
 
@@ -449,13 +449,13 @@ impl World {
             let token = self.next_token;
             self.next_token += 1;
             self.removing.insert(token, (name, Vec::new()));
-            self.keeper.remove(name, token);
+            self.core.remove(name, token);
         }
         self.rest();
         assert!(self.removing.is_empty() && self.putting.is_empty() && self.reading.is_empty());
-        let slab = &self.keeper.slab;
-        assert_eq!((slab.book.in_use(), slab.book.draining(), self.keeper.owed_blocks), (0, 0, 0));
-        assert!(self.keeper.puts.is_empty() && self.keeper.gets.is_empty() && self.keeper.jobs.is_empty());
+        let slab = &self.core.slab;
+        assert_eq!((slab.slot_table.in_use(), slab.slot_table.draining(), self.core.owed_blocks), (0, 0, 0));
+        assert!(self.core.puts.is_empty() && self.core.gets.is_empty() && self.core.jobs.is_empty());
         self.known.values_mut().for_each(|known| *known = NameKnowledge::default());
         let (_, found) = self.crash();
         assert!(found.is_empty());
@@ -464,11 +464,11 @@ impl World {
 
     fn rest(&mut self) {
         for _ in 0..20_000 {
-            self.hear_all();
-            if self.keeper.slab.sequencer.is_idle() && self.keeper.jobs.is_empty() {
+            self.poll_events();
+            if self.core.slab.sequencer.is_idle() && self.core.jobs.is_empty() {
                 return;
             }
-            self.keeper.slab.device_acts(&mut self.rng, false);
+            self.core.slab.device_acts(&mut self.rng, false);
         }
         panic!("it never comes to rest");
     }
@@ -479,7 +479,7 @@ fn play(capacity: u32, seed: u64, steps: u64) -> BTreeMap<&'static str, u64> {
     for _ in 0..steps {
         world.act();
         let left = world.crash();
-        if world.keeper.slab.is_off || world.rng.below(60) == 0 {
+        if world.core.slab.is_off || world.rng.below(60) == 0 {
             world.live_on(left);
         }
     }

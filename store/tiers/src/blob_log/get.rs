@@ -1,6 +1,6 @@
 //! Reading values, block by block, each verified.
 
-use super::{BlobLogCore, BlobReadError, Job, ShelfEvent, Slab, keys};
+use super::{BlobLogCore, BlobLogEvent, BlobReadError, Job, Slab, keys};
 use crate::aligned::PAGE_BYTES;
 use crate::io_sequencer::IoCompletion;
 use crate::tier::TierError;
@@ -45,7 +45,7 @@ impl<S: Slab> BlobLogCore<S> {
     pub(crate) fn get(&mut self, name: u64, token: u64, header_only: bool) {
         let block_bytes = self.slab.block_bytes();
         let Some(object) = self.objects.get_mut(&name) else {
-            return self.done.push_back(ShelfEvent::Got(token, Err(BlobReadError::Absent)));
+            return self.done.push_back(BlobLogEvent::Got(token, Err(BlobReadError::Absent)));
         };
         object.hit |= !header_only;
         let (head, tag) = (object.head, object.tag);
@@ -87,7 +87,7 @@ impl<S: Slab> BlobLogCore<S> {
                     }
                 }
             }
-            self.try_tell(id);
+            self.finish_get(id);
         }
     }
 
@@ -107,10 +107,10 @@ impl<S: Slab> BlobLogCore<S> {
             }
         }
         self.slab.recycle(done.buffer);
-        self.try_tell(id);
+        self.finish_get(id);
     }
 
-    fn try_tell(&mut self, id: u64) {
+    fn finish_get(&mut self, id: u64) {
         if !self.gets.get(&id).is_some_and(|get| get.pending == 0 && get.begun == get.parts) {
             return;
         }
@@ -125,7 +125,7 @@ impl<S: Slab> BlobLogCore<S> {
         {
             self.stats.corrupt += 1;
             self.take_down(name);
-            self.done.push_back(ShelfEvent::Dropped(keys::listing(get.head, tag)));
+            self.done.push_back(BlobLogEvent::Dropped(keys::listing(get.head, tag)));
         }
         let found = match get.failed {
             None => Ok((opened.unwrap_or_default(), get.value)),
@@ -133,6 +133,6 @@ impl<S: Slab> BlobLogCore<S> {
             Some(TierError::Absent) => Err(BlobReadError::Absent),
             Some(_) => Err(BlobReadError::Failed),
         };
-        self.done.push_back(ShelfEvent::Got(get.token, found));
+        self.done.push_back(BlobLogEvent::Got(get.token, found));
     }
 }

@@ -1,6 +1,6 @@
 //! Writing values: the blocks in any order, the head after them.
 
-use super::{BlobLogCore, Job, LARGEST_PART, Object, PutError, Record, ShelfEvent, Slab, keys};
+use super::{BlobLogCore, BlobLogEvent, Job, LARGEST_PART, Object, PutError, Record, Slab, keys};
 use crate::checksum::block_checksum;
 use crate::index::Place;
 use crate::io_sequencer::IoCompletion;
@@ -70,7 +70,7 @@ impl<S: Slab> BlobLogCore<S> {
             Ok(admitted) => admitted,
             Err(why) => {
                 let listing = super::Listing { name: record.name, tag: record.tag, bytes: record.bytes };
-                return self.done.push_back(ShelfEvent::NotKept(listing, why));
+                return self.done.push_back(BlobLogEvent::NotKept(listing, why));
             }
         };
         keys::seal(head, &mut record.header);
@@ -198,7 +198,7 @@ impl<S: Slab> BlobLogCore<S> {
         let (head, tag) = (put.head, put.record.tag);
         self.objects.insert(put.name(), Object { head, tag, hit: false });
         self.order.push_back((put.name(), tag));
-        self.done.push_back(ShelfEvent::Kept(keys::listing(head, tag)));
+        self.done.push_back(BlobLogEvent::Kept(keys::listing(head, tag)));
     }
 
     fn give_up(&mut self, put: PutOp) {
@@ -214,6 +214,6 @@ impl<S: Slab> BlobLogCore<S> {
             self.delete_confirmed(name);
         }
         let why = put.failed.unwrap_or(PutError::Removed);
-        self.done.push_back(ShelfEvent::NotKept(keys::listing(put.head, put.record.tag), why));
+        self.done.push_back(BlobLogEvent::NotKept(keys::listing(put.head, put.record.tag), why));
     }
 }

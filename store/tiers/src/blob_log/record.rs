@@ -69,7 +69,7 @@ pub enum BlobReadError {
 
 /// A result of the log.
 #[derive(Debug)]
-pub enum ShelfEvent {
+pub enum BlobLogEvent {
     /// The value lasts from now on.
     Kept(Listing),
     /// The value is not there, and why.

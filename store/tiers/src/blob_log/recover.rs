@@ -48,7 +48,7 @@ impl<S: Slab> BlobLogCore<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blob_log::{Record, ShelfEvent, Source};
+    use crate::blob_log::{BlobLogEvent, Record, Source};
     use crate::disk::testing::FailingDisk;
     use crate::file::testing::on_disk;
     use crate::layout::Layout;
@@ -67,29 +67,23 @@ mod tests {
         let layout = Layout { block_bytes: 600, capacity: 40, fingerprint: 0 };
         for (first, used) in [(0, 3), ((1 << 24) - 1, 2), ((1 << 24) + 4, 7)] {
             let disk = Arc::new(FailingDisk::default());
-            let mut keeper = BlobLogCore::new(on_disk(&disk, layout).unwrap());
-            keeper.next_nonce = first;
+            let mut core = BlobLogCore::new(on_disk(&disk, layout).unwrap());
+            core.next_nonce = first;
             for name in 1..4 {
-                keeper.put(Record {
-                    name,
-                    tag: name,
-                    header: vec![1],
-                    bytes: 1_000,
-                    source: Box::new(Zeros),
-                });
+                core.put(Record { name, tag: name, header: vec![1], bytes: 1_000, source: Box::new(Zeros) });
             }
             let mut kept = 0;
             while kept < 3 {
-                keeper.slab.wait_some();
-                keeper.pump();
-                while let Some(done) = keeper.next_done() {
-                    assert!(matches!(done, ShelfEvent::Kept(_)), "{done:?}");
+                core.slab.wait_some();
+                core.pump();
+                while let Some(done) = core.next_done() {
+                    assert!(matches!(done, BlobLogEvent::Kept(_)), "{done:?}");
                     kept += 1;
                 }
             }
-            drop(keeper);
-            let keeper = BlobLogCore::new(on_disk(&disk, layout).unwrap());
-            let next = keeper.next_nonce & 0xFF_FFFF;
+            drop(core);
+            let core = BlobLogCore::new(on_disk(&disk, layout).unwrap());
+            let next = core.next_nonce & 0xFF_FFFF;
             assert!(next >= used && next < used + 20, "{first}: {next}");
         }
     }

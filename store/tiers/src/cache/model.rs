@@ -152,7 +152,7 @@ impl World {
                 };
                 self.count("waited", u64::from(known.waiting));
                 self.owners.insert(number, known);
-                self.mess_up(number);
+                self.damage_at_random(number);
             }
             Err(HoldRefusal::AlreadyOpen) => assert!(self.owners.contains_key(&number)),
             Err(HoldRefusal::NoRoom { needed_blocks, available_blocks }) => {
@@ -164,7 +164,7 @@ impl World {
     }
 
     /// An owner that may compute writes nonsense first: the slots must be its alone.
-    fn mess_up(&mut self, number: u64) {
+    fn damage_at_random(&mut self, number: u64) {
         let known = &self.owners[&number];
         if known.waiting {
             return;
@@ -305,15 +305,15 @@ impl World {
 
     fn poll(&mut self) {
         let notices = self.bench.cache.poll(&mut self.bench.memory);
-        self.hear(&notices);
+        self.on_notices(&notices);
     }
 
     fn quiet(&mut self) {
         let notices = self.bench.quiet();
-        self.hear(&notices);
+        self.on_notices(&notices);
     }
 
-    fn hear(&mut self, notices: &[Notice]) {
+    fn on_notices(&mut self, notices: &[Notice]) {
         for notice in notices {
             let Notice::Ready { owner: baton_types::RequestId(number), readable_blocks } = *notice else {
                 continue;
@@ -323,7 +323,7 @@ impl World {
             assert!(readable_blocks >= known.filled);
             (known.waiting, known.filled) = (false, readable_blocks);
             self.count("came up", u64::from(readable_blocks));
-            self.mess_up(number);
+            self.damage_at_random(number);
         }
     }
 

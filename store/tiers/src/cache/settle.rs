@@ -14,7 +14,7 @@ impl KvCache {
         let mut effects = Vec::new();
         // The store has no timers: all its steps may happen at once.
         self.store.step(0, input, &mut effects);
-        self.is_stirred = true;
+        self.has_input = true;
         effects.into_iter().filter_map(|effect| self.settle(effect)).collect()
     }
 
@@ -22,15 +22,15 @@ impl KvCache {
     fn settle(&mut self, effect: Effect) -> Option<Effect> {
         match effect {
             Effect::Stored { parent, hashes, tier } => {
-                self.news.push(Notice::Changed(CacheChange::Stored { parent, hashes, tier }));
+                self.notices.push(Notice::Changed(CacheChange::Stored { parent, hashes, tier }));
             }
             Effect::Removed { hashes, tier } => {
                 hashes.iter().for_each(|&block| self.forget(block, tier));
-                self.news.push(Notice::Changed(CacheChange::Removed { hashes, tier }));
+                self.notices.push(Notice::Changed(CacheChange::Removed { hashes, tier }));
             }
             Effect::Cleared => {
                 self.forget_all();
-                self.news.push(Notice::Changed(CacheChange::Cleared));
+                self.notices.push(Notice::Changed(CacheChange::Cleared));
             }
             Effect::Offload { ticket, from, to, .. } => {
                 self.copies.push_back(CopyOrder::new(ticket, from, to))

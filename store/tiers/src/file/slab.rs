@@ -14,11 +14,11 @@ impl Slab for FileTier {
     }
 
     fn capacity_blocks(&self) -> usize {
-        self.book.capacity() as usize
+        self.slot_table.capacity() as usize
     }
 
     fn used_blocks(&self) -> usize {
-        self.book.in_use()
+        self.slot_table.in_use()
     }
 
     fn recovered(&mut self) -> (Vec<Entry>, Vec<Entry>) {

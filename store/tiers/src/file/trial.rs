@@ -62,7 +62,7 @@ impl FileTier {
             }
         }
         self.settle();
-        let is_free = self.book.draining() == 0 && !self.is_off;
+        let is_free = self.slot_table.draining() == 0 && !self.is_off;
         if is_free { Ok(()) } else { Err("removing: the disk did not take it".into()) }
     }
 }

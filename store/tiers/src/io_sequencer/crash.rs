@@ -6,13 +6,13 @@ pub(crate) mod device;
 
 use super::{Answer, IoCompletion, IoSequencer, Order};
 use crate::aligned::AlignedBuffer;
-use crate::book::Book;
 use crate::checksum::block_checksum;
 use crate::disk::Disk;
 use crate::disk::testing::FailingDisk;
 use crate::index::{Entry, Place};
 use crate::layout::Layout;
 use crate::recover::{Beginning, FoundHeader, OpenedFile, begin, look, recover};
+use crate::slot_table::SlotTable;
 use crate::tier::TierError;
 use baton_types::{BlockKey, Rng};
 use device::Device;
@@ -55,7 +55,7 @@ struct World {
     rng: Rng,
     device: Device,
     sequencer: IoSequencer,
-    book: Book,
+    slot_table: SlotTable,
     known: BTreeMap<BlockKey, KeyKnowledge>,
     /// Versions by slot and generation, for answers about slots.
     versions: BTreeMap<(u32, u64), (BlockKey, u64)>,
@@ -137,7 +137,7 @@ impl World {
                 bytes,
                 if seed.is_multiple_of(2) { layout.slot_offset(0) } else { HEADERS_END },
             ),
-            book: Book::new(layout, opened.places, &opened.entries, &opened.stale),
+            slot_table: SlotTable::new(layout, opened.places, &opened.entries, &opened.stale),
             sequencer: IoSequencer::new(opened.header, opened.index, true),
             known: BTreeMap::new(),
             versions: BTreeMap::new(),
@@ -177,7 +177,7 @@ impl World {
                 return;
             }
             ops.into_iter().for_each(|op| self.device.submit(op));
-            answers.into_iter().for_each(|answer| self.hear(answer));
+            answers.into_iter().for_each(|answer| self.on_answer(answer));
         }
     }
 
@@ -194,12 +194,12 @@ impl World {
             key = *leaving;
         }
         let busy = self.writing.values().any(|writing| writing.key == key && writing.is_of_this_life);
-        if busy || self.book.place(key).is_some() {
+        if busy || self.slot_table.place(key).is_some() {
             return;
         }
         let (version, number) = (self.next_version, self.next_number);
         let bytes = content(key, version);
-        let Some(place) = self.book.reserve(block_checksum(key, &bytes)) else { return };
+        let Some(place) = self.slot_table.reserve(block_checksum(key, &bytes)) else { return };
         (self.next_version, self.next_number) = (version + 1, number + 1);
         let mut buffer = AlignedBuffer::new(self.layout.stride_bytes());
         buffer[..BLOCK_BYTES].copy_from_slice(&bytes);
@@ -211,8 +211,8 @@ impl World {
 
     fn remove(&mut self) {
         let key = key(self.rng.below(KEYS));
-        let Some(place) = self.book.place(key) else { return };
-        let order = self.book.remove(key.short()).expect("it has a place");
+        let Some(place) = self.slot_table.place(key) else { return };
+        let order = self.slot_table.remove(key.short()).expect("it has a place");
         self.known.entry(key).or_default().must = None;
         self.leaving.insert(place.slot, self.versions[&(place.slot, place.generation)]);
         self.sequencer.take(order);
@@ -221,7 +221,7 @@ impl World {
 
     fn read(&mut self) {
         let key = key(self.rng.below(KEYS));
-        let Some(place) = self.book.place(key) else { return };
+        let Some(place) = self.slot_table.place(key) else { return };
         let must = self.known[&key].must;
         self.reading.insert(self.next_number, (key, must));
         let buffer = AlignedBuffer::new(self.layout.stride_bytes());
@@ -230,7 +230,7 @@ impl World {
     }
 
     fn clear(&mut self) {
-        self.book.clear();
+        self.slot_table.clear();
         self.known.values_mut().for_each(|known| known.must = None);
         self.writing.values_mut().for_each(|writing| writing.is_of_this_life = false);
         self.leaving.clear();
@@ -240,14 +240,14 @@ impl World {
         self.count("cleared");
     }
 
-    fn hear(&mut self, answer: Answer) {
+    fn on_answer(&mut self, answer: Answer) {
         match answer {
             Answer::Done(IoCompletion { number, outcome, buffer }) => match self.reading.remove(&number) {
                 Some((key, version)) => self.was_read(key, version, outcome, &buffer),
                 None => self.was_written(number, outcome),
             },
             Answer::Freed { slot, epoch } => {
-                if self.book.freed(slot, epoch)
+                if self.slot_table.freed(slot, epoch)
                     && let Some((key, version)) = self.leaving.remove(&slot)
                 {
                     self.known.entry(key).or_default().may.remove(&version);
@@ -284,11 +284,11 @@ impl World {
             return;
         }
         if outcome.is_err() {
-            self.book.failed();
+            self.slot_table.failed();
             self.leaving.insert(place.slot, (key, version));
             return self.count("write failed");
         }
-        assert!(self.book.commit(key, place));
+        assert!(self.slot_table.commit(key, place));
         self.known.entry(key).or_default().must = Some(version);
         let first = self.first_version;
         self.known.values_mut().for_each(|known| known.may.retain(|&version| version >= first));
@@ -322,7 +322,7 @@ impl World {
             let may = BTreeSet::from([*version]);
             self.known.insert(entry.key, KeyKnowledge { must: Some(*version), may });
         }
-        self.book = Book::new(self.layout, opened.places, &opened.entries, &opened.stale);
+        self.slot_table = SlotTable::new(self.layout, opened.places, &opened.entries, &opened.stale);
         self.sequencer = IoSequencer::new(opened.header, opened.index, true);
         for (place, (key, version)) in left {
             self.known.entry(key).or_default().may.insert(version);
@@ -346,25 +346,25 @@ impl World {
             assert!(round < 10_000, "it never comes to rest");
         }
         assert!(self.writing.is_empty() && self.reading.is_empty());
-        assert_eq!(self.book.in_use(), self.book.committed());
+        assert_eq!(self.slot_table.in_use(), self.slot_table.committed());
     }
 
     /// Everything is removed: every slot is free, and stays so over a restart.
     fn end(mut self) -> BTreeMap<&'static str, u64> {
         self.come_to_rest();
         // A stalled sequencer goes on with the next order.
-        while self.writing.is_empty() && self.book.committed() == 0 {
+        while self.writing.is_empty() && self.slot_table.committed() == 0 {
             self.put();
         }
         self.come_to_rest();
         for number in 0..KEYS {
-            if let Some(order) = self.book.remove(key(number).short()) {
+            if let Some(order) = self.slot_table.remove(key(number).short()) {
                 self.sequencer.take(order);
             }
         }
         self.known.values_mut().for_each(|known| known.must = None);
         self.come_to_rest();
-        assert_eq!((self.book.in_use(), self.book.draining()), (0, 0), "a slot is lost");
+        assert_eq!((self.slot_table.in_use(), self.slot_table.draining()), (0, 0), "a slot is lost");
         let (_, opened, found) = self.crash();
         assert_eq!((found.len(), opened.stale.len()), (0, 0));
         self.seen

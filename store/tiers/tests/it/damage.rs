@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use baton_tiers::{BlobLog, IoChoice, Record, ShelfEvent, ShelfOptions, Source};
+use baton_tiers::{BlobLog, BlobLogEvent, BlobLogOptions, IoChoice, Record, Source};
 use baton_types::Rng;
 
 /// Cases of a usual run.
@@ -37,39 +37,39 @@ fn header(name: u64, version: u64) -> Vec<u8> {
 
 fn open(dir: &Path) -> Result<BlobLog, String> {
     let (capacity_blocks, block_bytes, fingerprint) = (BLOCKS, BLOCK_BYTES, 7);
-    let options = ShelfOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Threads };
-    BlobLog::open(&options).map(|(shelf, _)| shelf).map_err(|error| error.to_string())
+    let options = BlobLogOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Threads };
+    BlobLog::open(&options).map(|(blob_log, _)| blob_log).map_err(|error| error.to_string())
 }
 
 /// The results of the log until it is idle.
-fn settle(shelf: &mut BlobLog) -> Vec<ShelfEvent> {
+fn settle(blob_log: &mut BlobLog) -> Vec<BlobLogEvent> {
     let mut told = Vec::new();
     loop {
-        shelf.pump();
-        told.extend(std::iter::from_fn(|| shelf.next_done()));
-        if !shelf.is_waiting() {
+        blob_log.pump();
+        told.extend(std::iter::from_fn(|| blob_log.next_done()));
+        if !blob_log.is_waiting() {
             return told;
         }
-        shelf.wait();
+        blob_log.wait();
     }
 }
 
 /// Fills a file with values, of which some are replaced or removed again; the version that each name has.
 fn fill(dir: &Path, rng: &mut Rng) -> BTreeMap<u64, u64> {
-    let (mut shelf, mut lasting) = (open(dir).expect("a new file"), BTreeMap::new());
+    let (mut blob_log, mut lasting) = (open(dir).expect("a new file"), BTreeMap::new());
     for version in 1..=120 {
         let name = NAMES.start + rng.below(40);
-        shelf.remove(name, version);
-        settle(&mut shelf);
+        blob_log.remove(name, version);
+        settle(&mut blob_log);
         lasting.remove(&name);
         if rng.below(4) > 0 {
             let value = content(name, version);
             let (tag, header, bytes) = (version, header(name, version), value.len() as u32);
-            shelf.put(Record { name, tag, header, bytes, source: Box::new(Bytes(value)) });
+            blob_log.put(Record { name, tag, header, bytes, source: Box::new(Bytes(value)) });
             lasting.insert(name, version);
         }
-        for done in settle(&mut shelf) {
-            if let ShelfEvent::Dropped(gone) = done {
+        for done in settle(&mut blob_log) {
+            if let BlobLogEvent::Dropped(gone) = done {
                 lasting.remove(&gone.name);
             }
         }
@@ -109,12 +109,12 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 /// Reads every name, whole or its header alone: never a byte that is not what was last put under it.
-fn check(shelf: &mut BlobLog, lasting: &BTreeMap<u64, u64>, seed: u64) -> usize {
+fn check(blob_log: &mut BlobLog, lasting: &BTreeMap<u64, u64>, seed: u64) -> usize {
     let mut found = 0;
     for header_only in [true, false] {
-        NAMES.for_each(|name| shelf.get(name, name, header_only));
-        for done in settle(shelf) {
-            let ShelfEvent::Got(name, Ok((read, value))) = done else { continue };
+        NAMES.for_each(|name| blob_log.get(name, name, header_only));
+        for done in settle(blob_log) {
+            let BlobLogEvent::Got(name, Ok((read, value))) = done else { continue };
             let version = lasting.get(&name).unwrap_or_else(|| panic!("seed {seed}: {name} was removed"));
             let (read, padding) = read.split_at(16);
             assert_eq!(read, header(name, *version), "seed {seed}: {name}");
@@ -152,15 +152,15 @@ fn fuzz_ssd_files() {
         }
         fs::write(&path, &bytes).unwrap();
         match open(dir.path()) {
-            Ok(mut shelf) => {
-                let here = check(&mut shelf, &lasting, seed);
+            Ok(mut blob_log) => {
+                let here = check(&mut blob_log, &lasting, seed);
                 found += here;
                 lost += lasting.len() - here;
                 // It goes on to be written to.
                 let source = Box::new(Bytes(content(1_000, 1)));
                 let bytes = content(1_000, 1).len() as u32;
-                shelf.put(Record { name: 1_000, tag: 1, header: vec![1], bytes, source });
-                settle(&mut shelf);
+                blob_log.put(Record { name: 1_000, tag: 1, header: vec![1], bytes, source });
+                settle(&mut blob_log);
             }
             Err(why) => {
                 assert!(why.contains("kv.slab"), "seed {seed}: {why}");

@@ -23,7 +23,7 @@ impl World {
         if self.rng.chance_permille(self.chances.cancel)
             && let Some(batch) = self.any_job()
         {
-            self.tell(Input::Cancel { batch: BatchId(batch) });
+            self.feed(Input::Cancel { batch: BatchId(batch) });
         }
         if self.rng.chance_permille(self.chances.revoke)
             && let Some(batch) = self.any_job()
@@ -59,7 +59,7 @@ impl World {
             }
         }
         if was_known && self.rng.chance_permille(500) {
-            self.tell(Input::PeerEnded { peer: old });
+            self.feed(Input::PeerEnded { peer: old });
         }
     }
 
@@ -103,7 +103,7 @@ impl World {
         let deadline_us = hurry.then(|| self.now_us + self.rng.below(20_000));
         let peer = self.peers[peer].number;
         let request = BatchRequest { batch: BatchId(batch), peer, priority, deadline_us, notice, ops };
-        self.tell(Input::Submit(request));
+        self.feed(Input::Submit(request));
         batch
     }
 
@@ -115,7 +115,7 @@ impl World {
         let tier = |rail: u8| u8::from(self.scale.rails > 2 && rail >= self.scale.rails / 2);
         let routes =
             (0..self.scale.rails).map(|rail| Route { rail: RailNumber(rail), tier: tier(rail) }).collect();
-        self.tell(Input::PeerKnown { peer, routes });
+        self.feed(Input::PeerKnown { peer, routes });
     }
 
     /// Sources with what the batch is to move, the rest with something else.

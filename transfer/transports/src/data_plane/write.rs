@@ -133,7 +133,7 @@ impl WindowWriter {
     }
 
     /// Whether what has gathered is worth a batch.
-    pub(crate) fn is_laden(&self) -> bool {
+    pub(crate) fn has_full_batch(&self) -> bool {
         let enough = (self.remote.bytes / 4).clamp(1, BATCH_BYTES);
         self.ready_bytes >= enough || self.ready.len() >= BATCH_OPS
     }

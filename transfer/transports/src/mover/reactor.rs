@@ -122,7 +122,7 @@ impl<A: Accepts> Connection for Listener<A> {
 
 /// Where a connection lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct ReactorSlot {
     thread: usize,
     token: u64,
 }
@@ -140,14 +140,14 @@ struct Countdown {
     left: AtomicUsize,
     done: Arc<AtomicBool>,
     pool: Arc<Pool>,
-    seat: Seat,
+    slot: ReactorSlot,
 }
 
 impl Countdown {
     fn one_is_done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.done.store(true, Ordering::Release);
-            self.pool.nudge(self.seat);
+            self.pool.nudge(self.slot);
         }
     }
 }
@@ -226,31 +226,31 @@ impl Pool {
     }
 
     /// A seat for a connection yet to be made; seats go round the threads.
-    pub(super) fn seat(&self) -> Seat {
+    pub(super) fn slot(&self) -> ReactorSlot {
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         let threads = u64::try_from(self.doors.len()).expect("few threads");
-        Seat { thread: usize::try_from(token % threads).expect("few threads"), token }
+        ReactorSlot { thread: usize::try_from(token % threads).expect("few threads"), token }
     }
 
     /// Gives a connection to the thread of its seat, for a first turn at once.
-    pub(super) fn adopt(&self, seat: Seat, connection: Box<dyn Connection>) {
-        self.doors[seat.thread].put(Command::Adopt(seat.token, connection));
+    pub(super) fn adopt(&self, slot: ReactorSlot, connection: Box<dyn Connection>) {
+        self.doors[slot.thread].put(Command::Adopt(slot.token, connection));
     }
 
     /// Gives it a turn.
-    pub(super) fn nudge(&self, seat: Seat) {
-        self.doors[seat.thread].put(Command::Nudge(seat.token));
+    pub(super) fn nudge(&self, slot: ReactorSlot) {
+        self.doors[slot.thread].put(Command::Nudge(slot.token));
     }
 
     /// Cuts it, if it is still there.
-    pub(super) fn cut(&self, seat: Seat) {
-        self.doors[seat.thread].put(Command::Cut(seat.token));
+    pub(super) fn cut(&self, slot: ReactorSlot) {
+        self.doors[slot.thread].put(Command::Cut(slot.token));
     }
 
-    /// Cuts every connection of a session on every thread, then sets `done` and nudges `seat`.
-    pub(super) fn cut_session(self: &Arc<Self>, session: u128, seat: Seat, done: Arc<AtomicBool>) {
+    /// Cuts every connection of a session on every thread, then sets `done` and nudges `slot`.
+    pub(super) fn cut_session(self: &Arc<Self>, session: u128, slot: ReactorSlot, done: Arc<AtomicBool>) {
         let left = AtomicUsize::new(self.doors.len());
-        let countdown = Arc::new(Countdown { left, done, pool: self.clone(), seat });
+        let countdown = Arc::new(Countdown { left, done, pool: self.clone(), slot });
         for door in &self.doors {
             door.put(Command::CutSession(session, countdown.clone()));
         }

@@ -40,7 +40,7 @@ pub(super) fn trouble(what: &str, peer: &str, error: &io::Error) -> Fault {
 
 /// How soon it is noticed that the machine of a silent peer is gone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Vigil {
+pub(super) struct KeepaliveTimes {
     /// Silence before the kernel asks.
     pub(super) idle: Duration,
     /// Time between two questions.
@@ -50,14 +50,15 @@ pub(super) struct Vigil {
 }
 
 /// That of connections on which silence is usual.
-const PATIENT: Vigil = Vigil { idle: Duration::from_secs(30), step: Duration::from_secs(10), count: 3 };
+const IDLE_KEEPALIVE: KeepaliveTimes =
+    KeepaliveTimes { idle: Duration::from_secs(30), step: Duration::from_secs(10), count: 3 };
 
 /// Has the kernel ask a silent peer for a sign of life: one whose machine is gone says nothing.
-pub(super) fn keep_vigil(socket: impl AsFd, vigil: Vigil) -> io::Result<()> {
+pub(super) fn set_keepalive(socket: impl AsFd, keepalive: KeepaliveTimes) -> io::Result<()> {
     sockopt::set_socket_keepalive(&socket, true)?;
-    sockopt::set_tcp_keepidle(&socket, vigil.idle)?;
-    sockopt::set_tcp_keepintvl(&socket, vigil.step)?;
-    sockopt::set_tcp_keepcnt(&socket, vigil.count)?;
+    sockopt::set_tcp_keepidle(&socket, keepalive.idle)?;
+    sockopt::set_tcp_keepintvl(&socket, keepalive.step)?;
+    sockopt::set_tcp_keepcnt(&socket, keepalive.count)?;
     Ok(())
 }
 
@@ -65,12 +66,12 @@ pub(super) fn keep_vigil(socket: impl AsFd, vigil: Vigil) -> io::Result<()> {
 pub(super) fn never_waiting(socket: &TcpStream) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
-    keep_vigil(socket, PATIENT)
+    set_keepalive(socket, IDLE_KEEPALIVE)
 }
 
 /// Reads until `into` is full, no longer than until then; `clock` is the socket whose limits of time count.
 pub(super) fn fill(
-    talk: &mut impl Read,
+    stream: &mut impl Read,
     clock: &TcpStream,
     into: &mut [u8],
     until: Instant,
@@ -81,7 +82,7 @@ pub(super) fn fill(
             return Err(io::ErrorKind::TimedOut.into());
         }
         clock.set_read_timeout(Some(time_left(until)))?;
-        match talk.read(&mut into[came..]) {
+        match stream.read(&mut into[came..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(more) => came += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -53,7 +53,7 @@ pub(super) async fn serve(
     }
     if blocks.iter().any(|block| !block.bytes.is_empty()) {
         let left = deadline.saturating_duration_since(Instant::now());
-        let lent = hear(connection, pace, FrameKind::Lent).await?.1;
+        let lent = read_expected(connection, pace, FrameKind::Lent).await?.1;
         let lent = decode_window(&lent)?.ok_or_else(|| unexpected(FrameKind::Lent))?;
         let window = WindowWriter::new(&landings.party.plane, lent, priority, left)?;
         OutgoingBlocks::new(landings, window)?.all(connection, &blocks).await?;
@@ -65,7 +65,7 @@ pub(super) async fn serve(
 }
 
 /// Reads the asker's next frame, which has to be of this kind.
-async fn hear(
+async fn read_expected(
     connection: &mut Connection,
     pace: Duration,
     kind: FrameKind,
@@ -136,7 +136,7 @@ impl OutgoingBlocks {
                 local.memory.write(at, &bytes[..room]);
                 self.window.push(&local, room as u64);
                 bytes = &bytes[room..];
-                if self.window.is_laden() {
+                if self.window.has_full_batch() {
                     self.leave(connection).await?;
                 }
             }
@@ -144,7 +144,7 @@ impl OutgoingBlocks {
         self.leave(connection).await?;
         while self.announce(connection).await? {}
         while self.window.acknowledged() < self.window.written() {
-            self.hear_room(connection).await?;
+            self.read_ack(connection).await?;
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl OutgoingBlocks {
 
     async fn make_room(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
         self.leave(connection).await?;
-        if self.announce(connection).await? { Ok(()) } else { self.hear_room(connection).await }
+        if self.announce(connection).await? { Ok(()) } else { self.read_ack(connection).await }
     }
 
     async fn leave(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
@@ -177,8 +177,8 @@ impl OutgoingBlocks {
     }
 
     /// Waits until the asker has taken bytes out.
-    async fn hear_room(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
-        let (ack, _) = hear(connection, self.pace, FrameKind::Ack).await?;
+    async fn read_ack(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
+        let (ack, _) = read_expected(connection, self.pace, FrameKind::Ack).await?;
         self.window.acknowledge(ack.c)
     }
 }

@@ -136,7 +136,7 @@ async fn blocks_without_bytes_are_blocks() {
 }
 
 /// A holder that sends the given frames for any request.
-async fn liar(said: Vec<Vec<u8>>) -> Scene {
+async fn scripted_peer(said: Vec<Vec<u8>>) -> Scene {
     let mut scene = Scene::new(Way::Shm).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     scene.peer.kv_address = listener.local_addr().unwrap().to_string();
@@ -185,7 +185,7 @@ async fn what_a_holder_cannot_mean_ends_the_fetch() {
         (vec![told(HELD, 0, 0, &[1; 29])], Kind::Bug, "form of its kind"),
     ];
     for (said, kind, why) in cases {
-        let scene = liar(said).await;
+        let scene = scripted_peer(said).await;
         let error = ask(&scene, wanted(1..=2)).await.unwrap_err();
         assert!(error.kind == kind && error.text.contains(why), "{why}: {error}");
         scene.unlent().await;

@@ -46,9 +46,9 @@ pub fn data_lands_where_it_belongs<R: Rig>() {
     const BYTES: usize = 6 << 20;
     for direction in [Direction::Write, Direction::Read] {
         let mut pair = pair::<R>(BYTES, Grant::ReadWrite);
-        let mut dice = Dice(7);
-        dice.fill(&pair.local);
-        dice.fill(&pair.theirs);
+        let mut rng = TestRng(7);
+        rng.fill(&pair.local);
+        rng.fill(&pair.theirs);
         let (source, target) = match direction {
             Direction::Write => (&pair.local, &pair.theirs),
             Direction::Read => (&pair.theirs, &pair.local),
@@ -57,9 +57,9 @@ pub fn data_lands_where_it_belongs<R: Rig>() {
         let target = target.clone();
         let (mut slices, mut at) = (Vec::new(), 0);
         while at < BYTES - (2 << 20) {
-            let most = [1, 300, 5_000, 70_000, 1_500_000][usize::try_from(dice.roll(5)).unwrap()];
-            let bytes = 1 + usize::try_from(dice.roll(most)).unwrap();
-            let elsewhere = usize::try_from(dice.roll((BYTES - bytes) as u64)).unwrap();
+            let most = [1, 300, 5_000, 70_000, 1_500_000][usize::try_from(rng.roll(5)).unwrap()];
+            let bytes = 1 + usize::try_from(rng.roll(most)).unwrap();
+            let elsewhere = usize::try_from(rng.roll((BYTES - bytes) as u64)).unwrap();
             let (local_at, remote_at) = match direction {
                 Direction::Write => (elsewhere, at),
                 Direction::Read => (at, elsewhere),
@@ -67,10 +67,10 @@ pub fn data_lands_where_it_belongs<R: Rig>() {
             let mut one = pair.slice(slices.len() as u64, direction, u32::try_from(bytes).unwrap());
             one.local.at = local_at as u64;
             one.remote_at = remote_at as u64;
-            one.verify = dice.roll(2) == 0;
+            one.verify = rng.roll(2) == 0;
             expected[at..at + bytes].copy_from_slice(&from[elsewhere..elsewhere + bytes]);
             slices.push(one);
-            at += bytes + usize::try_from(dice.roll(100)).unwrap();
+            at += bytes + usize::try_from(rng.roll(100)).unwrap();
         }
         pair.way.post(&slices);
         pair.way.wait_slices(0..slices.len() as u64);

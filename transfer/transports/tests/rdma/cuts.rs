@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton_transports::mover::{Completion, Direction, Grant, PathEnd, RemoteSegment, Slice};
 
-use crate::rails::{Cut, Wound, set_mtu};
+use crate::rails::{Cut, RailCut, set_mtu};
 use crate::scene::{Node, TIME_LIMIT, Way, pattern, slice, ticket};
 
 const BYTES: usize = 8 << 20;
@@ -52,9 +52,9 @@ fn cut_in_the_middle(cut: Cut) {
     first.post_all(&slices[..4]);
     first.wait_ended(4);
     first.seen.clear();
-    let cutting = std::thread::spawn(move || Wound::new(0, cut));
+    let cutting = std::thread::spawn(move || RailCut::new(0, cut));
     let posted = write_until_broken(&mut first, &slices);
-    let wound = cutting.join().unwrap();
+    let rail_cut = cutting.join().unwrap();
     // TCP goes another way, so the peer can be asked.
     let closed = first.seen.last().unwrap();
     assert!(matches!(closed, Completion::Closed { end: PathEnd::Fenced, .. }), "{cut:?}: {closed:?}");
@@ -77,7 +77,7 @@ fn cut_in_the_middle(cut: Cut) {
     assert!(second.failures().is_empty(), "{cut:?}: {:?}", second.failures());
     assert_eq!(there.bytes(0, BYTES), pattern(5, BYTES), "{cut:?}");
 
-    drop(wound);
+    drop(rail_cut);
     here.fill(6);
     let mut mended = here.open(4, &there.id, "rxe_a0").unwrap();
     mended.post_all(&slices);

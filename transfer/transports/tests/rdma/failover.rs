@@ -8,7 +8,7 @@ use baton_transports::mover::{
     Batch, Direction, Grant, Mover, MoverSettings, Op, Outcome, Region, Transport,
 };
 
-use crate::rails::{Cut, Wound};
+use crate::rails::{Cut, RailCut};
 use crate::scene::{Node, TIME_LIMIT, pattern};
 
 const BYTES: usize = 4 << 20;
@@ -64,9 +64,9 @@ fn owners_see_nothing_of(cut: Cut) {
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| write_batches(&mover, &here, &there, &stop));
         std::thread::sleep(Duration::from_secs(1));
-        let wound = Wound::new(0, cut);
+        let rail_cut = RailCut::new(0, cut);
         std::thread::sleep(Duration::from_secs(3));
-        drop(wound);
+        drop(rail_cut);
         std::thread::sleep(Duration::from_secs(1));
         stop.store(true, Ordering::Release);
         let (count, longest) = writing.join().unwrap();

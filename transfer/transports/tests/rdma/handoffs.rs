@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_transports::*;
 
 use crate::flights::{EPOCH, PLAN, Scene, block, plane, positions, ticket};
-use crate::rails::{Cut, Wound};
+use crate::rails::{Cut, RailCut};
 
 /// The node that sends (or asks) is on the rails' `a` ends, its peer on the `b` ends.
 async fn scene() -> Scene {
@@ -57,10 +57,10 @@ async fn kv_arrives_whichever_rails_are_cut() {
         panic!("request {request} was not handed off in {tries} tries");
     };
     fly(1).await;
-    let first = Wound::new(0, Cut::Silent);
+    let first = RailCut::new(0, Cut::Silent);
     fly(1).await;
     fly(1).await;
-    let second = Wound::new(1, Cut::Silent);
+    let second = RailCut::new(1, Cut::Silent);
     for _ in 0..3 {
         fly(2).await;
     }

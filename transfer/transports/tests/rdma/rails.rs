@@ -19,12 +19,12 @@ fn run(command: &str) {
 }
 
 /// Cuts a rail; restored when dropped.
-pub struct Wound {
+pub struct RailCut {
     rail: u32,
     cut: Cut,
 }
 
-impl Wound {
+impl RailCut {
     pub fn new(rail: u32, cut: Cut) -> Self {
         match cut {
             Cut::Here => run(&format!("ip link set a{rail} down")),
@@ -35,7 +35,7 @@ impl Wound {
     }
 }
 
-impl Drop for Wound {
+impl Drop for RailCut {
     fn drop(&mut self) {
         let rail = self.rail;
         match self.cut {

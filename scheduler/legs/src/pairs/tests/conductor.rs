@@ -262,20 +262,20 @@ impl World {
         }
     }
 
-    fn hear(&mut self, request: RequestId, at: InstanceId, fact: Fact) -> FactOutcome {
+    fn on_fact(&mut self, request: RequestId, at: InstanceId, fact: Fact) -> FactOutcome {
         let Some(leg) = self.legs.get(&(request, at)) else { return FactOutcome::Stale };
-        self.hear_of((request, leg.attempt, at), fact)
+        self.on_fact_of((request, leg.attempt, at), fact)
     }
 
-    fn hear_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> FactOutcome {
-        self.act(|pairs, now_us, core, effects| pairs.hear(now_us, (about, fact), core, effects))
+    fn on_fact_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> FactOutcome {
+        self.act(|pairs, now_us, core, effects| pairs.on_fact(now_us, (about, fact), core, effects))
     }
 
     /// The next token of an answer; the leg is over with the last one, unless its KV has yet to be let go.
     fn token(&mut self, request: RequestId, at: InstanceId) {
         let index = self.pairs.get(request).map_or(0, |pair| pair.emitted_tokens);
         let last = index + 1 >= self.asked[&request];
-        if self.hear(request, at, Fact::Token { index, last }) != FactOutcome::Yes {
+        if self.on_fact(request, at, Fact::Token { index, last }) != FactOutcome::Yes {
             return;
         }
         self.core.tokens_us.insert(request, self.now_us);
@@ -301,7 +301,7 @@ impl World {
             leg.computed = true;
         }
         let about = (request, leg.attempt, at);
-        self.hear_of(about, Fact::Prefilled { compute_us: 900, cached_tokens: 0 });
+        self.on_fact_of(about, Fact::Prefilled { compute_us: 900, cached_tokens: 0 });
         self.over = None;
     }
 
@@ -324,9 +324,9 @@ impl World {
                 leg.told = true;
             }
             if self.rng.chance_permille(trouble_permille) {
-                self.hear(request, at, Fact::HandedOff { ok: false });
+                self.on_fact(request, at, Fact::HandedOff { ok: false });
             } else {
-                self.hear(request, to, Fact::HandedOff { ok: true });
+                self.on_fact(request, to, Fact::HandedOff { ok: true });
             }
         }
     }
@@ -343,7 +343,7 @@ impl World {
         if let Some(leg) = self.legs.get_mut(&(request, at)) {
             leg.failed = true;
         }
-        let heard = self.hear(request, at, Fact::Failed(failure));
+        let heard = self.on_fact(request, at, Fact::Failed(failure));
         assert!(heard == FactOutcome::Yes || leg.prefills, "{request} at {at}: {leg:?}");
     }
 

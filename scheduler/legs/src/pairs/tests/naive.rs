@@ -63,7 +63,7 @@ impl Row {
             || (self.at == NaivePairState::Decoding && self.decode == Some(instance))
     }
 
-    fn may_say(&self, instance: InstanceId, fact: &Fact) -> bool {
+    fn accepts(&self, instance: InstanceId, fact: &Fact) -> bool {
         let (prefills, decodes) = (self.prefill == Some(instance), self.decode == Some(instance));
         let before = [NaivePairState::Prefilling, NaivePairState::Answered, NaivePairState::HandingOff]
             .contains(&self.at)
@@ -246,7 +246,7 @@ impl Naive {
         }
     }
 
-    pub(super) fn tell(&mut self, input: Input) {
+    pub(super) fn feed(&mut self, input: Input) {
         let mut orders = Vec::new();
         let lost = matches!(input, Input::InstanceLost { .. });
         self.core.step(self.now_us, input, &mut orders);
@@ -258,7 +258,7 @@ impl Naive {
         orders.into_iter().for_each(|order| self.ordered(order));
         while !self.forget.is_empty() {
             let request = self.forget.remove(0);
-            self.tell(Input::RequestCancelled { request });
+            self.feed(Input::RequestCancelled { request });
         }
     }
 
@@ -483,13 +483,13 @@ impl Naive {
         });
         let row = self.copy(request).unwrap();
         self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
-        self.ask(request);
+        self.submit(request);
     }
 
-    fn ask(&mut self, request: RequestId) {
+    fn submit(&mut self, request: RequestId) {
         let Some(row) = self.copy(request) else { return };
-        let asked = self.core.request(request, row.emitted).unwrap();
-        self.tell(Input::RequestArrived(asked));
+        let submitted = self.core.request(request, row.emitted).unwrap();
+        self.feed(Input::RequestArrived(submitted));
         let Some(now) = self.copy(request).filter(|now| !now.waits && !row.admitted) else { return };
         if !now.admitted {
             self.find(request).unwrap().admitted = true;
@@ -499,7 +499,7 @@ impl Naive {
     }
 
     pub(super) fn cancel(&mut self, request: RequestId) {
-        self.tell(Input::RequestCancelled { request });
+        self.feed(Input::RequestCancelled { request });
         self.drop_row(request);
     }
 
@@ -516,7 +516,7 @@ impl Naive {
         if let Some(decode) = row.decode.filter(|_| row.at == NaivePairState::Decoding) {
             self.done.push((decode, true));
         }
-        self.tell(Input::DecodeFinished { request, output_tokens: row.emitted });
+        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted });
         self.drop_ended(request);
     }
 
@@ -526,7 +526,7 @@ impl Naive {
         }
     }
 
-    pub(super) fn hear(
+    pub(super) fn on_fact(
         &mut self,
         (request, attempt, instance): (RequestId, u32, InstanceId),
         fact: Fact,
@@ -534,13 +534,13 @@ impl Naive {
         let Some(row) = self.copy(request).filter(|row| row.attempt == attempt) else {
             return FactOutcome::Stale;
         };
-        if !row.may_say(instance, &fact) {
+        if !row.accepts(instance, &fact) {
             return FactOutcome::Stale;
         }
         let answered = row.at == NaivePairState::Answered;
         match fact {
             Fact::Failed(_) | Fact::HandedOff { ok: false } if answered => {
-                self.tell(Input::RequestCancelled { request });
+                self.feed(Input::RequestCancelled { request });
                 self.drop_ended(request);
             }
             Fact::Ended if answered => return FactOutcome::Stale,
@@ -550,23 +550,23 @@ impl Naive {
                 if !answered {
                     self.hands_off(request);
                 }
-                self.tell(Input::PrefillFinished { request, compute_us, cached_tokens });
+                self.feed(Input::PrefillFinished { request, compute_us, cached_tokens });
                 if answered {
                     self.answered_and_prefilled(&row);
                 } else if row.landed {
-                    self.tell(Input::HandoffFinished { request });
+                    self.feed(Input::HandoffFinished { request });
                 }
             }
             Fact::HandedOff { ok: true } => {
                 self.done.extend([row.prefill, row.decode].into_iter().flatten().map(|leg| (leg, true)));
                 match row.at {
                     NaivePairState::Prefilling => self.find(request).unwrap().landed = true,
-                    NaivePairState::HandingOff => self.tell(Input::HandoffFinished { request }),
+                    NaivePairState::HandingOff => self.feed(Input::HandoffFinished { request }),
                     _ => {}
                 }
             }
             Fact::HandedOff { ok: false } => self.not_handed_off(&row),
-            Fact::Fetched { ok } => self.tell(Input::FetchFinished { request, ok }),
+            Fact::Fetched { ok } => self.feed(Input::FetchFinished { request, ok }),
             Fact::Offered if row.landed => return FactOutcome::Stale,
             Fact::Offered => self.find(request).unwrap().landed = true,
             Fact::Failed(failure) => self.leg_failed(&row, instance, failure),
@@ -593,7 +593,7 @@ impl Naive {
             self.try_at_us = now_us;
         }
         if grows {
-            self.tell(Input::RoomOutgrown { request, emitted_tokens });
+            self.feed(Input::RoomOutgrown { request, emitted_tokens });
         }
         FactOutcome::Yes
     }
@@ -605,7 +605,7 @@ impl Naive {
             return;
         }
         if row.prefill != row.decode {
-            self.tell(Input::HandoffFinished { request });
+            self.feed(Input::HandoffFinished { request });
             for instance in [row.prefill, row.decode].into_iter().flatten() {
                 if row.decode.is_some() {
                     self.effects.push(Effect::Release { request, attempt, instance });
@@ -624,7 +624,7 @@ impl Naive {
         let now = self.find(request).unwrap();
         (now.failed, now.failed_attempt) = (row.failed + 1, row.attempt);
         match row.failed {
-            0 => self.tell(Input::HandoffFailed { request }),
+            0 => self.feed(Input::HandoffFailed { request }),
             before => {
                 let pauses_us = [100_000, 200_000, 400_000, 800_000, 1_600_000];
                 let pause_us = pauses_us.get(before as usize - 1).unwrap_or(&1_600_000);
@@ -639,7 +639,7 @@ impl Naive {
         let input = match failure {
             Failure::OfRequest => return,
             Failure::Engine { cut_off: false, .. } => {
-                self.tell(Input::RequestCancelled { request });
+                self.feed(Input::RequestCancelled { request });
                 if row.attempt >= 32 {
                     let decodes = row.at == NaivePairState::Decoding;
                     let stage = if decodes { FailStage::DecodeFailed } else { FailStage::PrefillFailed };
@@ -660,7 +660,7 @@ impl Naive {
             Failure::Other => Input::PrefillFailed { request },
         };
         self.effects.push(Effect::Blame { request, cause: Cause::Leg });
-        self.tell(input);
+        self.feed(input);
     }
 
     fn suspect(&mut self, request: RequestId) {
@@ -668,7 +668,7 @@ impl Naive {
         row.deaths += 1;
         let deaths = row.deaths;
         self.effects.push(Effect::Blame { request, cause: Cause::Lost });
-        self.tell(Input::RequestCancelled { request });
+        self.feed(Input::RequestCancelled { request });
         if deaths == 1 {
             self.hold(request);
             self.try_at_us = self.now_us;
@@ -682,7 +682,7 @@ impl Naive {
         let here = self.all(|row| row.prefill == Some(instance) || row.decode == Some(instance));
         for request in &here {
             if self.copy(*request).is_some_and(|row| row.at == NaivePairState::Answered) {
-                self.tell(Input::RequestCancelled { request: *request });
+                self.feed(Input::RequestCancelled { request: *request });
                 self.drop_ended(*request);
             }
         }
@@ -697,7 +697,7 @@ impl Naive {
             row.spared |= tried;
         }
         found.into_iter().for_each(|request| self.suspect(request));
-        let mut told = Vec::new();
+        let mut followed_up = Vec::new();
         for row in here.into_iter().filter_map(|request| self.copy(request)).collect::<Vec<Row>>() {
             let (request, decodes) = (row.arrival.request, row.decode == Some(instance));
             if !decodes && row.prefill != Some(instance) {
@@ -707,11 +707,11 @@ impl Naive {
             let cause = if behind { Cause::LostBehind } else { Cause::Lost };
             self.effects.push(Effect::Blame { request, cause });
             if row.at == NaivePairState::Decoding && decodes {
-                told.push(Input::TokensEmitted { request, emitted_tokens: row.emitted });
+                followed_up.push(Input::TokensEmitted { request, emitted_tokens: row.emitted });
             }
         }
-        told.into_iter().for_each(|input| self.tell(input));
-        self.tell(Input::InstanceLost { instance, epoch });
+        followed_up.into_iter().for_each(|input| self.feed(input));
+        self.feed(Input::InstanceLost { instance, epoch });
     }
 
     pub(super) fn excuse(&mut self, pause_us: u64) {
@@ -743,7 +743,7 @@ impl Naive {
                 now.waits = true;
             } else {
                 now.trial = row.deaths > 0;
-                self.ask(request);
+                self.submit(request);
             }
         }
     }
@@ -754,7 +754,7 @@ impl Naive {
             let (_, request, attempt) = next;
             let open = [NaivePairState::Prefilling, NaivePairState::HandingOff];
             if self.copy(request).is_some_and(|row| row.attempt == attempt && open.contains(&row.at)) {
-                self.tell(Input::HandoffFailed { request });
+                self.feed(Input::HandoffFailed { request });
             }
         }
         let over = |row: &&Row| row.deadline_us <= self.now_us;
@@ -830,7 +830,7 @@ impl Naive {
             return self.give(request, us);
         }
         if row.at == NaivePairState::Answered {
-            self.tell(Input::RequestCancelled { request });
+            self.feed(Input::RequestCancelled { request });
             return self.drop_ended(request);
         }
         self.effects.push(Effect::Late { request, attempt: row.attempt, phase });
@@ -839,7 +839,7 @@ impl Naive {
             Phase::Waiting if !row.admitted => return self.refuse_unserved(request),
             Phase::Waiting if !impatient && !self.core.can_serve() => {
                 if !row.waits {
-                    self.tell(Input::RequestCancelled { request });
+                    self.feed(Input::RequestCancelled { request });
                 }
                 return self.refuse_unserved(request);
             }
@@ -850,14 +850,14 @@ impl Naive {
             Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
         };
         self.effects.push(Effect::Blame { request, cause: Cause::Late(phase) });
-        self.tell(input);
+        self.feed(input);
         if let Some(row) = self.copy(request).filter(|row| row.deadline_us <= self.now_us) {
             self.give_up(request, row.phase(), false);
         }
     }
 
     fn give_up(&mut self, request: RequestId, phase: Phase, impatient: bool) {
-        self.tell(Input::RequestCancelled { request });
+        self.feed(Input::RequestCancelled { request });
         if self.drop_row(request) {
             self.effects.push(Effect::GiveUp { request, phase, impatient });
         }

@@ -89,7 +89,7 @@ impl Script {
         let effects = &mut all;
         match step.clone() {
             Step::Arrive(arrival) => pairs.arrive(now_us, arrival, core, effects),
-            Step::Hear(about, fact) => return (pairs.hear(now_us, (about, fact), core, effects), all),
+            Step::Hear(about, fact) => return (pairs.on_fact(now_us, (about, fact), core, effects), all),
             Step::Cancel(request) => pairs.cancel(now_us, request, core, effects),
             Step::Complete(request) => pairs.complete(now_us, request, core, effects),
             Step::Emitted(request, tokens) => pairs.emitted(request, tokens),
@@ -109,14 +109,14 @@ impl Script {
         let mut heard = FactOutcome::Stale;
         match step.clone() {
             Step::Arrive(arrival) => naive.arrive(arrival),
-            Step::Hear(about, fact) => heard = naive.hear(about, fact),
+            Step::Hear(about, fact) => heard = naive.on_fact(about, fact),
             Step::Cancel(request) => naive.cancel(request),
             Step::Complete(request) => naive.complete(request),
             Step::Emitted(request, tokens) => naive.emitted(request, tokens),
             Step::Expire => naive.expire(),
             Step::TryParked => naive.try_parked(),
             Step::Lost(instance, died) => naive.lost(instance, Epoch(1), died),
-            Step::Told(input) => naive.tell(input),
+            Step::Told(input) => naive.feed(input),
             Step::Excuse(pause_us) => naive.excuse(pause_us),
             Step::Configure(limits) => naive.configure(limits),
         }

@@ -34,8 +34,8 @@ impl Bench {
     /// A request whose KV is on the way.
     fn handing_off(&mut self, request: RequestId) {
         self.arrive(request, 10);
-        self.hear(request, P, TOKEN);
-        self.hear(request, P, PREFILLED);
+        self.on_fact(request, P, TOKEN);
+        self.on_fact(request, P, PREFILLED);
         assert_eq!(self.phase(request), Some(Phase::HandingOff));
     }
 
@@ -49,13 +49,13 @@ impl Bench {
 fn a_pause_between_hand_offs_doubles_five_times_and_no_more() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    bench.hear(A, P, PREFILLED);
-    bench.hear(A, P, NOT_LANDED);
+    bench.on_fact(A, P, PREFILLED);
+    bench.on_fact(A, P, NOT_LANDED);
     for pause_us in [100_000, 200_000, 400_000, 800_000, 1_600_000, 1_600_000, 1_600_000] {
         // Its time would be over before.
         bench.pairs.configure(PairsConfig::new(&[SloClass::default()], 4, 9_000_000));
         let attempt = bench.pairs.get(A).unwrap().attempt();
-        bench.hear(A, E, NOT_LANDED);
+        bench.on_fact(A, E, NOT_LANDED);
         assert!(bench.pairs.get(A).unwrap().retries_handoff());
         let at_us = bench.now_us + pause_us;
         assert!(bench.pairs.next_deadline().is_some_and(|next_us| next_us <= at_us));
@@ -73,9 +73,9 @@ fn a_pause_between_hand_offs_doubles_five_times_and_no_more() {
 fn a_hand_off_that_is_there_after_all_is_not_tried_again() {
     let mut bench = Bench::new();
     bench.handing_off(A);
-    bench.hear(A, P, NOT_LANDED);
-    bench.hear(A, P, NOT_LANDED);
-    bench.hear(A, E, LANDED);
+    bench.on_fact(A, P, NOT_LANDED);
+    bench.on_fact(A, P, NOT_LANDED);
+    bench.on_fact(A, E, LANDED);
     assert_eq!(bench.phase(A), Some(Phase::Decoding));
     bench.inputs();
     assert_eq!(bench.wait(100_000), []);
@@ -110,7 +110,7 @@ fn an_engine_that_takes_nothing_is_asked_so_often_and_no_more() {
     bench.arrive(A, 10);
     let mut asked = 1;
     let effects = loop {
-        let effects = bench.hear(A, P, REFUSED);
+        let effects = bench.on_fact(A, P, REFUSED);
         if bench.pairs.is_empty() {
             break effects;
         }
@@ -126,7 +126,7 @@ fn an_engine_that_takes_nothing_is_asked_so_often_and_no_more() {
 fn a_request_in_two_engines_that_die_is_over_and_others_there_are_spared_once() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    assert!(bench.hear(A, P, CUT_OFF).contains(&Effect::Blame { request: A, cause: Cause::Lost }));
+    assert!(bench.on_fact(A, P, CUT_OFF).contains(&Effect::Blame { request: A, cause: Cause::Lost }));
     bench.wait(0);
     // A is on trial with B and C there: both are spared.
     let c = RequestId(3);
@@ -144,7 +144,7 @@ fn a_request_in_two_engines_that_die_is_over_and_others_there_are_spared_once() 
     assert_eq!([B, c].map(|request| bench.pairs.get(request).map(|pair| pair.deaths)), [Some(1); 2]);
     // One at a time: B lives to draw a token, C is in the second death.
     bench.wait(0);
-    bench.hear(B, P, TOKEN);
+    bench.on_fact(B, P, TOKEN);
     bench.wait(0);
     assert_eq!(bench.phase(c), Some(Phase::Prefilling));
     // B was spared before, and it is not again.
@@ -184,7 +184,7 @@ fn an_engine_that_is_gone_is_judged_with_its_instance() {
     bench.decoding(A);
     let gone = Fact::Failed(Failure::Engine { cut_off: true, gone: true });
     bench.inputs();
-    assert_eq!((bench.hear(A, D, gone), bench.inputs()), (vec![], vec![]));
+    assert_eq!((bench.on_fact(A, D, gone), bench.inputs()), (vec![], vec![]));
     let effects = bench.lose(D);
     assert_eq!(
         effects.iter().filter(|effect| matches!(effect, Effect::Blame { .. })).count(),
@@ -202,10 +202,10 @@ fn time_limit_ends_each_stage_and_is_never_stretched() {
         let until_us = bench.now_us + 600_000;
         bench.arrive_until(A, until_us);
         if phase != Phase::Prefilling {
-            bench.hear(A, P, PREFILLED);
+            bench.on_fact(A, P, PREFILLED);
         }
         if phase == Phase::Decoding {
-            bench.hear(A, D, LANDED);
+            bench.on_fact(A, D, LANDED);
             bench.core.last_token_us = until_us;
         }
         assert_eq!(bench.pairs.next_deadline(), Some(until_us));
@@ -222,7 +222,7 @@ fn time_limit_ends_each_stage_and_is_never_stretched() {
 fn what_is_parked_and_promised_is_given_up_when_its_time_is_over() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    bench.hear(A, P, REFUSED);
+    bench.on_fact(A, P, REFUSED);
     bench.core.refuses = Some(RejectReason::Ttft);
     // Its objective and the floor: 3 s.
     assert_eq!(bench.wait(2_999_999), []);
@@ -310,7 +310,7 @@ fn limits_follow_from_the_class_and_from_what_is_foreseen() {
         bench.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         let mut seen_us = vec![bench.pairs.next_deadline().unwrap() - bench.now_us];
         for (instance, fact) in [(P, PREFILLED), (D, LANDED)] {
-            bench.hear(A, instance, fact);
+            bench.on_fact(A, instance, fact);
             seen_us.push(bench.pairs.next_deadline().unwrap() - bench.now_us);
         }
         assert_eq!(seen_us, limits_us, "{foreseen_us} of class {class}");
@@ -322,24 +322,24 @@ fn limits_follow_from_the_class_and_from_what_is_foreseen() {
 fn an_answer_that_outgrows_its_room_says_so_and_then_less_and_less_often() {
     let mut bench = Bench::new();
     bench.arrive(A, 1000);
-    bench.hear(A, P, TOKEN);
-    bench.hear(A, P, PREFILLED);
-    bench.hear(A, D, LANDED);
+    bench.on_fact(A, P, TOKEN);
+    bench.on_fact(A, P, PREFILLED);
+    bench.on_fact(A, D, LANDED);
     bench.inputs();
-    let mut told = Vec::new();
+    let mut outgrown_inputs = Vec::new();
     for index in 1..400 {
-        bench.hear(A, D, token(index));
-        told.extend(bench.inputs());
+        bench.on_fact(A, D, token(index));
+        outgrown_inputs.extend(bench.inputs());
     }
     // Its room is of 100 tokens, and a quarter and one more each time.
     let outgrown = |emitted_tokens| Input::RoomOutgrown { request: A, emitted_tokens };
-    assert_eq!(told, [100, 126, 158, 198, 248, 311, 389].map(outgrown));
+    assert_eq!(outgrown_inputs, [100, 126, 158, 198, 248, 311, 389].map(outgrown));
     // The last token needs no further room.
     let mut bench = Bench::new();
     bench.decoding(A);
-    (1..99).for_each(|index| assert_eq!(bench.hear(A, D, token(index)), []));
+    (1..99).for_each(|index| assert_eq!(bench.on_fact(A, D, token(index)), []));
     bench.inputs();
-    bench.hear(A, D, Fact::Token { index: 99, last: true });
+    bench.on_fact(A, D, Fact::Token { index: 99, last: true });
     assert_eq!(bench.inputs(), []);
 }
 
@@ -356,8 +356,8 @@ fn a_decode_leg_is_ordered_together_with_the_prefill_and_with_each_hand_off() {
     let effects = bench.arrive(A, 10);
     assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: D, room_tokens: 100, .. }));
     assert_eq!(effects[1], expect(1, D));
-    bench.hear(A, P, PREFILLED);
-    let effects = bench.hear(A, P, NOT_LANDED);
+    bench.on_fact(A, P, PREFILLED);
+    let effects = bench.on_fact(A, P, NOT_LANDED);
     let again = Effect::Handoff { request: A, attempt: 2, from: P, to: E };
     assert_eq!(effects[1..], [release(D, 1), expect(2, E), again]);
 }
@@ -386,16 +386,16 @@ fn a_prefill_that_draws_all_that_is_left_is_alone() {
     // All but one of three tokens are given when it starts over.
     let first = bench.arrive(A, 3);
     assert_eq!((alone(&first), expects(&first)), (Some((false, 0)), true));
-    bench.hear(A, P, TOKEN);
-    bench.hear(A, P, PREFILLED);
-    bench.hear(A, D, LANDED);
-    bench.hear(A, D, token(1));
-    let again = bench.hear(A, D, FAILED);
+    bench.on_fact(A, P, TOKEN);
+    bench.on_fact(A, P, PREFILLED);
+    bench.on_fact(A, D, LANDED);
+    bench.on_fact(A, D, token(1));
+    let again = bench.on_fact(A, D, FAILED);
     assert_eq!((alone(&again), expects(&again)), (Some((true, 2)), false));
     let pair = bench.pairs.get(A).unwrap();
     assert_eq!((pair.moves(), pair.legs()), (1, [Some(P), None]));
     // It is let go where it was ordered, and there alone.
-    let effects = bench.hear(A, P, FAILED);
+    let effects = bench.on_fact(A, P, FAILED);
     assert!(effects.contains(&release(P, 2)) && !effects.contains(&release(D, 2)), "{effects:?}");
 }
 
@@ -404,8 +404,8 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
     let answered = |facts: &[Fact]| {
         let mut bench = Bench::new();
         bench.arrive(A, 10);
-        facts.iter().for_each(|fact| _ = bench.hear(A, if *fact == LANDED { D } else { P }, *fact));
-        bench.hear(A, P, LAST);
+        facts.iter().for_each(|fact| _ = bench.on_fact(A, if *fact == LANDED { D } else { P }, *fact));
+        bench.on_fact(A, P, LAST);
         assert_eq!(bench.complete(A), []);
         bench.inputs();
         bench
@@ -413,16 +413,16 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
     let ended = Effect::Ended { request: A };
     for fact in [FAILED, NOT_LANDED, CUT_OFF] {
         let mut bench = answered(&[]);
-        assert_eq!(bench.hear(A, P, fact), [release(P, 1), release(D, 1), ended.clone()]);
+        assert_eq!(bench.on_fact(A, P, fact), [release(P, 1), release(D, 1), ended.clone()]);
         assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
     }
     // Its time is over: no client waits, so nothing is late.
     let mut bench = answered(&[]);
     assert_eq!(bench.wait(FLOOR_US).last(), Some(&ended));
     let mut bench = answered(&[LANDED]);
-    assert_eq!(bench.hear_of((A, 1, P), Fact::Ended), (FactOutcome::Stale, vec![]));
-    assert_eq!(bench.hear(A, D, LANDED), []);
-    assert_eq!(bench.hear(A, P, PREFILLED), [release(P, 1), release(D, 1), ended]);
+    assert_eq!(bench.on_fact_of((A, 1, P), Fact::Ended), (FactOutcome::Stale, vec![]));
+    assert_eq!(bench.on_fact(A, D, LANDED), []);
+    assert_eq!(bench.on_fact(A, P, PREFILLED), [release(P, 1), release(D, 1), ended]);
     let finished = |input: &&Input| matches!(input, Input::DecodeFinished { request: A, output_tokens: 1 });
     assert_eq!(bench.inputs().iter().filter(finished).count(), 1);
 }
@@ -431,9 +431,9 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
 fn an_offer_counts_once_and_stands_for_the_hand_off() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    assert_eq!(bench.hear(A, P, Fact::Offered), []);
-    assert_eq!(bench.hear_of((A, 1, P), Fact::Offered).0, FactOutcome::Stale);
-    assert_eq!(bench.hear(A, P, PREFILLED), [Effect::Decode { request: A, attempt: 1, instance: D }]);
+    assert_eq!(bench.on_fact(A, P, Fact::Offered), []);
+    assert_eq!(bench.on_fact_of((A, 1, P), Fact::Offered).0, FactOutcome::Stale);
+    assert_eq!(bench.on_fact(A, P, PREFILLED), [Effect::Decode { request: A, attempt: 1, instance: D }]);
     // The conductor's inputs about it, in order.
     assert!(matches!(
         bench.inputs()[..],
@@ -446,9 +446,9 @@ fn what_fails_is_said_to_the_conductor_by_the_leg_and_the_stage() {
     let input = |stages: &[(u32, Fact)], at, failure| {
         let mut bench = Bench::new();
         bench.arrive(A, 10);
-        stages.iter().for_each(|(at, fact)| _ = bench.hear(A, baton_types::InstanceId(*at), *fact));
+        stages.iter().for_each(|(at, fact)| _ = bench.on_fact(A, baton_types::InstanceId(*at), *fact));
         bench.inputs();
-        bench.hear(A, at, Fact::Failed(failure));
+        bench.on_fact(A, at, Fact::Failed(failure));
         bench.inputs()
     };
     let decoding = [(0, TOKEN), (0, PREFILLED), (1, LANDED)];
@@ -464,7 +464,7 @@ fn what_fails_is_said_to_the_conductor_by_the_leg_and_the_stage() {
 #[test]
 fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
     let mut bench = Bench::new();
-    assert_eq!(bench.hear_of((A, 0, P), TOKEN), (FactOutcome::Stale, vec![]));
+    assert_eq!(bench.on_fact_of((A, 0, P), TOKEN), (FactOutcome::Stale, vec![]));
     assert_eq!((bench.complete(A), bench.wait(9_000_000)), (vec![], vec![]));
     bench.pairs.emitted(A, 7);
     assert_eq!(
@@ -486,7 +486,7 @@ fn a_stage_whose_turn_must_have_come_is_late_however_much_its_instance_gets_done
     // Only the request itself is ahead of it, and four are let pass.
     for other in 2..7 {
         bench.arrive(RequestId(other), 10);
-        bench.hear(RequestId(other), P, PREFILLED);
+        bench.on_fact(RequestId(other), P, PREFILLED);
         bench.cancel(RequestId(other));
         let effects = bench.wait(FLOOR_US);
         let late = Effect::Late { request: A, attempt: 1, phase: Phase::Prefilling };
@@ -498,7 +498,7 @@ fn a_stage_whose_turn_must_have_come_is_late_however_much_its_instance_gets_done
 fn what_an_instance_got_done_is_forgotten_with_it() {
     let mut bench = Bench::new();
     bench.handing_off(A);
-    bench.hear(A, D, LANDED);
+    bench.on_fact(A, D, LANDED);
     let paces = bench.pairs.paces.clone();
     let done = |instance| paces.get(&instance).map(|pace| (pace.prefilled, pace.handed));
     assert_eq!([P, D, E].map(done), [Some((1, 1)), Some((0, 1)), None]);

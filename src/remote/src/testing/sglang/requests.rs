@@ -96,12 +96,12 @@ pub(super) fn uncompiled(params: &Value) -> Option<String> {
 }
 
 /// A request that the scheduler refuses: as recorded, a stream has begun by then, and its counts are of nothing.
-pub(super) fn refused_late(asks: &GenerateRequest, wrong: &str) -> Reply {
-    if !asks.stream {
+pub(super) fn refused_late(request: &GenerateRequest, wrong: &str) -> Reply {
+    if !request.stream {
         return Reply::json(400, &json!({"error": {"message": wrong}}));
     }
     let (events, reply) = mpsc::channel(2);
-    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": asks.rid, "prompt_tokens": 1, "completion_tokens": 0,
+    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": request.rid, "prompt_tokens": 1, "completion_tokens": 0,
         "finish_reason": {"type": "abort", "message": wrong, "status_code": 400, "err_type": "BadRequestError"}}});
     // There is room for both.
     let _ = events.try_send(Ok(event(&end)));
@@ -110,13 +110,13 @@ pub(super) fn refused_late(asks: &GenerateRequest, wrong: &str) -> Reply {
 }
 
 impl Sglang {
-    pub(super) fn asks(&self, mut read: ReadRequest, path: &str) -> Result<GenerateRequest, String> {
+    pub(super) fn request(&self, mut read: ReadRequest, path: &str) -> Result<GenerateRequest, String> {
         let tokenizer = self.spec.tokenizer;
         let (voice, prompt) = read.prompt(path == "/v1/chat/completions", tokenizer)?;
         let (salt, body) = (read.salt(), &read.fields);
         let known = |name: &&String| path != "/generate" || KNOWN_FIELDS.contains(&name.as_str());
         if let Some(name) = body.as_object().and_then(|fields| fields.keys().find(|name| !known(name))) {
-            self.stand.book.violate(format!("a client's {name}"));
+            self.stand.log.violate(format!("a client's {name}"));
         }
         let mut sampling = match path {
             "/generate" => own_params(&body["sampling_params"], tokenizer)?,
@@ -159,7 +159,7 @@ impl Sglang {
             }
             (None, None, None) => Ok(None),
             _ => {
-                self.stand.book.violate("some bootstrap fields, and not all, or of wrong types");
+                self.stand.log.violate("some bootstrap fields, and not all, or of wrong types");
                 Err("bootstrap fields".into())
             }
         }
@@ -173,7 +173,7 @@ impl Sglang {
             return Err(format!("routed_dp_rank={rank} out of range [0, {ranks})"));
         }
         if self.spec.role == FakeRole::Prefill && room.is_some_and(|room| room % ranks != rank) {
-            self.stand.book.violate(format!("a room of another rank than {rank} of {ranks}"));
+            self.stand.log.violate(format!("a room of another rank than {rank} of {ranks}"));
         }
         Ok(())
     }

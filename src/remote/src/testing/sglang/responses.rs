@@ -17,7 +17,7 @@ use crate::testing::toy::toy_logprob;
 
 /// An answer to send.
 pub(super) struct Answer {
-    pub(super) asks: GenerateRequest,
+    pub(super) request: GenerateRequest,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
     /// Prompt tokens that were not computed.
@@ -30,21 +30,22 @@ impl Answer {
     pub(super) fn event(&self, from: usize, to: usize, last: bool) -> Value {
         let from = if self.repeats { 0 } else { from };
         let ids = &self.answer[from..to];
-        let prompt_tokens = self.asks.prompt.len() + usize::from(self.fault == Some(Fault::OtherPrompt));
+        let prompt_tokens = self.request.prompt.len() + usize::from(self.fault == Some(Fault::OtherPrompt));
         let end = last.then(|| json!({"type": self.finish.name(), "length": to}));
-        let mut meta = json!({"id": self.asks.rid, "finish_reason": end, "prompt_tokens": prompt_tokens,
+        let mut meta = json!({"id": self.request.rid, "finish_reason": end, "prompt_tokens": prompt_tokens,
             "completion_tokens": to, "cached_tokens": self.cached});
-        if self.asks.logprobs {
+        if self.request.logprobs {
             let log = |at: usize| json!([toy_logprob(self.answer[at], at), self.answer[at], null]);
             meta["output_token_logprobs"] = (from..to).map(log).collect();
             meta["output_top_logprobs"] = (from..to).map(|at| json!([log(at)])).collect();
         }
-        if self.asks.sampling.prompt_logprobs.is_some() {
-            let log =
-                |at: usize| if at == 0 { Value::Null } else { json!(toy_logprob(self.asks.prompt[at], at)) };
-            let each = 0..self.asks.prompt.len();
+        if self.request.sampling.prompt_logprobs.is_some() {
+            let log = |at: usize| {
+                if at == 0 { Value::Null } else { json!(toy_logprob(self.request.prompt[at], at)) }
+            };
+            let each = 0..self.request.prompt.len();
             meta["input_token_logprobs"] =
-                each.map(|at| json!([log(at), self.asks.prompt[at], null])).collect();
+                each.map(|at| json!([log(at), self.request.prompt[at], null])).collect();
         }
         let mut event = json!({"text": "t", "meta_info": meta});
         if self.fault != Some(Fault::NoTokenIds) {
@@ -55,29 +56,29 @@ impl Answer {
 
     /// The answer in one piece.
     pub(super) fn whole(&self) -> Value {
-        match self.asks.voice {
+        match self.request.voice {
             Voice::Ids => self.event(0, self.answer.len(), true),
             _ => self.telling(&self.usage()).whole(),
         }
     }
 
     fn usage(&self) -> Value {
-        usage(self.asks.prompt.len(), self.answer.len(), self.cached)
+        usage(self.request.prompt.len(), self.answer.len(), self.cached)
     }
 
     const fn telling<'a>(&'a self, usage: &'a Value) -> TextAnswer<'a> {
-        let (id, answer, finish) = (self.asks.rid.as_str(), self.answer.as_slice(), self.finish.name());
-        TextAnswer { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
+        let (id, answer, finish) = (self.request.rid.as_str(), self.answer.as_slice(), self.finish.name());
+        TextAnswer { voice: self.request.voice, tokenizer: self.request.tokenizer, id, answer, finish, usage }
     }
 
     pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {
         let error = json!({"error": {"message": "KVTransferError", "code": 500}});
         let tokens = self.answer.len();
         let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
-        if self.asks.voice != Voice::Ids {
+        if self.request.voice != Voice::Ids {
             let usage = self.usage();
             let telling = self.telling(&usage);
-            return play.run(|at| telling.event(at), self.asks.usage.then(|| telling.counts())).await;
+            return play.run(|at| telling.event(at), self.request.usage.then(|| telling.counts())).await;
         }
         play.run(|at| event(&self.event(at, at + 1, at + 1 == tokens)), None).await;
     }

@@ -10,18 +10,18 @@ impl Sglang {
     /// A prefill leg enters its room, and waits until a decode leg has its KV.
     pub(super) async fn meet_decode(
         &self,
-        asks: &GenerateRequest,
+        request: &GenerateRequest,
         key: &(String, u16, u64),
         running: &mut RunningRequest,
     ) -> Result<(), Reply> {
         if key.1 != self.spec.bootstrap_port {
-            self.stand.book.violate(format!("a prefill leg for the bootstrap port {}", key.1));
+            self.stand.log.violate(format!("a prefill leg for the bootstrap port {}", key.1));
         }
         let (is_full, used) = self.fabric.change(|state| {
             let room = state.rooms.entry(key.clone()).or_default();
             let found = (room.prefills > 0, room.prefilled);
             *room = Room {
-                prefill: Some(asks.prompt.clone()),
+                prefill: Some(request.prompt.clone()),
                 prefilled: true,
                 moved: false,
                 prefills: room.prefills + 1,
@@ -31,10 +31,10 @@ impl Sglang {
         });
         running.room = Some(key.clone());
         if used || is_full {
-            self.stand.book.violate(format!("room {} is used a second time", key.2));
+            self.stand.log.violate(format!("room {} is used a second time", key.2));
         }
         if is_full {
-            self.stand.book.violate("two requests in one room at once; the real prefill server exits");
+            self.stand.log.violate("two requests in one room at once; the real prefill server exits");
             self.exit();
             return Err(Reply::Hangup);
         }
@@ -43,7 +43,7 @@ impl Sglang {
         let mut abort = running.abort.clone();
         tokio::select! {
             met = self.fabric.wait_for(until, moved) => met.ok_or_else(|| {
-                self.stand.book.violate("only the prefill leg came");
+                self.stand.log.violate("only the prefill leg came");
                 failure(500, "Prefill bootstrap failed: timed out in KVPoll.Bootstrapping")
             }),
             _ = abort.wait_for(|abort| *abort) => Err(failure(500, "Aborted by AbortReq.")),
@@ -53,7 +53,7 @@ impl Sglang {
     /// A decode leg enters its room, and takes the prefill's KV, whatever prompt that is of.
     pub(super) async fn meet_prefill(
         &self,
-        asks: &GenerateRequest,
+        request: &GenerateRequest,
         key: &(String, u16, u64),
         running: &RunningRequest,
     ) -> Result<Vec<u32>, Reply> {
@@ -62,7 +62,7 @@ impl Sglang {
             std::mem::replace(&mut room.decoded, true)
         });
         if reused {
-            self.stand.book.violate(format!("room {} is used a second time", key.2));
+            self.stand.log.violate(format!("room {} is used a second time", key.2));
         }
         let until = Instant::now() + self.spec.wait;
         let ready = |state: &mut State| {
@@ -79,13 +79,13 @@ impl Sglang {
         let Some(theirs) = found else {
             // A prefill server that is gone is nobody's fault.
             if self.fabric.0.state.lock().bootstraps.contains(&key.1) {
-                self.stand.book.violate("only the decode leg came");
+                self.stand.log.violate("only the decode leg came");
             }
             return Err(failure(500, "Decode transfer failed: timed out in KVPoll.WaitingForInput"));
         };
         self.fabric.0.changed.notify_waiters();
-        if theirs != asks.prompt {
-            self.stand.book.violate("different prompts under one room; the answer is wrong, with status 200");
+        if theirs != request.prompt {
+            self.stand.log.violate("different prompts under one room; the answer is wrong, with status 200");
         }
         Ok(theirs)
     }

@@ -19,20 +19,20 @@ use crate::testing::server::{Reply, pass};
 impl Vllm {
     pub(super) async fn leg(
         self: Arc<Self>,
-        asks: CompletionRequest,
+        request: CompletionRequest,
         params: Map<String, Value>,
         rest: (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         let is = |name: &str| params.get(name) == Some(&json!(true));
         match (is("do_remote_decode"), is("do_remote_prefill"), self.spec.connector) {
             (_, _, FakeConnector::None) => {
-                self.stand.book.violate("kv_transfer_params to an engine that hands nothing over");
-                self.whole(asks, rest).await
+                self.stand.log.violate("kv_transfer_params to an engine that hands nothing over");
+                self.whole(request, rest).await
             }
-            (true, false, _) => self.prefill(asks, params, rest).await,
-            (false, true, _) => self.decode(asks, params, rest).await,
+            (true, false, _) => self.prefill(request, params, rest).await,
+            (false, true, _) => self.decode(request, params, rest).await,
             _ => {
-                self.stand.book.violate("kv_transfer_params of both legs, or of neither");
+                self.stand.log.violate("kv_transfer_params of both legs, or of neither");
                 bad_request("kv_transfer_params")
             }
         }
@@ -40,33 +40,33 @@ impl Vllm {
 
     async fn prefill(
         self: Arc<Self>,
-        asks: CompletionRequest,
+        request: CompletionRequest,
         params: Map<String, Value>,
         (id, fault, running): (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         if self.spec.role == FakeRole::Decode {
-            self.stand.book.violate("a prefill leg to a decode engine");
+            self.stand.log.violate("a prefill leg to a decode engine");
         }
-        if asks.stream || asks.sampling.max_tokens != 1 {
-            self.stand.book.violate("a prefill leg that streams, or wants more than a token");
+        if request.stream || request.sampling.max_tokens != 1 {
+            self.stand.log.violate("a prefill leg that streams, or wants more than a token");
         }
         let transfer = params.get("transfer_id").and_then(Value::as_str).unwrap_or_default().to_owned();
         if self.spec.connector == FakeConnector::Mooncake
             && (transfer.is_empty()
                 || !self.fabric.change(|state| state.transfer_names.insert(transfer.clone())))
         {
-            self.stand.book.violate(format!("a transfer without a name of its own: {transfer:?}"));
+            self.stand.log.violate(format!("a transfer without a name of its own: {transfer:?}"));
         }
-        let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
+        let Some(blocks) = self.pool.fill(&request.prompt) else { return server_error() };
         let held = HeldBlocks { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
-        let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
-        let (answer, finish) = self.draw(&asks.prompt, &asks.sampling);
-        let mut told = Answer { asks, id, answer, finish, cached, params: Value::Null, fault };
+        let cached = self.prompts.compute(&request.salt, &request.prompt).await;
+        let (answer, finish) = self.draw(&request.prompt, &request.sampling);
+        let mut told = Answer { request, id, answer, finish, cached, params: Value::Null, fault };
         // MooncakeConnector lends only what was cut short; NixlConnector what an end token ended, too.
         let mooncake = self.spec.connector == FakeConnector::Mooncake;
-        if finish == Finish::Stop && mooncake || told.asks.stream {
-            return self.tell(told, (held, running));
+        if finish == Finish::Stop && mooncake || told.request.stream {
+            return self.respond(told, (held, running));
         }
         let blocks = held.keep();
         if self.spec.connector == FakeConnector::Nixl {
@@ -75,18 +75,18 @@ impl Vllm {
         } else {
             let until = Instant::now() + self.spec.lease;
             self.pool.lend(&transfer, blocks, self.spec.lease);
-            let named = Transfer { tokens: told.asks.prompt.clone(), until, pool: Arc::clone(&self.pool) };
+            let named = Transfer { tokens: told.request.prompt.clone(), until, pool: Arc::clone(&self.pool) };
             self.fabric.change(|state| state.transfers.insert((self.engine_id.clone(), transfer), named));
         }
         let nothing = HeldBlocks { pool: Arc::clone(&self.pool), blocks: Vec::new() };
-        self.tell(told, (nothing, running))
+        self.respond(told, (nothing, running))
     }
 
     /// Where the blocks are, in NixlConnector's words.
     fn lent(&self, told: &Answer, blocks: &[u32]) -> Value {
         let mut params = json!({"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [blocks],
             "remote_engine_id": self.engine_id, "remote_request_id": told.id, "remote_host": "127.0.0.1", "remote_port": 5600,
-            "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": told.asks.prompt.len(),
+            "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": told.request.prompt.len(),
             "remote_blocks_expiry_time": null, "transfer_mode": "pull", "remote_prefill_cached_tokens": 0});
         match &told.fault {
             Some(Fault::Lack(name)) => drop(params.as_object_mut().and_then(|params| params.remove(*name))),
@@ -100,29 +100,30 @@ impl Vllm {
 
     async fn decode(
         self: Arc<Self>,
-        asks: CompletionRequest,
+        request: CompletionRequest,
         params: Map<String, Value>,
         (id, fault, running): (String, Option<Fault>, RunningGuard),
     ) -> Reply {
         if self.spec.role == FakeRole::Prefill {
-            self.stand.book.violate("a decode leg to a prefill engine; the real server exits");
+            self.stand.log.violate("a decode leg to a prefill engine; the real server exits");
             self.exit();
             return Reply::Hangup;
         }
-        let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
+        let Some(blocks) = self.pool.fill(&request.prompt) else { return server_error() };
         let held = HeldBlocks { pool: Arc::clone(&self.pool), blocks };
         let read = if self.spec.connector == FakeConnector::Nixl {
             let block_tokens = self.spec.block_tokens as usize;
-            Reading { fabric: &self.fabric, book: &self.stand.book, block_tokens }.read(&asks.prompt, &params)
+            Reading { fabric: &self.fabric, log: &self.stand.log, block_tokens }
+                .read(&request.prompt, &params)
         } else {
-            self.fetch(&asks.prompt, &params).await
+            self.fetch(&request.prompt, &params).await
         };
         let context = match read {
             Ok(context) => context,
             // As recorded: a stream has begun by then, so the error is an event in it.
-            Err(FailureMode::Request) if asks.stream => {
+            Err(FailureMode::Request) if request.stream => {
                 let told = Answer {
-                    asks,
+                    request,
                     id,
                     answer: vec![0],
                     finish: Finish::Length,
@@ -130,7 +131,7 @@ impl Vllm {
                     params: Value::Null,
                     fault: Some(Fault::ErrorAfter(0)),
                 };
-                return self.tell(told, (held, running));
+                return self.respond(told, (held, running));
             }
             Err(FailureMode::Request) => return server_error(),
             Err(FailureMode::Server) => {
@@ -138,13 +139,13 @@ impl Vllm {
                 return Reply::Hangup;
             }
         };
-        let context = self.cached(&asks).unwrap_or(context);
-        if context != asks.prompt {
-            self.poisoned.lock().insert((asks.salt.clone(), asks.prompt.clone()), context.clone());
+        let context = self.cached(&request).unwrap_or(context);
+        if context != request.prompt {
+            self.poisoned.lock().insert((request.salt.clone(), request.prompt.clone()), context.clone());
         }
-        let (answer, finish) = self.draw(&context, &asks.sampling);
-        let told = Answer { asks, id, answer, finish, cached: 0, params: Value::Null, fault };
-        self.tell(told, (held, running))
+        let (answer, finish) = self.draw(&context, &request.sampling);
+        let told = Answer { request, id, answer, finish, cached: 0, params: Value::Null, fault };
+        self.respond(told, (held, running))
     }
 
     /// Waits for the prefill of a Mooncake transfer, and takes it.
@@ -152,7 +153,7 @@ impl Vllm {
         let word = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (engine, transfer) = (word("remote_engine_id"), word("transfer_id"));
         if engine.is_empty() || transfer.is_empty() || word("remote_bootstrap_addr").is_empty() {
-            self.stand.book.violate("decode: a Mooncake transfer without all of its names");
+            self.stand.log.violate("decode: a Mooncake transfer without all of its names");
             return Err(FailureMode::Request);
         }
         if !self.fabric.0.state.lock().engines.contains(&engine) {
@@ -163,19 +164,19 @@ impl Vllm {
         let found = self.fabric.wait_for(until, |state| state.transfers.remove(&key)).await;
         let Some(found) = found.filter(|found| found.until > Instant::now()) else {
             self.stand
-                .book
+                .log
                 .violate("decode: a transfer that nobody has, that was taken, or whose lease is over");
             return Err(FailureMode::Request);
         };
         if found.tokens.len() < prompt.len() {
-            self.stand.book.violate("decode: a longer prompt than the prefill's");
+            self.stand.log.violate("decode: a longer prompt than the prefill's");
             return Err(FailureMode::Request);
         }
         // Its blocks are free now.
         found.pool.read(&key.1, &[]);
         let tokens = found.tokens[..prompt.len()].to_vec();
         if tokens != prompt {
-            self.stand.book.violate("decode: a transfer of another prompt");
+            self.stand.log.violate("decode: a transfer of another prompt");
         }
         Ok(tokens)
     }

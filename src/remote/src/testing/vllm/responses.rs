@@ -16,7 +16,7 @@ use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
 /// An answer to send.
 pub(super) struct Answer {
-    pub(super) asks: CompletionRequest,
+    pub(super) request: CompletionRequest,
     pub(super) id: String,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
@@ -28,17 +28,17 @@ pub(super) struct Answer {
 
 impl Answer {
     fn ids(&self, ids: &[u32]) -> Value {
-        let tells = self.asks.token_ids && self.fault != Some(Fault::NoTokenIds);
+        let tells = self.request.token_ids && self.fault != Some(Fault::NoTokenIds);
         if tells { json!(ids) } else { Value::Null }
     }
 
     fn logprobs(&self, from: usize, ids: &[u32]) -> Value {
-        let Some(count) = self.asks.sampling.logprobs else { return Value::Null };
+        let Some(count) = self.request.sampling.logprobs else { return Value::Null };
         if self.fault == Some(Fault::NoTokenIds) {
             return Value::Null;
         }
         let name =
-            |id: u32| if self.asks.ids_in_logprobs { format!("token_id:{id}") } else { format!("t{id}") };
+            |id: u32| if self.request.ids_in_logprobs { format!("token_id:{id}") } else { format!("t{id}") };
         let own = |at: usize| toy_logprob(ids[at], from + at);
         let top = |at: usize| {
             let others = (1..u32::from(count.max(1)))
@@ -52,7 +52,7 @@ impl Answer {
     }
 
     fn prompt_logprobs(&self) -> Value {
-        let Some(count) = self.asks.sampling.prompt_logprobs else { return Value::Null };
+        let Some(count) = self.request.sampling.prompt_logprobs else { return Value::Null };
         let one = |(at, token): (usize, &u32)| {
             if at == 0 {
                 return Value::Null;
@@ -63,11 +63,11 @@ impl Answer {
             let all = std::iter::once((*token, own)).chain(others);
             Value::Object(all.map(|(id, log)| (id.to_string(), json!({"logprob": log, "rank": 1}))).collect())
         };
-        self.asks.prompt.iter().enumerate().map(one).collect()
+        self.request.prompt.iter().enumerate().map(one).collect()
     }
 
     fn usage(&self) -> Value {
-        usage(self.asks.prompt.len(), self.answer.len(), self.cached)
+        usage(self.request.prompt.len(), self.answer.len(), self.cached)
     }
 
     fn choice(&self, from: usize, ids: &[u32], last: bool) -> Value {
@@ -81,10 +81,10 @@ impl Answer {
     fn worded(&self, frame: &Value, first: bool) -> String {
         const NONE: &str = r#""prompt_token_ids":null"#;
         let text = frame.to_string();
-        if !first || !self.asks.token_ids || self.fault == Some(Fault::NoTokenIds) {
+        if !first || !self.request.token_ids || self.fault == Some(Fault::NoTokenIds) {
             return text;
         }
-        let ids = serde_json::to_string(&self.asks.prompt).expect("numbers can be written");
+        let ids = serde_json::to_string(&self.request.prompt).expect("numbers can be written");
         text.replacen(NONE, &format!(r#""prompt_token_ids":{ids}"#), 1)
     }
 
@@ -94,7 +94,7 @@ impl Answer {
 
     /// The answer in one piece.
     pub(super) fn whole(&self) -> String {
-        let mut whole = if self.asks.voice == Voice::Ids {
+        let mut whole = if self.request.voice == Voice::Ids {
             self.whole_of_ids()
         } else {
             self.telling(&self.usage()).whole()
@@ -106,7 +106,7 @@ impl Answer {
 
     const fn telling<'a>(&'a self, usage: &'a Value) -> TextAnswer<'a> {
         let (id, answer, finish) = (self.id.as_str(), self.answer.as_slice(), self.finish.name());
-        TextAnswer { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
+        TextAnswer { voice: self.request.voice, tokenizer: self.request.tokenizer, id, answer, finish, usage }
     }
 
     fn whole_of_ids(&self) -> Value {
@@ -121,16 +121,16 @@ impl Answer {
         let error = json!({"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}});
         let tokens = self.answer.len();
         let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
-        if self.asks.voice != Voice::Ids {
+        if self.request.voice != Voice::Ids {
             let usage = self.usage();
             let telling = self.telling(&usage);
-            return play.run(|at| telling.event(at), self.asks.usage.then(|| telling.counts())).await;
+            return play.run(|at| telling.event(at), self.request.usage.then(|| telling.counts())).await;
         }
         let token = |at: usize| {
             let frame = self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)]));
             format!("data: {}\n\n", self.worded(&frame, at == 0)).into()
         };
-        let last = self.asks.usage.then(|| {
+        let last = self.request.usage.then(|| {
             let mut frame = self.frame(&json!([]));
             frame["usage"] = self.usage();
             frame

@@ -50,7 +50,7 @@ pub(super) struct BucketWorker {
     pub(super) time_limit: Duration,
     pub(super) catalog: Catalog,
     pub(super) health: Health,
-    pub(super) tell: OperatorLog,
+    pub(super) log: OperatorLog,
     pub(super) counts: Counts,
     /// Number of this start; tags carry it.
     pub(super) life: u32,
@@ -148,7 +148,7 @@ impl BucketWorker {
         let Some(label) = self.catalog.start(name, tag, sealed.digest) else { return };
         let bytes = sealed.bytes.len() as u64;
         let put = self.put(&self.path(&label, Kind::Value), sealed.bytes).await;
-        if self.health.hear("write", put).is_some() {
+        if self.health.record("write", put).is_some() {
             add(&self.counts.written, 1);
             add(&self.counts.written_bytes, bytes);
             if self.catalog.written(name, tag) {
@@ -208,7 +208,7 @@ impl BucketWorker {
         if done.is_ok() {
             done = self.delete(&path).await;
         }
-        if self.health.hear("remove", done).is_none() {
+        if self.health.record("remove", done).is_none() {
             self.is_stuck(label);
             return false;
         }
@@ -276,7 +276,7 @@ impl BucketWorker {
         tenant: &str,
         key: &[u8],
     ) -> Option<FoundValue> {
-        let bytes = self.health.hear("read", got)?;
+        let bytes = self.health.record("read", got)?;
         let found = bytes.and_then(|bytes| frame::open(&bytes, tenant, key));
         if found.is_none()
             && let Some(label) = self.catalog.refuse(label.name, label.tag)

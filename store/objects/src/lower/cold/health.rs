@@ -25,12 +25,12 @@ pub(super) struct Health {
     /// For how long it is left alone at first; twice as long each time that it fails the look after that.
     rest_min: Duration,
     failures: AtomicU64,
-    tell: OperatorLog,
+    log: OperatorLog,
 }
 
 impl Health {
-    pub(super) fn new(rest_min: Duration, tell: OperatorLog) -> Self {
-        Self { state: Mutex::default(), rest_min, failures: AtomicU64::new(0), tell }
+    pub(super) fn new(rest_min: Duration, log: OperatorLog) -> Self {
+        Self { state: Mutex::default(), rest_min, failures: AtomicU64::new(0), log }
     }
 
     /// Whether requests may use the bucket.
@@ -48,7 +48,7 @@ impl Health {
     }
 
     /// How something ended; gives back what came of it.
-    pub(super) fn hear<T>(&self, stage: &str, outcome: Result<T, String>) -> Option<T> {
+    pub(super) fn record<T>(&self, stage: &str, outcome: Result<T, String>) -> Option<T> {
         match outcome {
             Ok(answer) => {
                 self.succeeded();
@@ -64,7 +64,7 @@ impl Health {
     fn succeeded(&self) {
         let was_closed = std::mem::take(&mut *self.state.lock()).closed_until.is_some();
         if was_closed {
-            (self.tell)("cold: the bucket answers again");
+            (self.log)("cold: the bucket answers again");
         }
     }
 
@@ -81,7 +81,7 @@ impl Health {
         state.closed_until = Some(Instant::now() + state.rest);
         drop(state);
         if was_open {
-            (self.tell)(&format!(
+            (self.log)(&format!(
                 "cold: {stage}: {why}; the bucket is left alone until it answers a look, one every 60 s at the least: \
                  see to its address, its keys and the way there"
             ));
@@ -98,19 +98,19 @@ mod tests {
     fn it_is_left_alone_after_some_failures_and_an_answer_to_a_look_ends_that() {
         let said = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&said);
-        let tell: OperatorLog = Arc::new(move |words: &str| heard.lock().push(words.to_owned()));
-        let health = Health::new(Duration::from_millis(1), tell);
+        let log: OperatorLog = Arc::new(move |words: &str| heard.lock().push(words.to_owned()));
+        let health = Health::new(Duration::from_millis(1), log);
         for _ in 0..FAILURES_MAX {
             assert!(health.is_open() && !health.is_due());
-            assert_eq!(health.hear::<()>("read", Err("gone".into())), None);
+            assert_eq!(health.record::<()>("read", Err("gone".into())), None);
         }
         assert!(!health.is_open() && health.failures() == 3);
         while !health.is_due() {
             std::thread::yield_now();
         }
-        assert_eq!(health.hear::<()>("look", Err("gone".into())), None);
+        assert_eq!(health.record::<()>("look", Err("gone".into())), None);
         assert!(!health.is_open(), "a look that fails opens nothing");
-        assert_eq!(health.hear("look", Ok(7)), Some(7));
+        assert_eq!(health.record("look", Ok(7)), Some(7));
         assert!(health.is_open());
         let said = said.lock();
         assert!(said.len() == 2 && said[0].contains("read: gone") && said[1].contains("again"), "{said:?}");
@@ -120,9 +120,9 @@ mod tests {
     fn answers_in_between_begin_the_count_anew() {
         let health = Health::new(Duration::from_secs(1), Arc::new(|_: &str| ()));
         for _ in 0..10 {
-            health.hear::<()>("read", Err("gone".into()));
-            health.hear::<()>("read", Err("gone".into()));
-            health.hear("read", Ok(()));
+            health.record::<()>("read", Err("gone".into()));
+            health.record::<()>("read", Err("gone".into()));
+            health.record("read", Ok(()));
         }
         assert!(health.is_open() && health.failures() == 20);
     }

@@ -91,7 +91,7 @@ impl BucketWorker {
         if !self.is_on() {
             return Err(NoAnswerError);
         }
-        let head = self.health.hear("list", self.head(label, bytes).await).ok_or(NoAnswerError)?;
+        let head = self.health.record("list", self.head(label, bytes).await).ok_or(NoAnswerError)?;
         let names = head.as_deref().and_then(frame::names);
         let (whose, key) = names.filter(|(whose, key)| name_of(whose, key) == label.name).unwrap_or_default();
         Ok((whose == tenant && !key.is_empty()).then_some(key))

@@ -33,12 +33,12 @@ impl BucketWorker {
     /// Asks the bucket whose it is.
     async fn look(&self) {
         let owner = self.get(&self.owner(), None).await;
-        let Some(owner) = self.health.hear("look", owner) else { return };
+        let Some(owner) = self.health.record("look", owner) else { return };
         let mine = self.life.to_string();
         match owner {
             Some(other) if other != mine.as_bytes() => {
                 self.off.store(true, Ordering::SeqCst);
-                (self.tell)(
+                (self.log)(
                     "cold: another store has begun to use this prefix: it is left to that one, \
                      and this store goes on without; give each its own prefix",
                 );
@@ -47,7 +47,7 @@ impl BucketWorker {
             // The bucket has been emptied. A later read finds each lost object missing.
             None => {
                 let put = self.put(&self.owner(), mine.into_bytes()).await;
-                self.health.hear("write its owner", put);
+                self.health.record("write its owner", put);
             }
         }
     }

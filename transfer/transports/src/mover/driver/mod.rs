@@ -198,12 +198,12 @@ impl Mover {
     /// Cancels a batch. The batch soon ends as cancelled, or with its real outcome if it has just ended. Until then
     /// it owns its memory.
     pub fn cancel(&self, batch: BatchId) {
-        self.shared.tell(Input::Cancel { batch });
+        self.shared.apply(Input::Cancel { batch });
     }
 
     /// A life of a peer is over, as the membership says: what was meant for it fails.
     pub fn peer_ended(&self, peer: &PeerId) {
-        self.shared.tell_of(|known| known == peer);
+        self.shared.end_peers(|known| known == peer);
     }
 
     /// The core's counters.
@@ -354,13 +354,13 @@ impl Shared {
         }
     }
 
-    fn tell(&self, input: Input) {
+    fn apply(&self, input: Input) {
         let mut state = self.state();
         state.apply([input], &self.openers);
         self.release(state);
     }
 
-    fn tell_of(&self, is_meant: impl Fn(&PeerId) -> bool) {
+    fn end_peers(&self, is_meant: impl Fn(&PeerId) -> bool) {
         let mut state = self.state();
         let inputs: Vec<Input> =
             state.numbers(is_meant).into_iter().map(|peer| Input::PeerEnded { peer }).collect();

@@ -403,7 +403,7 @@ impl State {
                     let peer = open.peer;
                     self.paths.remove(&id);
                     let (fault, text) = meaning(fault);
-                    self.said(peer, text);
+                    self.note_cause(peer, text);
                     self.apply([Input::PathOpenFailed { path, fault }], openers);
                 }
             }
@@ -435,15 +435,15 @@ impl State {
     }
 
     fn input(&mut self, peer: PeerNumber, completion: Completion) -> Input {
-        let (input, said) = translate(completion);
-        if let Some(text) = said {
-            self.said(peer, text);
+        let (input, cause) = translate(completion);
+        if let Some(text) = cause {
+            self.note_cause(peer, text);
         }
         input
     }
 
     /// Keeps what was said of a peer.
-    fn said(&mut self, peer: PeerNumber, text: String) {
+    fn note_cause(&mut self, peer: PeerNumber, text: String) {
         if let Some(known) = self.peers.get_mut(&peer) {
             known.cause = text;
         }

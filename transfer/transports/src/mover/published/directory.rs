@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::records::{self, BODY_BYTES_MAX};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
-use crate::mover::sockets::{Vigil, connect, fill, keep_vigil, trouble};
+use crate::mover::sockets::{KeepaliveTimes, connect, fill, set_keepalive, trouble};
 use crate::mover::{Fault, PeerId, RemoteSegment};
 
 /// Settings of [`Directory`].
@@ -187,6 +187,9 @@ fn ask(name: &str, time_limit: Duration) -> Result<PublishedSegments, Fault> {
 
 /// Keeps the connection for one purpose from now on: to notice its end.
 fn watch(connection: &TcpStream) -> io::Result<()> {
-    keep_vigil(connection, Vigil { idle: Duration::from_secs(10), step: Duration::from_secs(5), count: 3 })?;
+    set_keepalive(
+        connection,
+        KeepaliveTimes { idle: Duration::from_secs(10), step: Duration::from_secs(5), count: 3 },
+    )?;
     connection.set_nonblocking(true)
 }

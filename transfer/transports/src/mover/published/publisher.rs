@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::records::{self, RANGES_MAX, Records};
 use super::watcher::Watcher;
 use crate::mover::greeting::{Greeting, Purpose};
-use crate::mover::reactor::{Accepts, Listener, Pool, Seat};
+use crate::mover::reactor::{Accepts, Listener, Pool, ReactorSlot};
 use crate::mover::{Fault, PeerId, RemoteSegment};
 
 /// Settings of [`Publisher`].
@@ -37,7 +37,7 @@ struct State {
     records: Records,
     /// Made when first asked for after a change.
     body: Option<Arc<Vec<u8>>>,
-    watchers: Vec<Seat>,
+    watchers: Vec<ReactorSlot>,
 }
 
 pub(super) struct Shared {
@@ -67,7 +67,7 @@ impl Publisher {
         let (watching, state) = (AtomicUsize::new(0), Mutex::default());
         let shared = Arc::new(Shared { config, peer, pool, watching, state });
         let door = Listener::new(Door { socket, shared: shared.clone() });
-        shared.pool.adopt(shared.pool.seat(), Box::new(door));
+        shared.pool.adopt(shared.pool.slot(), Box::new(door));
         Ok(Self { shared, port })
     }
 
@@ -83,7 +83,7 @@ impl Publisher {
     pub fn publish(&self, address: u64, segment: RemoteSegment) -> Result<(), Fault> {
         let invalid = |text: String| Err(Fault::Invalid(text));
         let end = address.checked_add(segment.bytes).filter(|end| *end > address);
-        let Some(end) = end.filter(|_| records::tellable(&segment)) else {
+        let Some(end) = end.filter(|_| records::is_encodable(&segment)) else {
             return invalid(format!("{} bytes at {address:#x} cannot be published", segment.bytes));
         };
         let mut state = self.shared.state();
@@ -136,17 +136,17 @@ impl Shared {
     /// Cuts every connection whose answer is out of date.
     fn changed(&self, mut state: MutexGuard<'_, State>) {
         state.body = None;
-        for seat in state.watchers.drain(..) {
-            self.pool.cut(seat);
+        for slot in state.watchers.drain(..) {
+            self.pool.cut(slot);
         }
     }
 
-    /// The whole answer. When it is out of date, the publisher cuts the connection at `seat`.
-    pub(super) fn answer(&self, seat: Seat) -> Vec<u8> {
+    /// The whole answer. When it is out of date, the publisher cuts the connection at `slot`.
+    pub(super) fn answer(&self, slot: ReactorSlot) -> Vec<u8> {
         let mut state = self.state();
         let body = state.body.take().unwrap_or_else(|| Arc::new(records::encode(&state.records)));
         state.body = Some(body.clone());
-        state.watchers.push(seat);
+        state.watchers.push(slot);
         drop(state);
         let mut answer = self.greeting(Purpose::Welcome, body.len() as u64, self.peer.address.clone());
         answer.extend_from_slice(&body);
@@ -154,9 +154,9 @@ impl Shared {
     }
 
     /// One that has gone is not to be cut.
-    pub(super) fn gone(&self, seat: Seat) {
+    pub(super) fn gone(&self, slot: ReactorSlot) {
         self.watching.fetch_sub(1, Ordering::AcqRel);
-        self.state().watchers.retain(|known| *known != seat);
+        self.state().watchers.retain(|known| *known != slot);
     }
 
     pub(super) fn greeting(&self, purpose: Purpose, body_bytes: u64, text: String) -> Vec<u8> {
@@ -190,11 +190,11 @@ impl Accepts for Door {
         let (socket, _) = self.socket.accept()?;
         let shared = &self.shared;
         let busy = shared.watching.fetch_add(1, Ordering::AcqRel) >= shared.config.watchers_max;
-        let seat = shared.pool.seat();
+        let slot = shared.pool.slot();
         // One that cannot be served is none of the others' business.
-        match Watcher::new(shared.clone(), socket, seat, busy) {
-            Ok(watcher) => shared.pool.adopt(seat, Box::new(watcher)),
-            Err(_) => shared.gone(seat),
+        match Watcher::new(shared.clone(), socket, slot, busy) {
+            Ok(watcher) => shared.pool.adopt(slot, Box::new(watcher)),
+            Err(_) => shared.gone(slot),
         }
         Ok(())
     }

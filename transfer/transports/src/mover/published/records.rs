@@ -16,7 +16,7 @@ const SUM_BYTES: usize = 8;
 pub(super) type Records = BTreeMap<u64, RemoteSegment>;
 
 /// Whether the format can express a range: its ways in are few and short.
-pub(super) fn tellable(segment: &RemoteSegment) -> bool {
+pub(super) fn is_encodable(segment: &RemoteSegment) -> bool {
     let short = |(name, key): &(String, Vec<u8>)| name.len() <= 32 && key.len() <= 200;
     segment.access.len() <= WAYS_MAX && segment.access.iter().all(short)
 }

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use super::publisher::Shared;
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
-use crate::mover::reactor::{Connection, Seat, Turn};
+use crate::mover::reactor::{Connection, ReactorSlot, Turn};
 use crate::mover::sockets::never_waiting;
 
 enum Stage {
     Asking { record: Box<[u8; GREETING_BYTES]>, came: usize },
-    Telling { answer: Vec<u8>, told: usize, then_ends: bool },
+    Answering { answer: Vec<u8>, written: usize, then_ends: bool },
     Told,
 }
 
@@ -21,23 +21,28 @@ enum Stage {
 pub(super) struct Watcher {
     shared: Arc<Shared>,
     socket: TcpStream,
-    seat: Seat,
+    slot: ReactorSlot,
     stage: Stage,
     until: Instant,
 }
 
 impl Watcher {
     /// Takes a socket. Where `busy`, the answer says that there are too many.
-    pub(super) fn new(shared: Arc<Shared>, socket: TcpStream, seat: Seat, busy: bool) -> io::Result<Self> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        socket: TcpStream,
+        slot: ReactorSlot,
+        busy: bool,
+    ) -> io::Result<Self> {
         never_waiting(&socket)?;
         let until = Instant::now() + shared.config.time_limit;
         let stage = if busy {
             let text = "as many peers ask here as may; raise watchers_max".to_owned();
-            Stage::Telling { answer: shared.greeting(Purpose::Busy, 0, text), told: 0, then_ends: true }
+            Stage::Answering { answer: shared.greeting(Purpose::Busy, 0, text), written: 0, then_ends: true }
         } else {
             Stage::Asking { record: Box::new([0; GREETING_BYTES]), came: 0 }
         };
-        Ok(Self { shared, socket, seat, stage, until })
+        Ok(Self { shared, socket, slot, stage, until })
     }
 
     fn go(&mut self) -> io::Result<Turn> {
@@ -53,9 +58,9 @@ impl Watcher {
                         self.stage = self.asked(&record);
                     }
                 }
-                Stage::Telling { answer, told, then_ends } => {
-                    *told += some(self.socket.write(&answer[*told..]))?;
-                    if *told == answer.len() {
+                Stage::Answering { answer, written, then_ends } => {
+                    *written += some(self.socket.write(&answer[*written..]))?;
+                    if *written == answer.len() {
                         if *then_ends {
                             return Ok(Turn::End);
                         }
@@ -79,10 +84,10 @@ impl Watcher {
         };
         let then_ends = refusal.is_some();
         let answer = match refusal {
-            None => self.shared.answer(self.seat),
+            None => self.shared.answer(self.slot),
             Some(text) => self.shared.greeting(Purpose::Invalid, 0, text),
         };
-        Stage::Telling { answer, told: 0, then_ends }
+        Stage::Answering { answer, written: 0, then_ends }
     }
 }
 
@@ -118,6 +123,6 @@ impl Connection for Watcher {
     }
 
     fn cut(self: Box<Self>) {
-        self.shared.gone(self.seat);
+        self.shared.gone(self.slot);
     }
 }

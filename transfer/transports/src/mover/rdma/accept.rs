@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use super::RdmaNode;
 use super::config::RdmaConfig;
 use super::control::tuned;
-use super::crew::{Bell, Crew, ready};
 use super::link::Link;
 use super::rail::Rail;
 use super::session::Session;
+use super::threads::{Bell, ThreadCounter, ready};
 use super::wire::{End, Record};
 use crate::mover::topology_gids::shared_bits;
 use crate::mover::{Fault, PeerId};
@@ -27,7 +27,7 @@ pub(super) struct Acceptor {
     config: Arc<RdmaConfig>,
     node: RdmaNode,
     rails: Vec<Arc<Rail>>,
-    crew: Arc<Crew>,
+    threads: Arc<ThreadCounter>,
     bell: Bell,
     stopping: AtomicBool,
     /// Connections that have a thread.
@@ -42,14 +42,14 @@ impl Acceptor {
         listener: TcpListener,
         node: &RdmaNode,
         rails: &[Arc<Rail>],
-        crew: &Arc<Crew>,
+        threads: &Arc<ThreadCounter>,
     ) -> io::Result<Arc<Self>> {
         listener.set_nonblocking(true)?;
         let acceptor = Arc::new(Self {
             config: config.clone(),
             node: node.clone(),
             rails: rails.to_vec(),
-            crew: crew.clone(),
+            threads: threads.clone(),
             bell: Bell::new()?,
             stopping: AtomicBool::new(false),
             served: AtomicUsize::new(0),
@@ -57,7 +57,7 @@ impl Acceptor {
             left: Condvar::new(),
         });
         let run = acceptor.clone();
-        crew.spawn("rdma-accept", move || run.run(&listener))?;
+        threads.spawn("rdma-accept", move || run.run(&listener))?;
         Ok(acceptor)
     }
 
@@ -107,7 +107,7 @@ impl Acceptor {
                 continue;
             }
             let serving = self.clone();
-            let started = self.crew.spawn("rdma-peer", move || {
+            let started = self.threads.spawn("rdma-peer", move || {
                 // After any error here, the peer sees its connection end.
                 let _ = serving.serve(stream);
                 serving.served.fetch_sub(1, Ordering::AcqRel);
@@ -195,9 +195,9 @@ impl Acceptor {
                 // Its end comes next, unless it has gone for good.
                 return Ok(matches!(Record::receive(stream)?, Record::Close));
             }
-            let [told, _] = ready([stream.as_fd(), session.bell().as_fd()], None);
-            session.bell().heard();
-            if told {
+            let [readable, _] = ready([stream.as_fd(), session.bell().as_fd()], None);
+            session.bell().clear();
+            if readable {
                 return Ok(matches!(Record::receive(stream)?, Record::Close));
             }
         }

@@ -10,14 +10,15 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::config::RdmaConfig;
-use super::crew::ready;
 use super::path::OpenedPath;
+use super::threads::ready;
 use super::wire::Record;
-use crate::mover::sockets::{Vigil, connect, keep_vigil, time_left};
+use crate::mover::sockets::{KeepaliveTimes, connect, set_keepalive, time_left};
 use crate::mover::{Fault, PathEnd, PeerId};
 
 /// How long a connection without a sign of the peer's host lasts: probes after 5 s, one each second.
-const VIGIL: Vigil = Vigil { idle: Duration::from_secs(5), step: Duration::from_secs(1), count: 5 };
+const VIGIL: KeepaliveTimes =
+    KeepaliveTimes { idle: Duration::from_secs(5), step: Duration::from_secs(1), count: 5 };
 
 /// The peer's word may be faster than our own device's, which knows which request was refused, and why. It
 /// has the peer's refusal already, or will have it in a moment.
@@ -38,7 +39,7 @@ pub(super) fn dial(config: &RdmaConfig, peer: &PeerId, until: Instant) -> Result
 /// Sets a connection up: no delay, limits of time until `until`, and signs of life for later.
 pub(super) fn tuned(stream: TcpStream, until: Instant) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    keep_vigil(&stream, VIGIL)?;
+    set_keepalive(&stream, VIGIL)?;
     limit(&stream, until)?;
     Ok(stream)
 }
@@ -64,9 +65,9 @@ pub(super) fn keep(
 ) {
     while path.ending().is_none() {
         let limit = path.time_limit(config.answer_timeout());
-        let [told, _] = ready([stream.as_fd(), path.bell().as_fd()], limit);
-        path.bell().heard();
-        if told {
+        let [readable, _] = ready([stream.as_fd(), path.bell().as_fd()], limit);
+        path.bell().clear();
+        if readable {
             let why = match Record::receive(stream) {
                 Ok(Record::Broken { text }) => {
                     path.wait_ending(VERDICT);

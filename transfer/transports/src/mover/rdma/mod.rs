@@ -9,7 +9,6 @@
 mod accept;
 mod config;
 mod control;
-mod crew;
 mod link;
 mod mailbox;
 mod path;
@@ -17,6 +16,7 @@ mod rail;
 mod regions;
 mod requests;
 mod session;
+mod threads;
 mod verbs;
 mod verbs_queue;
 mod view;
@@ -38,12 +38,12 @@ use super::{
 use crate::random::random_128;
 use accept::Acceptor;
 use control::{ask, dial, keep};
-use crew::Crew;
 use link::Link;
 use path::{OpenedPath, RdmaPath, Terms};
 use rail::Rail;
 use regions::Regions;
 use requests::Requests;
+use threads::ThreadCounter;
 use wire::{End, Record};
 
 /// The transport's name.
@@ -66,7 +66,7 @@ pub struct RdmaTransport {
     id: PeerId,
     rails: Vec<Arc<Rail>>,
     regions: Arc<Regions>,
-    crew: Arc<Crew>,
+    threads: Arc<ThreadCounter>,
     acceptor: Arc<Acceptor>,
     paths: Mutex<Vec<Weak<OpenedPath>>>,
     stopping: AtomicBool,
@@ -83,15 +83,15 @@ impl RdmaTransport {
         let rails = open_rails(&config)?;
         let domains = rails.iter().map(|rail| rail.domain.clone()).collect();
         let regions = Arc::new(Regions::new(domains, config.region_bytes, node.exposure.clone()));
-        let crew = Arc::new(Crew::default());
+        let threads = Arc::new(ThreadCounter::default());
         let failed = |error: io::Error| Fault::Invalid(format!("starting RDMA: {error}"));
         for rail in &rails {
             let of_rail = rail.clone();
-            crew.spawn("rdma-device", move || of_rail.run()).map_err(failed)?;
+            threads.spawn("rdma-device", move || of_rail.run()).map_err(failed)?;
         }
-        let acceptor = Acceptor::start(&config, listener, &node, &rails, &crew).map_err(failed)?;
+        let acceptor = Acceptor::start(&config, listener, &node, &rails, &threads).map_err(failed)?;
         let (id, paths, stopping) = (node.id, Mutex::default(), AtomicBool::new(false));
-        Ok(Arc::new(Self { config, id, rails, regions, crew, acceptor, paths, stopping }))
+        Ok(Arc::new(Self { config, id, rails, regions, threads, acceptor, paths, stopping }))
     }
 
     /// Windows that peers can reach now, and paths that they have opened to here.
@@ -163,7 +163,8 @@ impl RdmaTransport {
             paths.push(Arc::downgrade(&path));
         }
         let (kept, config) = (path.clone(), self.config.clone());
-        let started = self.crew.spawn("rdma-path", move || keep(&kept, &config, &stream, (&peer, session)));
+        let started =
+            self.threads.spawn("rdma-path", move || keep(&kept, &config, &stream, (&peer, session)));
         if let Err(error) = started {
             path.discard();
             return Err(broken(error));
@@ -257,7 +258,7 @@ impl Transport for RdmaTransport {
         }
         self.acceptor.stop();
         self.rails.iter().for_each(|rail| rail.stop());
-        self.crew.wait();
+        self.threads.wait();
     }
 }
 

@@ -7,11 +7,11 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::crew::Bell;
 use super::link::Link;
 use super::mailbox::{Kind, Message, SLOTS, TEXT_BYTES_MAX};
 use super::rail::{Rail, WatchedEnd};
 use super::requests::Requests;
+use super::threads::Bell;
 use super::verbs_queue::Work;
 use crate::mover::{Completion, Completions, Fault, Memory, Notice, Path, PathEnd, PathId, Slice};
 
@@ -245,12 +245,12 @@ impl OpenedPath {
         if !matches!(state.phase, Phase::Open) {
             return;
         }
-        let mut told = vec![Completion::Broken { path: self.terms.id, fault: fault.clone() }];
-        told.extend(self.fail_all(state, &fault, special));
+        let mut completed = vec![Completion::Broken { path: self.terms.id, fault: fault.clone() }];
+        completed.extend(self.fail_all(state, &fault, special));
         state.phase = Phase::Ending(fault);
         // Before the answer to the greeting no caller knows the path.
         if state.alive {
-            self.completions.push(told);
+            self.completions.push(completed);
         }
         self.bell.ring();
         self.changed.notify_all();
@@ -328,14 +328,14 @@ impl OpenedPath {
                 state.full = true;
                 break;
             };
-            self.book(state, slice, (place, works), &mut batches);
+            self.count_posted(state, slice, (place, works), &mut batches);
             taken += 1;
         }
         self.give(state, batches);
         taken
     }
 
-    fn book(
+    fn count_posted(
         &self,
         state: &mut State,
         slice: &Slice,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::config::RdmaConfig;
-use super::crew::{Bell, ready};
+use super::threads::{Bell, ready};
 use super::verbs::{Context, Domain, Event, Limits, Port};
 use super::verbs_queue::Channel;
 use crate::mover::topology_gids::{Gid, ranked_gids};

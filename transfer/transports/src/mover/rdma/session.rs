@@ -4,10 +4,10 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::crew::Bell;
 use super::link::Link;
 use super::mailbox::{Kind, Message, RECEIVE, SENT};
 use super::rail::{Rail, WatchedEnd};
+use super::threads::Bell;
 use super::verbs_queue::WorkCompletion;
 use crate::mover::{Notice, NoticeReceiver, PeerId};
 

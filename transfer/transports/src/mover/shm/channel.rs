@@ -32,20 +32,20 @@ pub(super) enum Packet {
 
 /// News of a memory for the other end.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum MemoryNotice {
     Shared(u32, Arc<Memory>),
     Forgotten(u32),
 }
 
 /// News that wait for room, at most; a peer that reads none of them is given up.
-const NEWS_MAX: usize = 1 << 14;
+const NOTICES_MAX: usize = 1 << 14;
 
 /// The local socket of one path.
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: OwnedFd,
     /// News that the socket had no room for, in order.
-    waiting: Mutex<VecDeque<News>>,
+    waiting: Mutex<VecDeque<MemoryNotice>>,
 }
 
 /// The name that an address has among the local sockets of those who give the machine that name. It lives in no
@@ -146,12 +146,12 @@ impl Channel {
     }
 
     /// Sends news to the other end. News that the socket has no room for wait for a later [`Channel::flush`].
-    pub(super) fn tell(&self, news: News) -> io::Result<()> {
+    pub(super) fn announce(&self, notice: MemoryNotice) -> io::Result<()> {
         let mut waiting = self.waiting();
-        if waiting.len() >= NEWS_MAX {
+        if waiting.len() >= NOTICES_MAX {
             return Err(io::Error::other("the peer does not read what it is told"));
         }
-        waiting.push_back(news);
+        waiting.push_back(notice);
         self.send_waiting(&mut waiting)
     }
 
@@ -161,25 +161,28 @@ impl Channel {
     }
 
     /// Whether no news of this memory waits.
-    pub(super) fn has_told(&self, number: u32) -> bool {
-        !self.waiting().iter().any(|news| matches!(news, News::Shared(waits, _) if *waits == number))
+    pub(super) fn has_announced(&self, number: u32) -> bool {
+        !self
+            .waiting()
+            .iter()
+            .any(|notice| matches!(notice, MemoryNotice::Shared(waits, _) if *waits == number))
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<News>> {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<MemoryNotice>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send_waiting(&self, waiting: &mut VecDeque<News>) -> io::Result<()> {
-        while let Some(news) = waiting.front() {
+    fn send_waiting(&self, waiting: &mut VecDeque<MemoryNotice>) -> io::Result<()> {
+        while let Some(notice) = waiting.front() {
             let mut record = [0; SEGMENT_BYTES];
-            let sent = match news {
-                News::Shared(number, memory) => {
+            let sent = match notice {
+                MemoryNotice::Shared(number, memory) => {
                     record[..4].copy_from_slice(&number.to_le_bytes());
                     record[8..].copy_from_slice(&(memory.bytes() as u64).to_le_bytes());
                     let file = memory.file().expect("only such memories are registered");
                     self.send(&record, &[file], false)
                 }
-                News::Forgotten(number) => {
+                MemoryNotice::Forgotten(number) => {
                     record[..4].copy_from_slice(&number.to_le_bytes());
                     self.send(&record, &[], false)
                 }

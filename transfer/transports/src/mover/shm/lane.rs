@@ -19,7 +19,7 @@ pub(super) struct Lane {
     /// Wakes us.
     bell: OwnedFd,
     /// The channel may have something to say.
-    spoken: bool,
+    channel_ready: bool,
     still_since: Instant,
     /// Nothing was outstanding when the time was last looked at.
     idle: bool,
@@ -27,13 +27,13 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(route: Arc<Route>, bell: OwnedFd) -> Self {
-        Self { route, bell, spoken: true, still_since: Instant::now(), idle: true }
+        Self { route, bell, channel_ready: true, still_since: Instant::now(), idle: true }
     }
 
     fn work(&mut self) -> Turn {
         self.route.thread_sleeps(false);
         let mut heard = Ok(());
-        if std::mem::take(&mut self.spoken) {
+        if std::mem::take(&mut self.channel_ready) {
             // Answers that came before the end still count, so they are taken first.
             let worked = self.route.work(TURN_BYTES);
             heard = worked.and_then(|_| self.route.listen());
@@ -60,7 +60,7 @@ impl Connection for Lane {
 
     fn event(&mut self, file: usize, _hung: bool) {
         // The bell carries only the wake-up itself, so its count stays unread.
-        self.spoken |= file == 0;
+        self.channel_ready |= file == 0;
     }
 
     fn turn(&mut self) -> Turn {
@@ -117,20 +117,20 @@ impl Connection for Lane {
 }
 
 /// Waits for the peer to close its end, which it does once it has stopped copying for this path.
-pub(super) struct Farewell {
+pub(super) struct ClosingLane {
     route: Arc<Route>,
     until: Instant,
     end: PathEnd,
 }
 
-impl Farewell {
+impl ClosingLane {
     pub(super) fn new(route: Arc<Route>) -> Self {
         let until = Instant::now() + Duration::from_millis(route.site.config.fence_timeout_ms);
         Self { route, until, end: PathEnd::PeerUnknown }
     }
 }
 
-impl Connection for Farewell {
+impl Connection for ClosingLane {
     fn files(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.route.channel.file()]
     }

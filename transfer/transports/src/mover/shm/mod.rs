@@ -14,11 +14,11 @@ mod bells;
 mod channel;
 mod codes;
 mod lane;
-mod posture;
 mod rings;
 mod route;
 mod serving;
 mod site;
+mod sleep_state;
 mod windows;
 
 use std::io;
@@ -148,7 +148,7 @@ impl ShmTransport {
             channels: Mutex::default(),
         });
         let door = Listener::new(Door { socket, site: site.clone() });
-        site.pool.adopt(site.pool.seat(), Box::new(door));
+        site.pool.adopt(site.pool.slot(), Box::new(door));
         Ok(Arc::new(Self { site, routes: Mutex::default(), closing: AtomicBool::new(false) }))
     }
 
@@ -262,7 +262,7 @@ impl Transport for ShmTransport {
         }
         routes.retain(|route| route.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
-        site.pool.adopt(route.seat, Box::new(Lane::new(route.clone(), our_bell)));
+        site.pool.adopt(route.slot, Box::new(Lane::new(route.clone(), our_bell)));
         drop(routes);
         let source: Weak<dyn Source> = Arc::downgrade(&(route.clone() as Arc<dyn Source>));
         completions.join(source);

@@ -133,7 +133,7 @@ impl Rings {
         notices + u64::from(place % NOTICES) * NOTICE_BYTES_MAX as u64
     }
 
-    /// Puts a request into the ring; [`Rings::ask`] shows it. There is always room: the opener has at most as many
+    /// Puts a request into the ring; [`Rings::publish_requests`] shows it. There is always room: the opener has at most as many
     /// requests outstanding as there are entries.
     pub(super) fn put(&self, request: &Request) {
         let mut entry = [0; REQUEST_BYTES as usize];
@@ -148,16 +148,16 @@ impl Rings {
     }
 
     /// Shows the requests before `next`; true when the server sleeps and must be woken.
-    pub(super) fn ask(&self, next: u32) -> bool {
+    pub(super) fn publish_requests(&self, next: u32) -> bool {
         self.word(Word::RingRequest).store(next, Ordering::Release);
         self.wakes(Word::ServerAsleep) != 0
     }
 
     /// The number up to which the opener has asked. None when it exceeds the number of entries, which is impossible
     /// for an honest opener.
-    pub(super) fn asked(&self, served: u32) -> Option<u32> {
-        let asked = self.word(Word::RingRequest).load(Ordering::Acquire);
-        (asked.wrapping_sub(served) <= self.entries).then_some(asked)
+    pub(super) fn requested(&self, served: u32) -> Option<u32> {
+        let requested = self.word(Word::RingRequest).load(Ordering::Acquire);
+        (requested.wrapping_sub(served) <= self.entries).then_some(requested)
     }
 
     /// Request number `number`; `None` for what is none.
@@ -178,7 +178,7 @@ impl Rings {
         })
     }
 
-    /// Puts the next answer into the ring. The caller then wakes the sleeper: see [`Rings::sleeper`].
+    /// Puts the next answer into the ring. The caller then wakes the sleeper: see [`Rings::take_sleeper`].
     pub(super) fn answer(&self, answer: &Answer) {
         let mut entry = [0; ANSWER_BYTES as usize];
         entry[..4].copy_from_slice(&answer.number.to_le_bytes());
@@ -191,7 +191,7 @@ impl Rings {
     }
 
     /// Threads that sleep though there are answers, and must be woken; taken to be awake from here on.
-    pub(super) fn sleeper(&self) -> Sleeper {
+    pub(super) fn take_sleeper(&self) -> Sleeper {
         match self.wakes(Word::OpenerAsleep) {
             1 => Sleeper::Thread,
             2 => Sleeper::Caller,
@@ -231,16 +231,16 @@ impl Rings {
 
     /// The server says that it sleeps, or does not. It looks for requests once more after saying so.
     pub(super) fn server_sleeps(&self, sleeps: bool) {
-        self.says(Word::ServerAsleep, u32::from(sleeps));
+        self.set_word(Word::ServerAsleep, u32::from(sleeps));
     }
 
     /// As above, for the opener and answers.
-    pub(super) fn opener_sleeps(&self, who: Sleeper) {
-        self.says(Word::OpenerAsleep, who as u32);
+    pub(super) fn opener_sleeps(&self, sleeper: Sleeper) {
+        self.set_word(Word::OpenerAsleep, sleeper as u32);
     }
 
-    fn says(&self, word: Word, who: u32) {
-        self.word(word).store(who, Ordering::Relaxed);
+    fn set_word(&self, word: Word, value: u32) {
+        self.word(word).store(value, Ordering::Relaxed);
         // Pairs with the one in `wakes`: either the other end sees the word, or we see its entry.
         fence(Ordering::SeqCst);
     }
@@ -275,14 +275,14 @@ mod tests {
             };
             theirs.server_sleeps(number % 3 == 0);
             ours.put(&request);
-            assert_eq!(ours.ask(number.wrapping_add(1)), number % 3 == 0);
-            assert_eq!(theirs.asked(number), Some(number.wrapping_add(1)));
+            assert_eq!(ours.publish_requests(number.wrapping_add(1)), number % 3 == 0);
+            assert_eq!(theirs.requested(number), Some(number.wrapping_add(1)));
             assert_eq!(theirs.request(number), Some(request));
             let answer = Answer { number, code: 2, segment: 7, slot: 8, at: 9 };
             let who = [Sleeper::Nobody, Sleeper::Thread, Sleeper::Caller][number as usize % 3];
             ours.opener_sleeps(who);
             theirs.answer(&answer);
-            assert_eq!((theirs.sleeper(), theirs.sleeper()), (who, Sleeper::Nobody));
+            assert_eq!((theirs.take_sleeper(), theirs.take_sleeper()), (who, Sleeper::Nobody));
             assert_eq!(ours.answered(), number.wrapping_add(1));
             assert_eq!(ours.answer_to(number), answer);
         }
@@ -293,8 +293,8 @@ mod tests {
     fn what_cannot_be_is_refused() {
         let rings = Rings::create(10).unwrap();
         assert_eq!(rings.request(0), None, "zeros are no request");
-        rings.ask(257);
-        assert_eq!(rings.asked(0), None, "more than there are entries");
+        rings.publish_requests(257);
+        assert_eq!(rings.requested(0), None, "more than there are entries");
         assert!(rings.notice(3, 4_097).is_none());
         assert!(Rings::adopt(rings.file().try_clone_to_owned().unwrap(), 100_000).is_err());
     }

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::channel::Channel;
 use super::codes::{CORRUPT, INVALID, STALE, fault_of};
-use super::lane::Farewell;
-use super::posture::Posture;
+use super::lane::ClosingLane;
 use super::rings::{Answer, Kind, NOTICES, Request, Rings};
 use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
+use super::sleep_state::SleepState;
 use super::windows::Table;
 use crate::mover::completions::Source;
 use crate::mover::gate::{Gate, TurnSummary};
-use crate::mover::reactor::{Seat, ring};
+use crate::mover::reactor::{ReactorSlot, ring};
 use crate::mover::{Direction, Fault, Memory, Notice, Path, PeerId, Slice};
 
 /// Windows whose admission is remembered; the oldest number goes first.
@@ -75,7 +75,7 @@ pub(super) struct Route {
     pub(super) site: Arc<Site>,
     pub(super) gate: Gate,
     pub(super) peer: PeerId,
-    pub(super) seat: Seat,
+    pub(super) slot: ReactorSlot,
     pub(super) channel: Arc<Channel>,
     pub(super) rings: Rings,
     pub(super) table: Table,
@@ -83,7 +83,7 @@ pub(super) struct Route {
     pub(super) bell: OwnedFd,
     /// Whether the I/O thread looks at limits of time.
     watched: AtomicBool,
-    posture: Posture,
+    sleep_state: SleepState,
     replies: Mutex<ReplySlots>,
 }
 
@@ -97,15 +97,16 @@ pub(super) struct Parts {
 
 impl Route {
     pub(super) fn new(site: Arc<Site>, gate: Gate, peer: PeerId, parts: Parts) -> Self {
-        let seat = site.pool.seat();
+        let slot = site.pool.slot();
         let Parts { channel, rings, table, bell } = parts;
-        let (watched, posture, replies) = (AtomicBool::new(false), Posture::default(), Mutex::default());
-        Self { site, gate, peer, seat, channel, rings, table, bell, watched, posture, replies }
+        let (watched, sleep_state, replies) =
+            (AtomicBool::new(false), SleepState::default(), Mutex::default());
+        Self { site, gate, peer, slot, channel, rings, table, bell, watched, sleep_state, replies }
     }
 
     /// The I/O thread is about to sleep, or awake again.
     pub(super) fn thread_sleeps(&self, asleep: bool) {
-        self.posture.thread(&self.rings, asleep);
+        self.sleep_state.thread(&self.rings, asleep);
     }
 
     fn replies(&self) -> MutexGuard<'_, ReplySlots> {
@@ -115,7 +116,7 @@ impl Route {
     /// Begins the end; the I/O thread cuts the lane.
     pub(super) fn end(&self, fault: Fault, by_itself: bool) {
         if self.gate.end(fault, by_itself) {
-            self.site.pool.cut(self.seat);
+            self.site.pool.cut(self.slot);
         }
     }
 
@@ -128,7 +129,7 @@ impl Route {
 
     /// Shows what was put, and wakes those who must act on it.
     fn show(&self, replies: &ReplySlots) {
-        if self.rings.ask(replies.next) {
+        if self.rings.publish_requests(replies.next) {
             ring(&self.bell);
         }
     }
@@ -200,7 +201,7 @@ impl Route {
             self.gate.settle(&mut replies.settled);
             if replies.over && replies.copying == 0 {
                 drop(replies);
-                self.say_farewell();
+                self.send_farewell();
                 return Ok(false);
             }
             if bytes == 0 {
@@ -343,13 +344,13 @@ impl Route {
         self.gate.settle(&mut replies.settled);
         if replies.copying == 0 {
             drop(replies);
-            self.say_farewell();
+            self.send_farewell();
         }
     }
 
-    fn say_farewell(self: &Arc<Self>) {
+    fn send_farewell(self: &Arc<Self>) {
         self.channel.end();
-        self.site.pool.adopt(self.site.pool.seat(), Box::new(Farewell::new(self.clone())));
+        self.site.pool.adopt(self.site.pool.slot(), Box::new(ClosingLane::new(self.clone())));
     }
 
     /// Takes the peer's news of its memories, and sends waiting news of ours.
@@ -396,7 +397,7 @@ impl Route {
     fn put(&self, reads: bool) {
         let watched = self.watched.swap(true, Ordering::SeqCst);
         if !watched || reads && !self.site.config.poll {
-            self.site.pool.nudge(self.seat);
+            self.site.pool.nudge(self.slot);
         }
     }
 }
@@ -405,17 +406,17 @@ impl Source for Route {
     fn look(self: Arc<Self>) {
         if self.work(LOOK_BYTES).is_err() {
             // The I/O thread finds the same and ends the path.
-            self.site.pool.nudge(self.seat);
+            self.site.pool.nudge(self.slot);
         }
     }
 
     fn sleeps(&self) -> bool {
-        self.posture.caller(&self.rings, true);
+        self.sleep_state.caller(&self.rings, true);
         !self.busy()
     }
 
     fn wakes(&self) {
-        self.posture.caller(&self.rings, false);
+        self.sleep_state.caller(&self.rings, false);
     }
 }
 
@@ -476,7 +477,7 @@ impl Path for ShmPath {
     fn poll(&self) {
         if self.0.work(u64::MAX).is_err() {
             // The I/O thread finds the same and ends the path.
-            self.0.site.pool.nudge(self.0.seat);
+            self.0.site.pool.nudge(self.0.slot);
         }
     }
 

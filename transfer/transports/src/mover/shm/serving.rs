@@ -41,7 +41,7 @@ impl Accepts for Door {
             site: site.clone(),
             channel: Arc::new(channel),
             lane: None,
-            spoken: true,
+            channel_ready: true,
             since: Instant::now(),
         };
         if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.paths_max {
@@ -49,7 +49,7 @@ impl Accepts for Door {
             Box::new(served).cut();
             return Ok(());
         }
-        site.pool.adopt(site.pool.seat(), Box::new(served));
+        site.pool.adopt(site.pool.slot(), Box::new(served));
         Ok(())
     }
 }
@@ -76,7 +76,7 @@ pub(super) struct ServedChannel {
     channel: Arc<Channel>,
     lane: Option<Lane>,
     /// The channel may have something to say.
-    spoken: bool,
+    channel_ready: bool,
     since: Instant,
 }
 
@@ -147,7 +147,7 @@ impl Lane {
 
     /// Wakes the opener if it sleeps: there are answers.
     fn wake(&self) {
-        match self.rings.sleeper() {
+        match self.rings.take_sleeper() {
             Sleeper::Nobody => {}
             Sleeper::Thread => ring(&self.their_bell),
             Sleeper::Caller => ring(&self.their_door),
@@ -158,11 +158,11 @@ impl Lane {
         let mut left = TURN_BYTES;
         loop {
             let wrong = || io::Error::other("the opener's ring does not hold requests");
-            let asked = self.rings.asked(self.served).ok_or_else(wrong)?;
-            if asked == self.served {
+            let requested = self.rings.requested(self.served).ok_or_else(wrong)?;
+            if requested == self.served {
                 return Ok(Turn::Wait);
             }
-            while self.served != asked {
+            while self.served != requested {
                 let request = self.rings.request(self.served).ok_or_else(wrong)?;
                 let Some(answer) = self.carry_out(&request, site, channel)? else {
                     self.stalled = true;
@@ -173,7 +173,7 @@ impl Lane {
                 let cost = REQUEST_COST.max(u64::from(request.bytes));
                 *unheard = (unheard.0 + 1, unheard.1 + cost);
                 // Half of what it has asked for: so it can ask for more while the rest is copied.
-                if unheard.1 >= UNHEARD_BYTES || unheard.0 >= asked.wrapping_sub(self.served) {
+                if unheard.1 >= UNHEARD_BYTES || unheard.0 >= requested.wrapping_sub(self.served) {
                     self.wake();
                     *unheard = (0, 0);
                 }
@@ -204,7 +204,7 @@ impl Lane {
             }
             Kind::Admit => match admit(request, site) {
                 // The reader must have heard of the memory before it hears that it may read it.
-                Ok(answer) if !channel.has_told(answer.segment) => return Ok(None),
+                Ok(answer) if !channel.has_announced(answer.segment) => return Ok(None),
                 Ok(answer) => answer,
                 Err(code) => coded(code),
             },
@@ -269,13 +269,13 @@ impl Connection for ServedChannel {
 
     fn event(&mut self, file: usize, _hung: bool) {
         // The bell carries only the wake-up itself, so its count stays unread.
-        self.spoken |= file == 0;
+        self.channel_ready |= file == 0;
     }
 
     fn turn(&mut self) -> Turn {
-        let spoken = std::mem::take(&mut self.spoken);
+        let channel_ready = std::mem::take(&mut self.channel_ready);
         let Some(lane) = &mut self.lane else { return self.greet().unwrap_or(Turn::End) };
-        if spoken {
+        if channel_ready {
             // The end of the channel ends all copies: the opener takes it for our word.
             lane.stalled = false;
             if self.channel.flush().and_then(|()| lane.segments.take(&self.channel)).is_err() {
@@ -303,7 +303,7 @@ impl Connection for ServedChannel {
             return true;
         }
         lane.rings.server_sleeps(true);
-        let more = lane.rings.asked(lane.served) != Some(lane.served);
+        let more = lane.rings.requested(lane.served) != Some(lane.served);
         if more {
             lane.rings.server_sleeps(false);
         }

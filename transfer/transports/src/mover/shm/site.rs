@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::ShmConfig;
-use super::channel::{Channel, News, Packet};
+use super::channel::{Channel, MemoryNotice, Packet};
 use super::windows::Windows;
 use crate::mover::greeting::{Greeting, Purpose};
 use crate::mover::reactor::Pool;
@@ -57,7 +57,8 @@ impl Site {
         channels.retain(|known| known.strong_count() > 0);
         channels.push(Arc::downgrade(channel));
         let all = self.registry.all().into_iter();
-        all.map(|(number, memory)| News::Shared(number, memory)).try_for_each(|news| channel.tell(news))
+        all.map(|(number, memory)| MemoryNotice::Shared(number, memory))
+            .try_for_each(|notice| channel.announce(notice))
     }
 
     /// Takes a memory, and announces it to all peers.
@@ -69,9 +70,11 @@ impl Site {
         let channels = self.channels();
         let added = self.registry.add(memory);
         for channel in channels.iter().filter_map(Weak::upgrade) {
-            let mut told = added.gone.iter().try_for_each(|number| channel.tell(News::Forgotten(*number)));
+            let mut told =
+                added.gone.iter().try_for_each(|number| channel.announce(MemoryNotice::Forgotten(*number)));
             if added.new {
-                told = told.and_then(|()| channel.tell(News::Shared(added.number, memory.clone())));
+                told =
+                    told.and_then(|()| channel.announce(MemoryNotice::Shared(added.number, memory.clone())));
             }
             if told.is_err() {
                 // A peer that misses the news would refuse slices for no reason, so its path is broken instead.

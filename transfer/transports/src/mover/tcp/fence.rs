@@ -59,7 +59,7 @@ impl FenceCall {
         })
     }
 
-    fn talk(&mut self) -> io::Result<Turn> {
+    fn advance(&mut self) -> io::Result<Turn> {
         while self.sent < GREETING_BYTES {
             let mut rest = GatheredPieces::default();
             rest.plain(&self.record[self.sent..]);
@@ -98,7 +98,7 @@ impl Connection for FenceCall {
     }
 
     fn turn(&mut self) -> Turn {
-        self.talk().unwrap_or(Turn::End)
+        self.advance().unwrap_or(Turn::End)
     }
 
     fn tick(&mut self, now: Instant) -> Turn {

@@ -156,7 +156,7 @@ pub(super) enum Step {
 }
 
 /// The parts of a connection that landings use.
-pub(super) struct Ground<'a> {
+pub(super) struct LandingContext<'a> {
     pub(super) stream: &'a mut Stream,
     pub(super) incoming: &'a mut IncomingStage,
     pub(super) exposure: &'a Arc<Exposure>,
@@ -177,22 +177,22 @@ impl Landing {
     ///
     /// # Errors
     /// As the socket.
-    pub(super) fn step(&mut self, ground: &mut Ground<'_>) -> io::Result<Step> {
+    pub(super) fn step(&mut self, context: &mut LandingContext<'_>) -> io::Result<Step> {
         if self.landed == self.head.bytes {
-            return self.tail(ground);
+            return self.tail(context);
         }
         let chunk = step_bytes(self.head.verify, STRIDE_BYTES);
         let start = self.landed - self.landed % chunk;
         let end = self.head.bytes.min(start.saturating_add(chunk));
-        let permit = self.admit(start, end, ground);
+        let permit = self.admit(start, end, context);
         let (memory, base) = match (&self.place, &permit) {
             (_, Some(permit)) => (permit.memory().clone(), permit.at()),
             (Place::Local(region), None) => (region.memory.clone(), region.at + u64::from(start)),
-            _ => return self.aside(end, ground),
+            _ => return self.aside(end, context),
         };
-        let moved = self.land(&memory, base, (start, end), ground)?;
+        let moved = self.land(&memory, base, (start, end), context)?;
         if moved > 0 && self.landed == end {
-            ground.damage.strike(&memory, base);
+            context.damage.strike(&memory, base);
             if self.head.verify {
                 self.sum = fold(self.sum, memory.checksum(base, u64::from(end - start)));
             }
@@ -201,10 +201,10 @@ impl Landing {
     }
 
     /// A permit for the chunk, where one is needed. A refusal is kept, and the rest goes nowhere.
-    fn admit(&mut self, start: u32, end: u32, ground: &Ground<'_>) -> Option<Permit> {
+    fn admit(&mut self, start: u32, end: u32, context: &LandingContext<'_>) -> Option<Permit> {
         let Place::Window(window, at) = self.place else { return None };
         let first = at.saturating_add(u64::from(start));
-        match ground.exposure.admit(window, Direction::Write, first, u64::from(end - start)) {
+        match context.exposure.admit(window, Direction::Write, first, u64::from(end - start)) {
             Ok(permit) => Some(permit),
             Err(fault) => {
                 self.fault = Some(fault);
@@ -219,20 +219,20 @@ impl Landing {
         memory: &Memory,
         base: u64,
         (start, end): (u32, u32),
-        ground: &mut Ground<'_>,
+        context: &mut LandingContext<'_>,
     ) -> io::Result<usize> {
         let at = base + u64::from(self.landed - start);
         let want = usize::try_from(end - self.landed).expect("at most a chunk");
-        let staged = want.min(ground.incoming.staged().len());
+        let staged = want.min(context.incoming.staged().len());
         let moved = if staged > 0 {
-            memory.write(at, &ground.incoming.staged()[..staged]);
-            ground.incoming.consume(staged);
+            memory.write(at, &context.incoming.staged()[..staged]);
+            context.incoming.consume(staged);
             staged
         } else {
             let target = Target { memory, at, bytes: want };
             let ahead = if end < self.head.bytes { 0 } else { self.ahead() };
-            ground.incoming.ahead = self.ahead();
-            match ground.incoming.call(ground.stream, Some(&target), ahead)? {
+            context.incoming.ahead = self.ahead();
+            match context.incoming.call(context.stream, Some(&target), ahead)? {
                 ReceiveOutcome::Nothing => 0,
                 ReceiveOutcome::Some(bytes) => bytes.min(want),
             }
@@ -246,31 +246,31 @@ impl Landing {
     }
 
     /// Takes bytes that go to the program or nowhere.
-    fn aside(&mut self, end: u32, ground: &mut Ground<'_>) -> io::Result<Step> {
-        if ground.incoming.staged().is_empty() {
-            ground.incoming.ahead = STAGE_BYTES;
-            if let ReceiveOutcome::Nothing = ground.incoming.fill(ground.stream)? {
+    fn aside(&mut self, end: u32, context: &mut LandingContext<'_>) -> io::Result<Step> {
+        if context.incoming.staged().is_empty() {
+            context.incoming.ahead = STAGE_BYTES;
+            if let ReceiveOutcome::Nothing = context.incoming.fill(context.stream)? {
                 return Ok(Step::Blocked);
             }
         }
         let want = usize::try_from(end - self.landed).expect("at most a chunk");
-        let bytes = want.min(ground.incoming.staged().len());
+        let bytes = want.min(context.incoming.staged().len());
         if let Place::Bytes(body) = &mut self.place {
-            body.extend_from_slice(&ground.incoming.staged()[..bytes]);
+            body.extend_from_slice(&context.incoming.staged()[..bytes]);
         }
-        ground.incoming.consume(bytes);
+        context.incoming.consume(bytes);
         self.landed += u32::try_from(bytes).expect("at most a chunk");
         Ok(Step::Moved(bytes))
     }
 
-    fn tail(&mut self, ground: &mut Ground<'_>) -> io::Result<Step> {
+    fn tail(&mut self, context: &mut LandingContext<'_>) -> io::Result<Step> {
         if !self.tailed {
             return Ok(Step::Landed(None));
         }
-        if let Some(tail) = ground.incoming.take::<TAIL_BYTES>() {
+        if let Some(tail) = context.incoming.take::<TAIL_BYTES>() {
             return Ok(Step::Landed(Some(Tail::decode(&tail))));
         }
-        Ok(match ground.incoming.fill(ground.stream)? {
+        Ok(match context.incoming.fill(context.stream)? {
             ReceiveOutcome::Nothing => Step::Blocked,
             ReceiveOutcome::Some(bytes) => Step::Moved(bytes),
         })

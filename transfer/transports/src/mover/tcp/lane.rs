@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::incoming::{Ground, IncomingStage, Landing, Place, ReceiveOutcome, Step};
+use super::incoming::{IncomingStage, Landing, LandingContext, Place, ReceiveOutcome, Step};
 use super::outgoing::{Body, FrameQueue};
 use super::route::{LaneDoor, Route, Work};
 use super::stream::{Stream, broken};
@@ -224,7 +224,7 @@ impl Lane {
         let (exposure, damage) = (&site.exposure, &*site.config.damage);
         let landing = self.landing.as_mut().expect("looked at by the caller");
         let (stream, incoming) = (&mut self.stream, &mut self.incoming);
-        landing.step(&mut Ground { stream, incoming, exposure, damage })
+        landing.step(&mut LandingContext { stream, incoming, exposure, damage })
     }
 
     fn begin(&mut self, head: Head) -> Result<(), Fault> {

@@ -143,7 +143,7 @@ impl TcpTransport {
         let pool = Pool::start("tcp", config.io_threads)?;
         let site = Arc::new(Site { config, address, pool, exposure, inbound, served: AtomicUsize::new(0) });
         let door = Listener::new(Door { socket, site: site.clone() });
-        site.pool.adopt(site.pool.seat(), Box::new(door));
+        site.pool.adopt(site.pool.slot(), Box::new(door));
         Ok(Arc::new(Self {
             site,
             registry: Registry::default(),
@@ -252,7 +252,7 @@ impl Transport for TcpTransport {
             peer: peer.clone(),
             address: *address,
             session,
-            doors: dialled.iter().map(|_| LaneDoor::new(site.pool.seat())).collect(),
+            doors: dialled.iter().map(|_| LaneDoor::new(site.pool.slot())).collect(),
             lanes_left: AtomicUsize::new(dialled.len()),
         });
         let mut routes = self.routes();
@@ -263,7 +263,7 @@ impl Transport for TcpTransport {
         routes.push(Arc::downgrade(&route));
         for (index, (stream, _, _)) in dialled.into_iter().enumerate() {
             let lane = Lane::new(route.clone(), index, stream);
-            site.pool.adopt(route.doors[index].seat(), Box::new(lane));
+            site.pool.adopt(route.doors[index].slot(), Box::new(lane));
         }
         drop(routes);
         Ok(Box::new(TcpPath(route)))
@@ -299,7 +299,7 @@ impl Drop for TcpTransport {
 
 /// Sends a record and takes the answer; `clock` is the socket whose limits of time count.
 fn exchange(
-    talk: &mut (impl Read + Write),
+    stream: &mut (impl Read + Write),
     clock: &TcpStream,
     record: &[u8],
     until: Instant,
@@ -307,8 +307,8 @@ fn exchange(
     clock.set_write_timeout(Some(time_left(until)))?;
     // Under TLS, writing may read first.
     clock.set_read_timeout(Some(time_left(until)))?;
-    talk.write_all(record)?;
+    stream.write_all(record)?;
     let mut answer = [0; GREETING_BYTES];
-    fill(talk, clock, &mut answer, until)?;
+    fill(stream, clock, &mut answer, until)?;
     Ok(answer)
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::fence::FenceCall;
 use super::site::Site;
 use crate::mover::gate::Gate;
-use crate::mover::reactor::Seat;
+use crate::mover::reactor::ReactorSlot;
 use crate::mover::{Fault, Notice, Path, PathEnd, PeerId, Slice};
 
 /// A piece of work for a lane.
@@ -20,7 +20,7 @@ pub(super) enum Work {
 
 /// The way to a lane, which lives on an I/O thread.
 pub(super) struct LaneDoor {
-    seat: Seat,
+    slot: ReactorSlot,
     work: Mutex<VecDeque<Work>>,
     nudged: AtomicBool,
     /// Bytes given to it and not ended.
@@ -28,12 +28,12 @@ pub(super) struct LaneDoor {
 }
 
 impl LaneDoor {
-    pub(super) fn new(seat: Seat) -> Self {
-        Self { seat, work: Mutex::default(), nudged: AtomicBool::new(false), load: AtomicU64::new(0) }
+    pub(super) fn new(slot: ReactorSlot) -> Self {
+        Self { slot, work: Mutex::default(), nudged: AtomicBool::new(false), load: AtomicU64::new(0) }
     }
 
-    pub(super) fn seat(&self) -> Seat {
-        self.seat
+    pub(super) fn slot(&self) -> ReactorSlot {
+        self.slot
     }
 
     /// Takes the work added since the last call; called on the lane's thread.
@@ -77,7 +77,7 @@ impl Route {
     /// Begins the end: every lane is cut by its own thread, so that nothing lands here after that.
     pub(super) fn end(&self, fault: Fault, by_itself: bool) {
         if self.gate.end(fault, by_itself) {
-            self.doors.iter().for_each(|door| self.site.pool.cut(door.seat));
+            self.doors.iter().for_each(|door| self.site.pool.cut(door.slot));
         }
     }
 
@@ -87,14 +87,14 @@ impl Route {
             return;
         }
         match FenceCall::new(self.clone()) {
-            Ok(call) => self.site.pool.adopt(self.site.pool.seat(), Box::new(call)),
+            Ok(call) => self.site.pool.adopt(self.site.pool.slot(), Box::new(call)),
             Err(_) => self.gate.ended(PathEnd::PeerUnknown),
         }
     }
 
     fn nudge(&self, door: &LaneDoor) {
         if !door.nudged.swap(true, Ordering::AcqRel) {
-            self.site.pool.nudge(door.seat);
+            self.site.pool.nudge(door.slot);
         }
     }
 

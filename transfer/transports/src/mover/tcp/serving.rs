@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::incoming::{Ground, IncomingStage, Landing, Place, ReceiveOutcome, Step};
+use super::incoming::{IncomingStage, Landing, LandingContext, Place, ReceiveOutcome, Step};
 use super::outgoing::{Body, FrameQueue};
 use super::site::Site;
 use super::stream::{Stream, broken};
@@ -16,7 +16,7 @@ use super::vectored::GatheredPieces;
 use super::wire::{Head, Kind, Tail};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
 use crate::mover::port::NOTICE_BYTES_MAX;
-use crate::mover::reactor::{Accepts, Connection, Seat, Turn};
+use crate::mover::reactor::{Accepts, Connection, ReactorSlot, Turn};
 use crate::mover::{Direction, Fault, Notice, PeerId, WindowId};
 
 /// Bytes moved in one turn, at most about.
@@ -41,14 +41,14 @@ impl Accepts for Door {
         let tls = site.config.tls.as_ref().map(TcpTls::accept).transpose();
         // One that cannot be served is none of the others' business.
         let Ok(stream) = tls.and_then(|tls| Stream::new(socket, tls)) else { return Ok(()) };
-        let seat = site.pool.seat();
-        let mut served = ServedConnection::new(site.clone(), stream, seat);
+        let slot = site.pool.slot();
+        let mut served = ServedConnection::new(site.clone(), stream, slot);
         if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.connections_max {
             served.answer(Purpose::Busy, 0, "it has as many connections as it may; raise connections_max");
             Box::new(served).cut();
             return Ok(());
         }
-        site.pool.adopt(seat, Box::new(served));
+        site.pool.adopt(slot, Box::new(served));
         Ok(())
     }
 }
@@ -63,7 +63,7 @@ enum Stage {
 /// The server's end of one connection.
 pub(super) struct ServedConnection {
     site: Arc<Site>,
-    seat: Seat,
+    slot: ReactorSlot,
     stream: Stream,
     stage: Stage,
     outgoing: FrameQueue,
@@ -79,10 +79,10 @@ pub(super) struct ServedConnection {
 }
 
 impl ServedConnection {
-    fn new(site: Arc<Site>, stream: Stream, seat: Seat) -> Self {
+    fn new(site: Arc<Site>, stream: Stream, slot: ReactorSlot) -> Self {
         Self {
             site,
-            seat,
+            slot,
             stream,
             stage: Stage::Greeting,
             outgoing: FrameQueue::default(),
@@ -145,7 +145,7 @@ impl ServedConnection {
             Purpose::Fence => {
                 let done = Arc::new(AtomicBool::new(false));
                 self.stage = Stage::Fence { done: done.clone(), session };
-                self.site.pool.cut_session(session, self.seat, done);
+                self.site.pool.cut_session(session, self.slot, done);
                 Ok(Turn::Wait)
             }
             _ => Err(Fault::Invalid("a greeting asks for a lane or a fence".into())),
@@ -203,7 +203,7 @@ impl ServedConnection {
         let (exposure, damage) = (&self.site.exposure, &*self.site.config.damage);
         let landing = self.landing.as_mut().expect("looked at by the caller");
         let (stream, incoming) = (&mut self.stream, &mut self.incoming);
-        landing.step(&mut Ground { stream, incoming, exposure, damage })
+        landing.step(&mut LandingContext { stream, incoming, exposure, damage })
     }
 
     fn begin(&mut self, head: Head) -> Result<(), Fault> {
@@ -267,7 +267,7 @@ impl ServedConnection {
         }
     }
 
-    fn talk(&mut self) -> Result<Turn, Fault> {
+    fn advance(&mut self) -> Result<Turn, Fault> {
         match &self.stage {
             Stage::Greeting => self.greet(),
             Stage::Lane { .. } => self.serve(),
@@ -292,7 +292,7 @@ impl Connection for ServedConnection {
     }
 
     fn turn(&mut self) -> Turn {
-        self.talk().unwrap_or_else(|fault| {
+        self.advance().unwrap_or_else(|fault| {
             if matches!(self.stage, Stage::Lane { .. }) {
                 // As far as the socket takes it: the opener learns why.
                 self.outgoing.push_fault(Kind::Bye, 0, &fault);

@@ -14,19 +14,19 @@ const LOOKS: u32 = 16;
 impl OpenedPath {
     /// Books what has finished.
     fn settle(&self, state: &mut State, finished: &[WorkCompletion]) {
-        let mut told = Vec::new();
+        let mut completed = Vec::new();
         for one in finished {
             if !matches!(state.phase, Phase::Open) {
                 break;
             }
             if one.status != 0 {
                 // Slices done before the failure stay done. They are reported first, in order.
-                self.completions.push(told.drain(..));
+                self.completions.push(completed.drain(..));
                 self.refused(state, one);
                 break;
             }
-            if let Err(error) = self.finish(state, one, &mut told) {
-                self.completions.push(told.drain(..));
+            if let Err(error) = self.finish(state, one, &mut completed) {
+                self.completions.push(completed.drain(..));
                 self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
                 break;
             }
@@ -34,20 +34,25 @@ impl OpenedPath {
         if matches!(state.phase, Phase::Open) {
             if state.full && state.slices <= self.terms.outstanding_max / 4 * 3 {
                 state.full = false;
-                told.push(Completion::Room { path: self.terms.id });
+                completed.push(Completion::Room { path: self.terms.id });
             }
-            self.completions.push(told);
+            self.completions.push(completed);
         }
     }
 
-    fn finish(&self, state: &mut State, one: &WorkCompletion, told: &mut Vec<Completion>) -> io::Result<()> {
+    fn finish(
+        &self,
+        state: &mut State,
+        one: &WorkCompletion,
+        completed: &mut Vec<Completion>,
+    ) -> io::Result<()> {
         let Some(link) = &mut state.link else { return Ok(()) };
         let (mailbox, queue_pair) = link.mail();
         if one.id & RECEIVE != 0 {
             let message = mailbox.take(queue_pair, one.id, one.bytes)?;
             let message = message.filter(|message| message.kind == Kind::Answer);
             let message = message.ok_or_else(|| io::Error::other("the peer's message is not an answer"))?;
-            self.answered(state, message.number, told);
+            self.answered(state, message.number, completed);
             return Ok(());
         }
         if one.id & SENT != 0 {
@@ -60,17 +65,17 @@ impl OpenedPath {
             let Some(flying) = queue.pop_front() else { break };
             if flying.last {
                 state.slices -= 1;
-                told.push(Completion::Done { path: self.terms.id, ticket: flying.ticket });
+                completed.push(Completion::Done { path: self.terms.id, ticket: flying.ticket });
             }
         }
         Ok(())
     }
 
-    fn answered(&self, state: &mut State, number: u64, told: &mut Vec<Completion>) {
+    fn answered(&self, state: &mut State, number: u64, completed: &mut Vec<Completion>) {
         state.alive = true;
         self.changed.notify_all();
         if let Some(OpenMessage { ticket: Some(ticket), .. }) = state.asked.remove(&number) {
-            told.push(Completion::Notified { path: self.terms.id, ticket });
+            completed.push(Completion::Notified { path: self.terms.id, ticket });
         }
         self.send_unsent(state);
     }

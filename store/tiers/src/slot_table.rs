@@ -15,7 +15,7 @@ pub(crate) type Places = ShortNameMap<(BlockKey, Place)>;
 /// Contract: a slot is in exactly one state: free; reserved for one write; taken by a block that
 /// rests here; or draining, until the sequencer says `Freed`.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct SlotTable {
     layout: Layout,
     places: Places,
     slots: Slots,
@@ -24,7 +24,7 @@ pub(crate) struct Book {
     epoch: u32,
 }
 
-impl Book {
+impl SlotTable {
     /// Takes over what an earlier life left: `entries`, which are in `places`. The slots of
     /// `stale` ones drain: order their removal.
     pub(crate) fn new(layout: Layout, places: Places, entries: &[Entry], stale: &[Entry]) -> Self {
@@ -139,30 +139,30 @@ mod tests {
 
     #[test]
     fn a_slot_is_given_out_again_only_once_it_is_freed() {
-        let mut book = Book::new(LAYOUT, Places::default(), &[], &[]);
-        let first = book.reserve(1).unwrap();
-        let second = book.reserve(2).unwrap();
-        assert!(book.reserve(3).is_none(), "the spare slot adds no capacity");
-        assert!(book.commit(BlockKey(1), first) && !book.commit(BlockKey(1), second));
-        assert!(matches!(book.remove(BlockHash(1)), Some(Order::Remove(place)) if place == first));
-        let third = book.reserve(3).expect("the spare slot");
+        let mut slot_table = SlotTable::new(LAYOUT, Places::default(), &[], &[]);
+        let first = slot_table.reserve(1).unwrap();
+        let second = slot_table.reserve(2).unwrap();
+        assert!(slot_table.reserve(3).is_none(), "the spare slot adds no capacity");
+        assert!(slot_table.commit(BlockKey(1), first) && !slot_table.commit(BlockKey(1), second));
+        assert!(matches!(slot_table.remove(BlockHash(1)), Some(Order::Remove(place)) if place == first));
+        let third = slot_table.reserve(3).expect("the spare slot");
         assert!(third.slot != first.slot && third.generation > second.generation);
-        book.failed();
-        assert!(!book.has_free() && book.in_use() == 1 && book.draining() == 2);
-        assert!(book.freed(first.slot, 0));
-        assert_eq!(book.reserve(4).map(|place| place.slot), Some(first.slot));
+        slot_table.failed();
+        assert!(!slot_table.has_free() && slot_table.in_use() == 1 && slot_table.draining() == 2);
+        assert!(slot_table.freed(first.slot, 0));
+        assert_eq!(slot_table.reserve(4).map(|place| place.slot), Some(first.slot));
     }
 
     #[test]
     fn what_was_freed_before_a_clear_stays_with_its_new_tenant() {
-        let mut book = Book::new(LAYOUT, Places::default(), &[], &[]);
-        let old = book.reserve(1).unwrap();
-        book.failed();
-        book.clear();
-        let new = book.reserve(2).unwrap();
+        let mut slot_table = SlotTable::new(LAYOUT, Places::default(), &[], &[]);
+        let old = slot_table.reserve(1).unwrap();
+        slot_table.failed();
+        slot_table.clear();
+        let new = slot_table.reserve(2).unwrap();
         assert_eq!(old.slot, new.slot);
-        assert!(!book.freed(old.slot, 0));
-        assert_eq!((book.in_use(), book.draining()), (1, 0));
+        assert!(!slot_table.freed(old.slot, 0));
+        assert_eq!((slot_table.in_use(), slot_table.draining()), (1, 0));
     }
 
     #[test]
@@ -173,11 +173,11 @@ mod tests {
         };
         let kept = entry(2, 9);
         let places = Places::from_iter([(kept.key.short(), (kept.key, kept.place))]);
-        let mut book = Book::new(LAYOUT, places, &[kept], &[entry(0, 8)]);
-        assert_eq!((book.committed(), book.in_use(), book.draining()), (1, 1, 1));
-        assert_eq!(book.place(BlockKey(5)).map(|place| place.slot), Some(2));
-        let place = book.reserve(0).unwrap();
+        let mut slot_table = SlotTable::new(LAYOUT, places, &[kept], &[entry(0, 8)]);
+        assert_eq!((slot_table.committed(), slot_table.in_use(), slot_table.draining()), (1, 1, 1));
+        assert_eq!(slot_table.place(BlockKey(5)).map(|place| place.slot), Some(2));
+        let place = slot_table.reserve(0).unwrap();
         assert_eq!((place.slot, place.generation), (1, 10));
-        assert_eq!(book.place(BlockKey(5 | 1 << 90)), None);
+        assert_eq!(slot_table.place(BlockKey(5 | 1 << 90)), None);
     }
 }

@@ -9,11 +9,11 @@ use crate::BuildError;
 
 /// The caller's thread alone, or a pool of its own.
 #[derive(Debug)]
-pub(crate) struct Crew {
+pub(crate) struct ComputeThreads {
     pool: Option<rayon::ThreadPool>,
 }
 
-impl Crew {
+impl ComputeThreads {
     /// A crew of so many threads; `None` or 1 is the caller's own.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use super::rings::{Rings, Sleeper};
 
 /// Which thread that takes a path's answers sleeps.
 #[derive(Default)]
-pub(super) struct Posture {
+pub(super) struct SleepState {
     state: Mutex<State>,
 }
 
@@ -17,7 +17,7 @@ struct State {
     callers: u32,
 }
 
-impl Posture {
+impl SleepState {
     /// The I/O thread is about to sleep, or awake again.
     pub(super) fn thread(&self, rings: &Rings, asleep: bool) {
         self.change(rings, |state| state.thread_asleep = asleep);
@@ -47,21 +47,21 @@ mod tests {
 
     #[test]
     fn callers_are_woken_before_the_thread_and_the_thread_before_nobody() {
-        let (rings, posture) = (Rings::create(4).unwrap(), Posture::default());
+        let (rings, sleep_state) = (Rings::create(4).unwrap(), SleepState::default());
         let wakes = || {
             rings.answer(&Answer::default());
-            rings.sleeper()
+            rings.take_sleeper()
         };
         assert_eq!(wakes(), Sleeper::Nobody);
-        posture.thread(&rings, true);
-        posture.caller(&rings, true);
-        posture.caller(&rings, true);
+        sleep_state.thread(&rings, true);
+        sleep_state.caller(&rings, true);
+        sleep_state.caller(&rings, true);
         assert_eq!((wakes(), wakes()), (Sleeper::Caller, Sleeper::Nobody));
-        posture.caller(&rings, false);
+        sleep_state.caller(&rings, false);
         assert_eq!(wakes(), Sleeper::Caller);
-        posture.caller(&rings, false);
+        sleep_state.caller(&rings, false);
         assert_eq!(wakes(), Sleeper::Thread);
-        posture.thread(&rings, false);
+        sleep_state.thread(&rings, false);
         assert_eq!(wakes(), Sleeper::Nobody);
     }
 }

@@ -12,12 +12,12 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// Counts the threads of a transport.
 #[derive(Default)]
-pub(super) struct Crew {
+pub(super) struct ThreadCounter {
     count: Mutex<usize>,
     left: Condvar,
 }
 
-impl Crew {
+impl ThreadCounter {
     /// Starts a thread.
     pub(super) fn spawn(
         self: &Arc<Self>,
@@ -42,7 +42,7 @@ impl Crew {
 }
 
 /// A thread's place in the count, given back however it ends.
-struct Place(Arc<Crew>);
+struct Place(Arc<ThreadCounter>);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -59,14 +59,14 @@ impl Bell {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Rings until it is [`Bell::heard`].
+    /// Rings until [`Bell::clear`] is called.
     pub(super) fn ring(&self) {
         // It fails only when it rings already as loud as it can.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     /// Stops ringing.
-    pub(super) fn heard(&self) {
+    pub(super) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }
@@ -100,22 +100,23 @@ mod tests {
         bells[1].ring();
         bells[1].ring();
         assert_eq!(ready([bells[0].as_fd(), bells[1].as_fd()], None), [false, true]);
-        bells[1].heard();
+        bells[1].clear();
         assert_eq!(ready([bells[1].as_fd()], limit), [false]);
     }
 
     #[test]
     fn the_crew_waits_for_its_last_thread() {
-        let crew = Arc::new(Crew::default());
+        let threads = Arc::new(ThreadCounter::default());
         let (go, wait) = std::sync::mpsc::channel::<()>();
-        crew.spawn("one", move || {
-            let _ = wait.recv();
-        })
-        .unwrap();
-        crew.spawn("two", || {}).unwrap();
+        threads
+            .spawn("one", move || {
+                let _ = wait.recv();
+            })
+            .unwrap();
+        threads.spawn("two", || {}).unwrap();
         let waiting = std::thread::spawn({
-            let crew = crew.clone();
-            move || crew.wait()
+            let threads = threads.clone();
+            move || threads.wait()
         });
         assert!(!waiting.is_finished());
         go.send(()).unwrap();

@@ -37,7 +37,7 @@ impl Leg {
 
 /// Legs that are open, by node and request.
 #[derive(Default)]
-pub(super) struct Books {
+pub(super) struct OpenLegs {
     pub open: BTreeMap<(String, u64), Leg>,
     pub names: BTreeMap<u64, String>,
     /// Every order, in words, for a failed test.
@@ -47,7 +47,7 @@ pub(super) struct Books {
     pub discards: Vec<(String, Vec<u8>)>,
 }
 
-impl Books {
+impl OpenLegs {
     fn opens(&mut self, node: &str, leg: Leg) {
         self.names.insert(leg.request, leg.name.clone());
         let before = self.open.insert((node.to_owned(), leg.request), leg);
@@ -179,13 +179,13 @@ impl Client {
         let had = self.last.is_some();
         let Some(mut ticket) = self.ticket.take() else { return false };
         while let Ok(event) = ticket.events.try_recv() {
-            self.hear(event);
+            self.apply(event);
         }
         self.ticket = Some(ticket);
         !had && matches!(self.last, Some(Event::Finished { .. }))
     }
 
-    fn hear(&mut self, event: Event) {
+    fn apply(&mut self, event: Event) {
         let name = &self.name;
         assert!(self.last.is_none(), "{name} is told {event:?} after its end");
         match &event {

@@ -25,12 +25,12 @@ pub struct ReceivedRequest {
 
 /// The book of one stand-in.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct RequestLog {
     received: Mutex<VecDeque<ReceivedRequest>>,
     violations: Mutex<Vec<String>>,
 }
 
-impl Book {
+impl RequestLog {
     pub(super) fn receive(&self, received: ReceivedRequest) {
         let mut all = self.received.lock();
         if all.len() == MOST {

@@ -7,7 +7,7 @@ use baton_scheduler::{Input, Request};
 use baton_types::{CacheChange, CacheEvent, InstanceId, Role, Tier};
 
 use super::World;
-use super::inbox::News;
+use super::inbox::ConductorInput;
 use crate::events::Event;
 
 /// Inputs that a conductor will receive later, by source. Each queue is in order of time.
@@ -31,11 +31,11 @@ fn in_memory(change: CacheChange) -> CacheChange {
 
 impl World {
     /// Sends an input to the other routers, which receive it `router_sync_us` later.
-    pub(crate) fn tell_peers(&mut self, router: u32, input: &Input) {
+    pub(crate) fn send_to_peers(&mut self, router: u32, input: &Input) {
         let due_us = self.now_us + self.setup.router_sync_us;
         for peer in (0..self.setup.routers).filter(|p| *p != router) {
-            self.news[peer as usize].peers.push_back((due_us, input.clone()));
-            self.events.push(due_us, Event::News(peer));
+            self.delayed[peer as usize].peers.push_back((due_us, input.clone()));
+            self.events.push(due_us, Event::DelayedDue(peer));
         }
     }
 
@@ -45,34 +45,34 @@ impl World {
         let change = if spec.role == Role::Store { in_memory(change) } else { change };
         let event = CacheEvent { instance: spec.id, epoch: spec.epoch, change };
         let faults = self.setup.faults;
-        if faults.lost_news_permille > 0 && self.news_rng.chance_permille(faults.lost_news_permille) {
+        if faults.lost_news_permille > 0 && self.report_rng.chance_permille(faults.lost_news_permille) {
             return;
         }
         if faults.news_delay_us == 0 {
             for router in 1..self.setup.routers {
-                self.tell(router, News::Fact(Input::Cache(event.clone())));
+                self.send(router, ConductorInput::Fact(Input::Cache(event.clone())));
             }
-            self.tell(0, News::Fact(Input::Cache(event)));
+            self.send(0, ConductorInput::Fact(Input::Cache(event)));
             return;
         }
         let due_us = self.now_us + faults.news_delay_us;
         for router in 0..self.setup.routers {
-            self.news[router as usize].caches.push_back((due_us, event.clone()));
-            self.events.push(due_us, Event::News(router));
+            self.delayed[router as usize].caches.push_back((due_us, event.clone()));
+            self.events.push(due_us, Event::DelayedDue(router));
         }
     }
 
-    pub(crate) fn deliver_news(&mut self, router: u32) {
+    pub(crate) fn deliver_delayed(&mut self, router: u32) {
         let now_us = self.now_us;
         let due = |at: Option<&(u64, CacheEvent)>| at.is_some_and(|(us, _)| *us <= now_us);
-        while due(self.news[router as usize].caches.front()) {
-            if let Some((_, event)) = self.news[router as usize].caches.pop_front() {
-                self.tell(router, News::Fact(Input::Cache(event)));
+        while due(self.delayed[router as usize].caches.front()) {
+            if let Some((_, event)) = self.delayed[router as usize].caches.pop_front() {
+                self.send(router, ConductorInput::Fact(Input::Cache(event)));
             }
         }
-        while self.news[router as usize].peers.front().is_some_and(|(us, _)| *us <= now_us) {
-            if let Some((_, input)) = self.news[router as usize].peers.pop_front() {
-                self.tell(router, News::Fact(input));
+        while self.delayed[router as usize].peers.front().is_some_and(|(us, _)| *us <= now_us) {
+            if let Some((_, input)) = self.delayed[router as usize].peers.pop_front() {
+                self.send(router, ConductorInput::Fact(input));
             }
         }
     }
@@ -97,7 +97,9 @@ impl World {
                 let Some(slot) = self.slot_of(request) else { return };
                 self.share_placement(router, slot, (from, to), 0);
             }
-            Effect::Release { request, .. } => self.tell_peers(router, &Input::RequestCancelled { request }),
+            Effect::Release { request, .. } => {
+                self.send_to_peers(router, &Input::RequestCancelled { request })
+            }
             _ => {}
         }
     }
@@ -106,6 +108,6 @@ impl World {
         let live = &self.live[slot as usize];
         let request = Request { id: live.id, prompt_tokens: live.prompt_tokens, ..Request::default() };
         let (prefill, decode) = legs;
-        self.tell_peers(router, &Input::PeerPlaced { request, prefill, decode, work_us });
+        self.send_to_peers(router, &Input::PeerPlaced { request, prefill, decode, work_us });
     }
 }

@@ -78,7 +78,7 @@ pub(super) async fn follow(
         let mirror = Mirror::new(config, Box::new(root_in));
         let dp_rank = source.dp_rank;
         let followed =
-            FollowedEngine { subscriber, mirror, dp_rank, told: Some(attachment), drifted: &drifted };
+            FollowedEngine { subscriber, mirror, dp_rank, attachment: Some(attachment), drifted: &drifted };
         if followed.run(&mut attachments).await.is_err() {
             return;
         }
@@ -89,7 +89,7 @@ struct FollowedEngine<'a> {
     subscriber: Subscriber,
     mirror: Mirror,
     dp_rank: Option<u32>,
-    told: Option<Attachment>,
+    attachment: Option<Attachment>,
     /// Notifies that the known content proved wrong.
     drifted: &'a Notify,
 }
@@ -103,15 +103,15 @@ impl FollowedEngine<'_> {
         mut self,
         attachments: &mut watch::Receiver<Option<Attachment>>,
     ) -> Result<(), DetachedError> {
-        let chain_seed = self.told.as_ref().map(|told| told.chain_seed);
+        let chain_seed = self.attachment.as_ref().map(|attachment| attachment.chain_seed);
         loop {
             let mut changes = Vec::new();
             tokio::select! {
                 changed = attachments.changed() => {
                     changed.map_err(|_| DetachedError)?;
-                    self.told = attachments.borrow_and_update().clone();
-                    match &self.told {
-                        Some(told) if Some(told.chain_seed) != chain_seed => return Ok(()),
+                    self.attachment = attachments.borrow_and_update().clone();
+                    match &self.attachment {
+                        Some(attachment) if Some(attachment.chain_seed) != chain_seed => return Ok(()),
                         // The conductor knows nothing of this life yet.
                         Some(_) => changes = self.mirror.snapshot(),
                         None => {}
@@ -129,7 +129,7 @@ impl FollowedEngine<'_> {
                     Feed::Batch { batch, .. } => self.take(&batch, &mut changes),
                 },
             }
-            self.tell(&changes).await;
+            self.report(&changes).await;
         }
     }
 
@@ -140,11 +140,11 @@ impl FollowedEngine<'_> {
         }
     }
 
-    async fn tell(&self, changes: &[CacheChange]) {
-        let Some(told) = &self.told else { return };
+    async fn report(&self, changes: &[CacheChange]) {
+        let Some(attachment) = &self.attachment else { return };
         for part in changes.chunks(MESSAGE_CHANGES) {
             // A conductor that is gone gets all changes again, from the beginning, once it is back.
-            let _ = told.facts.send(message(0, 0, part.iter().map(cache_fact).collect())).await;
+            let _ = attachment.facts.send(message(0, 0, part.iter().map(cache_fact).collect())).await;
         }
     }
 }
