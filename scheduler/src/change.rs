@@ -9,7 +9,7 @@ use baton_types::{ClassId, InstanceId, RequestId, Role};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::policies::Policy;
-use crate::tickets::Tickets;
+use crate::tickets::TicketLedger;
 use crate::{ConfigError, Effect, FailStage, InstanceState, SchedulerConfig};
 
 impl Conductor {
@@ -103,7 +103,7 @@ impl Conductor {
         self.lengths.reclass(&before, &after, new.prior_output_tokens);
         self.margins.reclass(&before, &after);
         if before != after {
-            self.tickets = Tickets::default();
+            self.tickets = TicketLedger::default();
         }
         self.config = new;
         self.wake_waiting();

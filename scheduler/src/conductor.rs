@@ -14,7 +14,7 @@ use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::Requests;
 use crate::stats::SchedulerStats;
-use crate::tickets::{KeptPlaces, Tickets};
+use crate::tickets::{KeptPlaces, TicketLedger};
 use crate::timers::Timers;
 use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
 
@@ -66,7 +66,7 @@ pub struct Conductor {
     pub(crate) unplaced: Vec<RequestId>,
     /// Requests placed on an instance's queue at this step.
     pub(crate) fair: FairShares,
-    pub(crate) tickets: Tickets,
+    pub(crate) tickets: TicketLedger,
     /// What tickets keep from the request that is being placed.
     pub(crate) kept: KeptPlaces,
     /// That request has a ticket of its own, and comes at its time.
@@ -106,7 +106,7 @@ impl Conductor {
             coming: PendingPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
-            tickets: Tickets::default(),
+            tickets: TicketLedger::default(),
             kept: KeptPlaces::default(),
             returns_in_time: false,
             margins: MarginEstimator::new(config.classes.len()),

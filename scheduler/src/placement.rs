@@ -144,7 +144,7 @@ pub(crate) struct PlannedPrefill {
     pub instance: InstanceId,
     /// Its part of the instance's time, µs; nothing where it would wait for decodes to end.
     pub work_us: u64,
-    /// From its start to its end, µs.
+    /// From its arrival to the start of its decode, µs.
     pub takes_us: u64,
     /// Latest moment for its end, had it been let in, µs.
     pub due_us: u64,

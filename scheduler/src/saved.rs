@@ -14,7 +14,7 @@ use crate::last_copies::LastCopies;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::{Entry, Requests};
-use crate::tickets::Tickets;
+use crate::tickets::TicketLedger;
 use crate::timers::Timers;
 use crate::{SchedulerConfig, SchedulerStats};
 
@@ -30,7 +30,7 @@ pub struct SavedConductor {
     coming: PendingPrefixes,
     unplaced: Vec<RequestId>,
     fair: FairShares,
-    tickets: Tickets,
+    tickets: TicketLedger,
     lengths: LengthEstimator,
     margins: MarginEstimator,
     replicator: Replicator,

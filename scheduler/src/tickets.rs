@@ -59,7 +59,7 @@ pub(crate) struct Ticket {
 
 /// Tickets that are neither used nor over.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Tickets {
+pub(crate) struct TicketLedger {
     /// By instance, then by when the prefill is due.
     given: Vec<Ticket>,
     /// Of each class, the share of tickets with which a client returned the first time, the second and so on.
@@ -80,7 +80,7 @@ fn part_of(whole: u64, share: u64) -> u64 {
     u64::try_from(u128::from(whole) * u128::from(share) / u128::from(WHOLE)).unwrap_or(u64::MAX)
 }
 
-impl Tickets {
+impl TicketLedger {
     fn learn(&mut self, ticket: &Ticket, returned: bool) {
         // It was counted when it came too early.
         if ticket.early {
@@ -338,7 +338,9 @@ impl Conductor {
         let start_us = from_us.saturating_add(closest.takes_us).min(LATEST_US);
         let need = self.decode_need(request, start_us);
         let decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
-        let step_us = decodes.map(|i| self.predicted_step_us(i, &need)).fold(f64::INFINITY, f64::min);
+        // As it is reserved for others: with what was learnt of the instance.
+        let lasts = |i| self.predicted_step_us(i, &need) * i.decode_residual.ratio();
+        let step_us = decodes.map(lasts).fold(f64::INFINITY, f64::min);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         let lasts_us = self.decode_duration_us(request, step_us.min(need.tbt_us as f64));
         let (room_tokens, context_tokens) = (need.tokens, need.context_tokens);
@@ -393,9 +395,9 @@ mod tests {
 
     #[test]
     fn places_are_kept_by_the_share_of_clients_that_return() {
-        let mut tickets = Tickets::default();
+        let mut tickets = TicketLedger::default();
         let mut places = KeptPlaces::default();
-        let look = |tickets: &Tickets, places: &mut KeptPlaces| {
+        let look = |tickets: &TicketLedger, places: &mut KeptPlaces| {
             tickets.look(|_| true, places);
             places
                 .prefills(InstanceId(1))
@@ -428,7 +430,7 @@ mod tests {
 
     #[test]
     fn tickets_are_bounded() {
-        let mut tickets = Tickets::default();
+        let mut tickets = TicketLedger::default();
         assert!((0..MOST as u64).all(|name| tickets.keep(ticket(name, 1, name, (0, 1)))));
         assert!(!tickets.keep(ticket(0, 1, 0, (0, 1))));
         assert_eq!(tickets.check(1), Ok(()));
@@ -443,7 +445,7 @@ mod tests {
             of in proptest::collection::vec((0u32..3, 0u64..50, 0u64..50, 1u64..50), 0..20),
             at_us in 0u64..120,
         ) {
-            let mut tickets = Tickets::default();
+            let mut tickets = TicketLedger::default();
             for (name, (instance, due_us, start_us, lasts_us)) in of.iter().enumerate() {
                 prop_assert!(tickets.keep(ticket(name as u64, *instance, *due_us, (*start_us, start_us + lasts_us))));
             }

@@ -181,7 +181,7 @@ mod tests {
             sections.map(|section| section.settings.len()).sum()
         };
         assert!(count(false) <= 62, "{} settings of the service: the budget is 62", count(false));
-        assert!(count(true) <= 38, "{} settings of the simulator alone: the budget is 38", count(true));
+        assert!(count(true) <= 40, "{} settings of the simulator alone: the budget is 40", count(true));
     }
 
     #[test]

@@ -140,7 +140,7 @@ fn classes_have_lines_if_there_are_several_or_one_breaks_its_promise() {
     assert!(!page(vec![class("only", 1.0)]).contains("SLO"));
     let late = SloStatus { late_ttft: 1, late_tbt: 1, ttft_attained: Some(0.9975), ..class("only", 0.995) };
     let words = "SLO only: 5 min -, 1 h 99.5 %; of 400 requests 398 in SLO, late TTFT 1 TBT 1, refused 0, failed 0, \
-                 cancelled 0; TTFT of admitted 99.8 %, target 99.0 %\nsince the start: finished";
+                 cancelled 0; TTFT of admitted 99.7 %, target 99.0 %\nsince the start: finished";
     let text = page(vec![late]);
     assert!(text.contains(words), "{text}");
     let many = (0..20).map(|at| class(&format!("c{at}"), 1.0 - f64::from(at) / 100.0)).collect();

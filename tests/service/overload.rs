@@ -155,9 +155,9 @@ fn who_is_refused_for_room_is_let_in_when_told() {
     let at_once = tries.iter().filter(|tries| **tries == 2).count();
     println!("{refused} of {} were refused, {at_once} of them let in when they came back first", tries.len());
     assert!(refused >= 10, "there is room for all: {tries:?}");
-    // The accuracy of a wait depends on the machine: 84 % were admitted on a busy one, 50 % beside all other tests.
-    // With waits unrelated to room, which this test guards against, 1 of 104 was admitted.
-    assert!(at_once * 100 >= refused * 35, "{at_once} of {refused}: {tries:?}");
+    // The accuracy of a wait depends on the machine: all were admitted on a quiet one. With waits unrelated to room, which
+    // this test guards against, 1 of 104 was admitted.
+    assert!(at_once * 100 >= refused * 50, "{at_once} of {refused}: {tries:?}");
     service.quiet(Duration::from_secs(10));
 }
 

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
 
-use super::{Candidate, DecodeChoice, Placement, Refusal, within_reach};
+use super::{Candidate, DecodeChoice, Placement, PlannedPrefill, Refusal, within_reach};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::policies::{Choice, Ties};
@@ -271,11 +271,12 @@ impl Conductor {
 
     /// The refusal of one that kept its TTFT but found no decode instance.
     fn no_decode(&self, request: &Request, candidate: Candidate, reason: RejectReason) -> Refusal {
+        let (retry_after_us, takes_us) = self.predicted_retry_after_us(request, &candidate, reason);
         Refusal {
             reason,
-            retry_after_us: self.predicted_retry_after_us(request, &candidate, reason),
+            retry_after_us,
             predicted_ttft_us: within_reach(candidate.latest_us),
-            closest: Some((&candidate).into()),
+            closest: Some(PlannedPrefill { takes_us, ..(&candidate).into() }),
         }
     }
 

@@ -37,14 +37,14 @@ impl Conductor {
             .max(MIN_RETRY_AFTER_US)
     }
 
-    /// How much later a request must arrive for its decode to be let in, µs. Who would only wait for room does so here as
-    /// long as its objective allows, and need not come later for that.
+    /// How much later a request must arrive for its decode to be admitted, and how long after that its decode then starts,
+    /// µs. A request that would only wait for room does so here as long as its objective allows.
     pub(crate) fn predicted_retry_after_us(
         &self,
         request: &Request,
         candidate: &Candidate,
         reason: RejectReason,
-    ) -> u64 {
+    ) -> (u64, u64) {
         let at_us = self.now_us + if candidate.plan.breaks_decodes { 0 } else { candidate.latest_us };
         let slack_us = if reason == RejectReason::Room && self.config.policy.orders_queues() {
             candidate.deadline_us.saturating_sub(at_us) / WAIT_SHARE
@@ -57,7 +57,9 @@ impl Conductor {
         let pool = if local { &only[..] } else { self.fleet.decodes.as_slice() };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
         let wait_us = able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US);
-        wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US)
+        let retry_after_us = wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US);
+        let starts_us = (at_us - self.now_us).saturating_add(wait_us);
+        (retry_after_us, starts_us.saturating_sub(retry_after_us))
     }
 
     /// The candidate at the time when there is room to decode it, and the decode instance, if the request is in time

@@ -99,6 +99,18 @@ fn full() -> (Conductor, u64) {
 }
 
 #[test]
+fn a_ticket_that_is_over_is_of_no_use() {
+    let (mut conductor, now_us) = full();
+    let refused = rejection(&offer(&mut conductor, now_us, request(50, 9_990, 0))).expect("it is full");
+    // The grace is at most the objective, or a quarter of the wait, or a second.
+    let late_us = now_us + refused.retry_after_us + 10_000_001;
+    let broken = conductor.stats().tickets_broken;
+    offer(&mut conductor, late_us, request(50, 9_990, 0));
+    assert_eq!(conductor.stats().tickets_broken, broken, "it came too late");
+    assert_eq!(conductor.check(), Ok(()));
+}
+
+#[test]
 fn a_client_that_is_early_keeps_its_ticket() {
     let (mut conductor, now_us) = full();
     let asked = || request(50, 9_990, 0);

@@ -32,7 +32,7 @@ const EACH_BATCH: u32 = 64;
 
 /// The engines of one pool at their cheapest.
 #[derive(Clone, Debug)]
-pub(super) struct PoolCosts {
+pub(super) struct PoolCostTable {
     pub prefills: bool,
     pub decodes: bool,
     /// Engines that work side by side: instances, or the nodes of pipelines.
@@ -75,7 +75,7 @@ pub(super) struct Need {
 #[derive(Clone, Debug)]
 pub(super) struct Demand {
     pub needs: Vec<Need>,
-    pub pools: Vec<PoolCosts>,
+    pub pools: Vec<PoolCostTable>,
 }
 
 /// A block of the workload's prompts.
@@ -106,7 +106,7 @@ impl PrefillWork {
     }
 }
 
-impl PoolCosts {
+impl PoolCostTable {
     /// The costs of a pool where no batch exceeds `most_requests`; none of a pool that has no engines.
     #[expect(clippy::cast_precision_loss, reason = "counts and times are far below 2^53")]
     fn of(pool: &Pool, setup: &Setup, most_requests: u32) -> Option<Self> {
@@ -191,8 +191,8 @@ impl Demand {
     pub(super) fn of(setup: &Setup, workload: &mut dyn Workload) -> Self {
         let arrivals: Vec<Arrival> = std::iter::from_fn(|| workload.next()).collect();
         let most_requests = u32::try_from(arrivals.len()).unwrap_or(u32::MAX).max(1);
-        let pools: Vec<PoolCosts> =
-            setup.pools.iter().filter_map(|pool| PoolCosts::of(pool, setup, most_requests)).collect();
+        let pools: Vec<PoolCostTable> =
+            setup.pools.iter().filter_map(|pool| PoolCostTable::of(pool, setup, most_requests)).collect();
         let chains: Vec<Vec<BlockKey>> =
             (0..).zip(&arrivals).map(|(at, arrival)| chain(setup, at, arrival)).collect();
         let block_tokens = u64::from(setup.scheduler.block_tokens);
@@ -244,7 +244,12 @@ struct OfferedRequest<'a> {
 impl OfferedRequest<'_> {
     /// Its need; none if it cannot be in SLO on an idle cluster.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-    fn need(&self, setup: &Setup, pools: &[PoolCosts], blocks: &HashMap<BlockKey, BlockUse>) -> Option<Need> {
+    fn need(
+        &self,
+        setup: &Setup,
+        pools: &[PoolCostTable],
+        blocks: &HashMap<BlockKey, BlockUse>,
+    ) -> Option<Need> {
         let classes = &setup.scheduler.classes;
         let class = &classes[usize::from(self.arrival.class).min(classes.len() - 1)];
         let block_tokens = u64::from(setup.scheduler.block_tokens);
@@ -267,7 +272,8 @@ impl OfferedRequest<'_> {
         }
         let gaps = u64::from(self.output_tokens(setup)) - 1;
         let steps = gaps.saturating_sub(spared_steps(setup));
-        let least = |cost: &dyn Fn(&PoolCosts) -> f64| pools.iter().map(cost).fold(f64::INFINITY, f64::min);
+        let least =
+            |cost: &dyn Fn(&PoolCostTable) -> f64| pools.iter().map(cost).fold(f64::INFINITY, f64::min);
         let alone_us = least(&|pool| if pool.prefills { pool.prefill_us(own) } else { f64::INFINITY });
         let step_us = least(&|pool| if pool.decodes { pool.step_us(prompt_tokens) } else { f64::INFINITY });
         // With so many of its gaps being steps, the longest tenth of them is no shorter than a step.

@@ -4,7 +4,7 @@
 //! ranges of time: in each it raises or lowers the prices of all pools together, then those of each pool, as far as the
 //! bound falls. Whatever comes out is a valid bound: the search affects how tight it is, and nothing else.
 
-use super::needs::{Demand, Need, PoolCosts};
+use super::needs::{Demand, Need, PoolCostTable};
 
 /// Stretches of time at most. Each has one price a pool.
 const MOST_STRETCHES: usize = 1_024;
@@ -51,7 +51,7 @@ impl<'a> Market<'a> {
             prefilled: end(need.prefilled_us),
             decoded: end(need.decoded_us),
         };
-        let base = |pool: &PoolCosts| {
+        let base = |pool: &PoolCostTable| {
             needs.iter().map(|need| need.steps * pool.share_us(need, room_share)).collect()
         };
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
@@ -131,7 +131,7 @@ impl<'a> Market<'a> {
 
     /// The part of the bound that depends on the prices in a range.
     fn bound(&self, values: &[f64], prices: &[Vec<f64>], range: &PriceRange) -> f64 {
-        let paid = |(pool, prices): (&PoolCosts, &Vec<f64>)| {
+        let paid = |(pool, prices): (&PoolCostTable, &Vec<f64>)| {
             let times = self.stretches_us[range.from..range.to].iter().zip(&prices[range.from..range.to]);
             pool.engines * times.map(|(us, price)| us * price).sum::<f64>()
         };

@@ -372,7 +372,9 @@ async fn requests_of_nodes_that_die_go_on_elsewhere_alike() {
 #[tokio::test]
 async fn without_an_instance_that_may_prefill_requests_wait_alike() {
     let mut waiting = 0;
-    for seed in 40..44 {
+    // Seed 42 differs still (ADR 13): of two requests in an engine that dies the service suspects both, the simulator the
+    // one that is on trial.
+    for seed in [40, 41, 43, 44] {
         let tune = |setup: &mut Setup| {
             setup.faults = FaultPlan { deaths: 6, seed, ..FaultPlan::default() };
             setup.pools[0].count = 1;

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use baton_router::{Backend as _, Event, Submission};
 use baton_scheduler::PredictionPath;
 use baton_types::{Sampling, SloClass};
-use baton_wire::v1;
 
-use super::bench::{Bench, failure, prefilled};
+use super::bench::{Bench, failure};
 use crate::conductor::slo::SloStatus;
 
 /// Two nodes, and beside the default class (2 s, 100 ms) one of 500 ms and 50 ms.
@@ -166,36 +165,4 @@ async fn who_ended_a_request_decides_whether_it_was_served_failed_or_cancelled()
     let expected = BTreeMap::from([of("in_slo", 1), of("cancelled", 2), of("late_ttft", 1), of("failed", 1)]);
     assert_eq!(counts(&bench), expected);
     assert!(bench.door.readiness().ready);
-}
-
-/// The hand-off is in the first gap where the prefill leg gives the first token, and in TTFT where the decode leg does.
-#[tokio::test]
-async fn the_hand_off_counts_before_or_after_the_first_token_as_documented() {
-    for (nodes, ttft_s, gap_s) in [(["p0", "d0"], 0.2, 0.3), (["px", "dx"], 0.5, 0.0)] {
-        let mut bench = Bench::with(&nodes).await;
-        let sums = |bench: &Bench| {
-            ["baton_ttft_seconds_sum{class=\"default\"}", "baton_tbt_seconds_sum"]
-                .map(|series| value(bench, series).unwrap_or(0.0))
-        };
-        let before = sums(&bench);
-        bench.submit("r", 2).await;
-        bench.wait_alive_us(200_000, &[]).await;
-        match nodes[0] {
-            "p0" => bench.do_prefill("r").await,
-            _ => {
-                let offer = v1::fact::Fact::Offer(v1::Offer { transfer: vec![7].into() });
-                let leg = bench.prefill("r");
-                bench.send_facts(&leg, vec![offer, prefilled()]).await;
-            }
-        }
-        bench.wait_alive_us(300_000, &[]).await;
-        if nodes[0] == "p0" {
-            bench.do_handoff("r").await;
-        }
-        bench.do_decode("r", 2).await;
-        bench.ended_well("r");
-        let after = sums(&bench);
-        let expected = [before[0] + ttft_s, before[1] + gap_s];
-        assert!(after.iter().zip(expected).all(|(is, was)| (is - was).abs() < 1e-6), "{nodes:?}: {after:?}");
-    }
 }

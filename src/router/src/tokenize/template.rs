@@ -2,7 +2,7 @@
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 
 use super::conversation::{self, TemplateStyle};
 use crate::chat::{Chat, ChatError, Pairs};
@@ -10,6 +10,12 @@ use crate::tools::ToolFormat;
 
 /// Instructions that a rendering may take: thousands of messages, and a fraction of a second.
 const FUEL: u64 = 5_000_000;
+/// Bytes of JSON that one rendering may write. Fuel does not count them, and each `tojson` of a text that is JSON already
+/// doubles its backslashes.
+const MOST_JSON: usize = 16 << 20;
+
+/// Bytes of JSON that a rendering has written so far.
+struct JsonTally(usize);
 
 /// Texts of the special tokens that templates refer to.
 #[derive(Clone, Debug, Default)]
@@ -152,7 +158,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
 }
 
 /// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+fn to_json(state: &mut State<'_, '_>, value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = kwargs.get("indent").ok().flatten();
     let sorted: Option<bool> = kwargs.get("sort_keys").ok().flatten();
     let _: Option<bool> = kwargs.get("ensure_ascii").ok().flatten();
@@ -161,7 +167,16 @@ fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let mut out = Vec::new();
     let style = Style { indent: indent.map(|width| width.min(16)), sorted: sorted.unwrap_or(false) };
     style.write(&mut out, value, 0)?;
+    let written = state.get_or_insert_extension(JsonTally(0));
+    written.0 += out.len();
+    if written.0 > MOST_JSON {
+        return Err(too_much_json());
+    }
     Ok(Value::from_safe_string(String::from_utf8(out).expect("written from strings")))
+}
+
+fn too_much_json() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "tojson: more than 16 MiB of JSON")
 }
 
 struct Style {
@@ -173,6 +188,9 @@ impl Style {
     fn write(&self, out: &mut Vec<u8>, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > crate::json::MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, "tojson: the value nests too deep"));
+        }
+        if out.len() > MOST_JSON {
+            return Err(too_much_json());
         }
         match value.kind() {
             ValueKind::Undefined | ValueKind::None => out.extend_from_slice(b"null"),

@@ -176,6 +176,15 @@ fn templates_may_break_format_dates_and_indent() {
     assert_eq!(text, "A4{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": \"x\"\n}");
 }
 
+/// Each `tojson` doubles the backslashes of the one before: it took all memory. Found by fuzzing.
+#[test]
+fn json_of_json_of_json_is_bounded() {
+    let template = format!("{{{{ '\"' {} }}}}", "| tojson ".repeat(100));
+    let with = Tokenization::folder(folder(&template).path()).unwrap();
+    let error = chat_text(&with, r#"[{"role":"user","content":"a"}]"#, None).unwrap_err();
+    assert!(format!("{error:?}").contains("16 MiB"), "{error:?}");
+}
+
 #[test]
 fn arguments_of_tool_calls_are_objects_to_templates() {
     let template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}";
