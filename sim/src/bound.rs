@@ -3,7 +3,7 @@
 //!
 //! The bound is the optimum of a problem that is easier than scheduling, so no schedule exceeds it:
 //!
-//! 1. *Work.* Each request in SLO needs engine time, and [`needs`] counts less than any engine charges: free hand-offs,
+//! 1. *Work.* Each request in SLO needs engine time, and `needs` counts less than any engine charges: free hand-offs,
 //!    caches without limit, the cheapest pass and the cheapest batch.
 //! 2. *Time.* That work lies between the request's arrival and its deadlines. Here it may be interrupted, divided
 //!    among instances and done in any order; only engine time is limited, stretch by stretch.
@@ -13,7 +13,7 @@
 //!
 //!    Σ price × engine time  +  Σ over requests of max(0, value − cheapest cost of its work)
 //!
-//!    (weak duality of linear programs). Every choice of prices gives a valid bound; [`prices`] looks for a small one.
+//!    (weak duality of linear programs). Every choice of prices gives a valid bound; `prices` looks for a small one.
 //!
 //! The value of a request is 1 for the bound on requests, and its prompt tokens for the bound on tokens.
 //!
