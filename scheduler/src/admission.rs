@@ -115,7 +115,9 @@ impl Conductor {
         let only_feasible = mode == AdmissionMode::Slo;
         let request = &entry.request;
         let ticket = self.tickets.take(request);
-        self.returns_in_time = self.is_time_of(ticket.as_ref());
+        if only_feasible && !self.is_time_of(ticket.as_ref()) {
+            self.see_tickets(request);
+        }
         let mut verdict = self.place_for(request, entry.deadline_us, only_feasible);
         let mut displaced = Vec::new();
         if verdict.is_err()
@@ -124,7 +126,8 @@ impl Conductor {
         {
             (verdict, displaced) = (Ok(placement), from);
         }
-        self.returns_in_time = false;
+        // Tickets bind no request that is admitted already.
+        self.kept.clear();
         self.explain(effects);
         self.judge_shadows(request, &verdict);
         match verdict {

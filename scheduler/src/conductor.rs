@@ -69,8 +69,6 @@ pub struct Conductor {
     pub(crate) tickets: TicketLedger,
     /// What tickets keep from the request that is being placed.
     pub(crate) kept: KeptPlaces,
-    /// That request has a ticket of its own, and comes at its time.
-    pub(crate) returns_in_time: bool,
     pub(crate) lengths: LengthEstimator,
     pub(crate) margins: MarginEstimator,
     pub(crate) replicator: Replicator,
@@ -108,7 +106,6 @@ impl Conductor {
             fair: FairShares::default(),
             tickets: TicketLedger::default(),
             kept: KeptPlaces::default(),
-            returns_in_time: false,
             margins: MarginEstimator::new(config.classes.len()),
             lengths,
             replicator: Replicator::default(),

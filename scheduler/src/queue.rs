@@ -9,7 +9,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId, TenantId};
+use baton_types::{RequestId, TenantId};
 use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
@@ -239,14 +239,26 @@ impl PrefillLedger {
         None
     }
 
-    /// What new work would meet here, with what tickets keep.
-    pub(crate) fn outlook(&self, now_us: u64, new: NewWork, kept: &[(InstanceId, KeptPrefill)]) -> Outlook {
+    /// Hands out deadline and work of all that waits and of what tickets keep, by deadline, µs.
+    fn promises(&self, kept: impl Iterator<Item = (u64, u64)>, mut each: impl FnMut(u64, u64)) {
+        let mut kept = kept.peekable();
+        for w in &self.waiting {
+            while let Some((due_us, work_us)) = kept.next_if(|(due_us, _)| *due_us <= w.deadline_us) {
+                each(due_us, work_us);
+            }
+            each(w.deadline_us, w.work_us);
+        }
+        kept.for_each(|(due_us, work_us)| each(due_us, work_us));
+    }
+
+    /// The outlook of new work here, with what tickets keep.
+    pub(crate) fn outlook(&self, now_us: u64, new: NewWork, kept: &[KeptPrefill]) -> Outlook {
         let NewWork { work_us, deadline_us, priority } = new;
         let left = self.dispatched_left_us(now_us);
         let (mut shorter, mut behind, mut by_deadline) = (left, 0, left);
         let mut clock = now_us + left;
         let mut keeps_promises = true;
-        let mut promised = |due_us: u64, before_us: u64| {
+        let promised = |due_us: u64, before_us: u64| {
             clock += before_us;
             if due_us <= deadline_us {
                 by_deadline += before_us;
@@ -254,19 +266,15 @@ impl PrefillLedger {
                 keeps_promises = false;
             }
         };
-        let mut kept = kept.iter().map(|(_, kept)| kept).filter(|kept| kept.work_us > 0).peekable();
+        let kept = kept.iter().filter(|kept| kept.work_us > 0);
+        self.promises(kept.map(|kept| (kept.due_us, kept.work_us)), promised);
         for w in &self.waiting {
             if w.priority > priority || (w.priority == priority && w.work_us <= work_us) {
                 shorter += w.work_us;
             } else {
                 behind += 1;
             }
-            while let Some(kept) = kept.next_if(|kept| kept.due_us <= w.deadline_us) {
-                promised(kept.due_us, kept.work_us);
-            }
-            promised(w.deadline_us, w.work_us);
         }
-        kept.for_each(|kept| promised(kept.due_us, kept.work_us));
         Outlook { expected_wait_us: shorter, deadline_wait_us: by_deadline, behind, keeps_promises }
     }
 
@@ -278,7 +286,7 @@ impl PrefillLedger {
         now_us: u64,
         work: (u64, u64, u64),
         ahead_us: u64,
-        kept: &[(InstanceId, KeptPrefill)],
+        kept: &[KeptPrefill],
     ) -> u64 {
         let (work_us, tail_us, deadline_us) = work;
         let start_us = now_us + self.dispatched_left_us(now_us);
@@ -287,7 +295,7 @@ impl PrefillLedger {
         for _ in 0..WELCOME_ROUNDS {
             let due_us = deadline_us + later_us;
             let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
-            let mut promised = |other_due_us: u64, before_us: u64| {
+            let promised = |other_due_us: u64, before_us: u64| {
                 let sent_us = clock_us.saturating_sub(ahead_us);
                 clock_us += before_us;
                 if other_due_us <= due_us || sent_us <= now_us + later_us {
@@ -296,14 +304,7 @@ impl PrefillLedger {
                     needed_us = needed_us.max((other_due_us - deadline_us).min(sent_us - now_us));
                 }
             };
-            let mut kept = kept.iter().map(|(_, kept)| kept).peekable();
-            for w in &self.waiting {
-                while let Some(kept) = kept.next_if(|kept| kept.due_us <= w.deadline_us) {
-                    promised(kept.due_us, kept.whole_us);
-                }
-                promised(w.deadline_us, w.work_us);
-            }
-            kept.for_each(|kept| promised(kept.due_us, kept.whole_us));
+            self.promises(kept.iter().map(|kept| (kept.due_us, kept.whole_us)), promised);
             needed_us = needed_us.max((end_us + tail_us).saturating_sub(deadline_us));
             if needed_us <= later_us {
                 break;

@@ -159,7 +159,9 @@ impl Conductor {
             entry.stage = Stage::Unplaced;
             entry.decode = None;
             entry.fetch = None;
+            self.see_tickets(&entry.request);
             let verdict = self.place_for(&entry.request, entry.deadline_us, true);
+            self.kept.clear();
             self.explain(effects);
             match verdict {
                 Ok(placement) => self.commit(entry, &placement, effects),

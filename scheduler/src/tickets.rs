@@ -21,7 +21,7 @@ const MOST: usize = 4096;
 const LEAST_GRACE_US: u64 = 1_000_000;
 /// How fast the shares follow: each outcome counts for one in so many.
 const LEARNS: u64 = 32;
-/// Returns of one client that are told apart.
+/// Returns of one client that are counted apart.
 const RETURNS: usize = 4;
 /// A whole, of shares.
 const WHOLE: u64 = 1_000_000;
@@ -147,9 +147,9 @@ impl TicketLedger {
         places.clear();
         for ticket in self.given.iter().filter(|ticket| binding(ticket)) {
             let share = self.return_share(ticket);
-            let (due_us, whole_us) = (ticket.due_us, ticket.work_us);
-            let kept = KeptPrefill { due_us, work_us: part_of(whole_us, share), whole_us };
-            places.prefills.push((ticket.instance, kept));
+            let Ticket { instance, due_us, work_us: whole_us, .. } = *ticket;
+            let work_us = part_of(whole_us, share);
+            places.prefills.push(KeptPrefill { instance, due_us, work_us, whole_us });
             let load = [share, WHOLE].map(|share| KeptLoad {
                 requests: share,
                 room_tokens: part_of(ticket.room_tokens, share),
@@ -197,6 +197,7 @@ impl TicketLedger {
 /// A prefill for which a place is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeptPrefill {
+    instance: InstanceId,
     /// Latest moment for its end, µs.
     pub due_us: u64,
     /// What it counts for among promises: its work by the chance that its client returns, µs.
@@ -250,7 +251,7 @@ impl KeptLoad {
 /// The places that tickets keep from the request at hand: worked out once, and looked at for each candidate.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeptPlaces {
-    prefills: Vec<(InstanceId, KeptPrefill)>,
+    prefills: Vec<KeptPrefill>,
     /// By moment, with all that has started, or ended, by then: by the chance that clients return, and as if all did.
     starts: Vec<(u64, [KeptLoad; 2])>,
     ends: Vec<(u64, [KeptLoad; 2])>,
@@ -264,9 +265,9 @@ impl KeptPlaces {
     }
 
     /// Prefills on an instance, by when they are due.
-    pub(crate) fn prefills(&self, on: InstanceId) -> &[(InstanceId, KeptPrefill)] {
-        let from = self.prefills.partition_point(|(id, _)| *id < on);
-        let to = self.prefills.partition_point(|(id, _)| *id <= on);
+    pub(crate) fn prefills(&self, on: InstanceId) -> &[KeptPrefill] {
+        let from = self.prefills.partition_point(|kept| kept.instance < on);
+        let to = self.prefills.partition_point(|kept| kept.instance <= on);
         &self.prefills[from..to]
     }
 
@@ -294,7 +295,7 @@ impl Conductor {
     /// Looks at what tickets keep from a newcomer. Those of a lower band do not bar it, nor those of a tenant that is ahead
     /// of its share; and whatever has returned in time with a ticket of its own is not barred by others.
     pub(crate) fn see_tickets(&mut self, request: &Request) {
-        if self.tickets.given.is_empty() || self.returns_in_time {
+        if self.tickets.given.is_empty() {
             return;
         }
         self.stats.tickets_expired += self.tickets.expire(self.now_us);
@@ -402,7 +403,7 @@ mod tests {
             places
                 .prefills(InstanceId(1))
                 .iter()
-                .map(|(_, kept)| (kept.work_us, kept.whole_us))
+                .map(|kept| (kept.work_us, kept.whole_us))
                 .collect::<Vec<_>>()
         };
         let asked = Request { prompt_tokens: 5, ..Request::default() };
@@ -424,7 +425,11 @@ mod tests {
         assert_eq!(look(&tickets, &mut places), [(0, 40)], "too few of them");
         let returned = Ticket { returns: 1, ..own };
         assert!(tickets.take(&asked).is_some() && tickets.keep(returned));
-        assert_eq!(look(&tickets, &mut places), [(0, 40)], "second returns are told apart from first ones");
+        assert_eq!(
+            look(&tickets, &mut places),
+            [(0, 40)],
+            "second returns are counted apart from first ones"
+        );
         assert!(tickets.take(&Request { prompt_tokens: 6, ..asked }).is_none(), "another request");
     }
 
@@ -459,7 +464,7 @@ mod tests {
             prop_assert_eq!(u64::from(kept.batch()), there);
             prop_assert_eq!(places.room_tokens(true, 1), of.len() as u64 * 1_000);
             for instance in 0..3 {
-                let on: Vec<u64> = places.prefills(InstanceId(instance)).iter().map(|(_, kept)| kept.due_us).collect();
+                let on: Vec<u64> = places.prefills(InstanceId(instance)).iter().map(|kept| kept.due_us).collect();
                 let mut naive: Vec<u64> = of.iter().filter(|t| t.0 == instance).map(|t| t.1).collect();
                 naive.sort_unstable();
                 prop_assert_eq!(on, naive);

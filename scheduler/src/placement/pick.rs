@@ -48,22 +48,6 @@ impl Conductor {
         if ids.is_empty() {
             return Err(NOWHERE);
         }
-        if only_feasible {
-            self.see_tickets(request);
-        }
-        let placed = self.place_among(&ids, request, deadline_us, only_feasible);
-        // They bind nobody who was let in before.
-        self.kept.clear();
-        placed
-    }
-
-    fn place_among(
-        &mut self,
-        ids: &[InstanceId],
-        request: &Request,
-        deadline_us: u64,
-        only_feasible: bool,
-    ) -> Result<Placement, Refusal> {
         match self.policy().choice {
             Choice::Unseen(take) => {
                 let at = take(self, ids.len() as u64);
