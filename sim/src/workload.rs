@@ -173,6 +173,23 @@ impl Workload for TraceWorkload {
     }
 }
 
+/// Requests by hand, for tests.
+#[cfg(test)]
+pub(crate) struct Requests(pub(crate) std::collections::VecDeque<Arrival>);
+
+#[cfg(test)]
+impl Workload for Requests {
+    fn next(&mut self) -> Option<Arrival> {
+        self.0.pop_front()
+    }
+    fn span_us(&self) -> u64 {
+        self.0.back().map_or(1, |a| a.at_us)
+    }
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,24 +9,10 @@ use proptest::prelude::*;
 
 use super::UpperBound;
 use crate::engine::{Engine, EngineEvent, Job, Mix, Moment, Sequence};
-use crate::workload::{Arrival, Workload};
+use crate::workload::{Arrival, Requests};
 use crate::{Clients, Pool, Setup, profiles};
 
 const BLOCK: u64 = 512;
-
-struct Requests(VecDeque<Arrival>);
-
-impl Workload for Requests {
-    fn next(&mut self) -> Option<Arrival> {
-        self.0.pop_front()
-    }
-    fn span_us(&self) -> u64 {
-        self.0.back().map_or(1, |a| a.at_us)
-    }
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-}
 
 fn arrival(at_us: u64, prompt_tokens: u64, output_tokens: u32, ids: Vec<u64>) -> Arrival {
     Arrival { at_us, prompt_tokens, output_tokens, ids, class: 0, tenant: 0, cancel_after_us: None }

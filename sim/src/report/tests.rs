@@ -10,25 +10,10 @@ use baton_scheduler::{PolicyName, SchedulerConfig};
 
 use super::html;
 use crate::metrics::{Bin, Collector, HotBlocks, RunResult};
-use crate::workload::{Arrival, Workload};
+use crate::workload::{Arrival, Requests};
 use crate::{Setup, World, profiles};
 
 use checks::{assert_loads_nothing, assert_well_formed};
-
-/// Requests by hand.
-struct Requests(VecDeque<Arrival>);
-
-impl Workload for Requests {
-    fn next(&mut self) -> Option<Arrival> {
-        self.0.pop_front()
-    }
-    fn span_us(&self) -> u64 {
-        self.0.back().map_or(1, |a| a.at_us)
-    }
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-}
 
 fn setup(policy: PolicyName) -> Setup {
     let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
