@@ -15,6 +15,17 @@ pub fn with_header(header: &[&str], figures: impl std::ops::RangeBounds<usize>) 
     table
 }
 
+/// A table of these rows.
+fn filled<R: Into<comfy_table::Row>>(
+    header: &[&str],
+    figures: impl std::ops::RangeBounds<usize>,
+    rows: impl Iterator<Item = R>,
+) -> String {
+    let mut table = with_header(header, figures);
+    table.add_rows(rows);
+    table.to_string()
+}
+
 /// Runs side by side; below, where a run has more than one service class, a row for each class of each run, and where it
 /// has a bound, a row for each run beside that.
 pub fn report(runs: &[RunResult]) -> String {
@@ -30,7 +41,7 @@ pub fn report(runs: &[RunResult]) -> String {
 
 /// Runs side by side.
 fn runs(runs: &[RunResult]) -> String {
-    let mut table = with_header(
+    filled(
         &[
             "policy",
             "admission",
@@ -50,11 +61,8 @@ fn runs(runs: &[RunResult]) -> String {
             "CPU",
         ],
         2..,
-    );
-    for run in runs {
-        table.add_row(row(run));
-    }
-    table.to_string()
+        runs.iter().map(row),
+    )
 }
 
 /// Service classes, run by run.
@@ -72,13 +80,8 @@ fn classes(runs: &[RunResult]) -> String {
         "TTFT p50",
         "p90",
     ];
-    let mut table = with_header(&header, 3..);
-    for run in runs {
-        for class in &run.classes {
-            table.add_row(class_row(run, class));
-        }
-    }
-    table.to_string()
+    let rows = runs.iter().flat_map(|run| run.classes.iter().map(move |class| class_row(run, class)));
+    filled(&header, 3.., rows)
 }
 
 fn class_row(run: &RunResult, class: &ClassResult) -> Vec<String> {
@@ -143,27 +146,27 @@ fn bounds(runs: &[RunResult]) -> String {
         "upper bound",
         "best run",
     ];
-    let mut table = with_header(&header, 2..);
-    for run in runs {
-        let Some(bound) = &run.bound else { continue };
-        let gap = |requests: u64| format!("{requests} ({})", share(requests, run.requests));
-        let tokens = |tokens: u64| share(tokens, run.input_tokens);
-        table.add_row([
-            run.policy.clone(),
-            run.admission.clone(),
-            format!("×{}", run.speed),
-            run.in_slo.to_string(),
-            bound.in_slo.to_string(),
-            gap(bound.gap_to_bound),
-            bound.witness.in_slo.to_string(),
-            format!("{}, {}", bound.witness.policy, bound.witness.admission),
-            gap(bound.gap_to_witness),
-            tokens(run.input_tokens_in_slo),
-            tokens(bound.input_tokens_in_slo),
-            tokens(bound.witness.input_tokens_in_slo),
-        ]);
-    }
-    table.to_string()
+    filled(&header, 2.., runs.iter().filter_map(bound_row))
+}
+
+fn bound_row(run: &RunResult) -> Option<Vec<String>> {
+    let bound = run.bound.as_ref()?;
+    let gap = |requests: u64| format!("{requests} ({})", share(requests, run.requests));
+    let tokens = |tokens: u64| share(tokens, run.input_tokens);
+    Some(vec![
+        run.policy.clone(),
+        run.admission.clone(),
+        format!("×{}", run.speed),
+        run.in_slo.to_string(),
+        bound.in_slo.to_string(),
+        gap(bound.gap_to_bound),
+        bound.witness.in_slo.to_string(),
+        format!("{}, {}", bound.witness.policy, bound.witness.admission),
+        gap(bound.gap_to_witness),
+        tokens(run.input_tokens_in_slo),
+        tokens(bound.input_tokens_in_slo),
+        tokens(bound.witness.input_tokens_in_slo),
+    ])
 }
 
 fn prediction_row(names: &[&str; 4], target: PredictionTarget, figures: &PredictionFigures) -> Vec<String> {
