@@ -21,7 +21,7 @@ pub struct FaultPlan {
     /// keep predicting with the profile.
     pub engine_speed_permille: u32,
     /// Each pass and each run of decode steps takes between so much less and so much more time than by that speed, per
-    /// mille. Conductors are not told.
+    /// mille. Conductors do not know it.
     pub engine_noise_permille: u32,
     /// Seed of when and where.
     pub seed: u64,

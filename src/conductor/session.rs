@@ -94,11 +94,11 @@ impl Session {
     }
 
     pub(super) fn fail(&self, status: u16, stage: &str, message: String) {
-        let told = discreet(&message);
-        if told != message {
+        let shown = discreet(&message);
+        if shown != message {
             tracing::info!(request = %self.submission.request_id, stage, message, "a request failed");
         }
-        self.send(Event::Failed(Fault { status, stage: stage.into(), message: told.into() }));
+        self.send(Event::Failed(Fault { status, stage: stage.into(), message: shown.into() }));
     }
 
     /// Keeps what went wrong, for the error if nothing helps, and a word of it for the trace.

@@ -200,7 +200,7 @@ impl Default for ClientsConfig {
 pub struct FaultsConfig {
     /// Instances that die and restart empty.
     pub deaths: u32,
-    /// Instances that turn slow for a while: to a fifth up to four fifths of their speed. The scheduler is not told.
+    /// Instances that turn slow for a while: to a fifth up to four fifths of their speed. The scheduler does not know it.
     pub slow_nodes: u32,
     /// Whether slow nodes are slow for the whole run.
     pub slow_nodes_last: bool,

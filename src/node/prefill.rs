@@ -181,8 +181,8 @@ impl Worker {
     }
 
     pub(super) fn prompt_logprobs(&mut self, id: SequenceId, logprobs: &[TokenLogprob]) {
-        let told = v1::PromptLogprobs { logprobs: logprobs.iter().map(v1::Logprob::from).collect() };
-        self.report(id.0, v1::fact::Fact::PromptLogprobs(told));
+        let report = v1::PromptLogprobs { logprobs: logprobs.iter().map(v1::Logprob::from).collect() };
+        self.report(id.0, v1::fact::Fact::PromptLogprobs(report));
     }
 
     pub(super) fn drew(&mut self, id: SequenceId, mut token: v1::Token) {

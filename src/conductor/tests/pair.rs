@@ -19,7 +19,7 @@ async fn a_pair_serves_a_request_and_both_legs_end() {
     assert_eq!(bench.decode("r").answer, Some(bench.client("r").tokens.clone()));
     bench.serve("r").await;
     bench.quiet();
-    assert_eq!(bench.open_legs.releases, 0, "nobody had to be told");
+    assert_eq!(bench.open_legs.releases, 0, "no leg needed a release");
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
     bench.ended_well("r");
     bench.open_legs.finished("r");
     bench.quiet();
-    assert_eq!(bench.open_legs.releases, 0, "nobody had to be told");
+    assert_eq!(bench.open_legs.releases, 0, "no leg needed a release");
     // The conductor retries a failed one elsewhere. If the client leaves, it releases the node that has the request.
     bench.submit("s", 1).await;
     let first = bench.prefill("s");

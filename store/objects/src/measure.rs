@@ -111,8 +111,8 @@ mod tests {
     #[test]
     fn every_measurement_measures_something() {
         let effort = Effort { memory_bytes: 160 << 20, each: Duration::from_millis(20) };
-        let mut told = Vec::new();
-        let mut report = |what: &str| told.push(what.to_owned());
+        let mut reports = Vec::new();
+        let mut report = |what: &str| reports.push(what.to_owned());
         let all = [
             copies(effort, &mut report),
             metadata(effort, &mut report),
@@ -126,6 +126,6 @@ mod tests {
                 "{figures:?}"
             );
         }
-        assert!(told.len() >= 8, "{told:?}");
+        assert!(reports.len() >= 8, "{reports:?}");
     }
 }

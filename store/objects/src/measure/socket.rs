@@ -32,7 +32,7 @@ impl SocketServer {
         let store = ObjectStore::new(&config, Clock::machine())?;
         let server = Server::new(store, RespConfig::default())?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let (report, told) = mpsc::channel();
+        let (report, reports) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let Ok(runtime) = runtime else { return };
@@ -48,7 +48,7 @@ impl SocketServer {
                 }
             });
         });
-        let (address, times) = told.recv().map_err(|_| "bench: the server did not start".to_owned())?;
+        let (address, times) = reports.recv().map_err(|_| "bench: the server did not start".to_owned())?;
         Ok(Self { address, times, stop: Some(stop), thread: Some(thread) })
     }
 

@@ -62,33 +62,34 @@ impl Vllm {
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&request.salt, &request.prompt).await;
         let (answer, finish) = self.draw(&request.prompt, &request.sampling);
-        let mut told = Answer { request, id, answer, finish, cached, params: Value::Null, fault };
+        let mut response = Answer { request, id, answer, finish, cached, params: Value::Null, fault };
         // MooncakeConnector lends only what was cut short; NixlConnector what an end token ended, too.
         let mooncake = self.spec.connector == FakeConnector::Mooncake;
-        if finish == Finish::Stop && mooncake || told.request.stream {
-            return self.respond(told, (held, running));
+        if finish == Finish::Stop && mooncake || response.request.stream {
+            return self.respond(response, (held, running));
         }
         let blocks = held.keep();
         if self.spec.connector == FakeConnector::Nixl {
-            told.params = self.lent(&told, &blocks);
-            self.pool.lend(&told.id, blocks, self.spec.lease);
+            response.params = self.lent(&response, &blocks);
+            self.pool.lend(&response.id, blocks, self.spec.lease);
         } else {
             let until = Instant::now() + self.spec.lease;
             self.pool.lend(&transfer, blocks, self.spec.lease);
-            let named = Transfer { tokens: told.request.prompt.clone(), until, pool: Arc::clone(&self.pool) };
+            let named =
+                Transfer { tokens: response.request.prompt.clone(), until, pool: Arc::clone(&self.pool) };
             self.fabric.change(|state| state.transfers.insert((self.engine_id.clone(), transfer), named));
         }
         let nothing = HeldBlocks { pool: Arc::clone(&self.pool), blocks: Vec::new() };
-        self.respond(told, (nothing, running))
+        self.respond(response, (nothing, running))
     }
 
     /// Where the blocks are, in NixlConnector's words.
-    fn lent(&self, told: &Answer, blocks: &[u32]) -> Value {
+    fn lent(&self, response: &Answer, blocks: &[u32]) -> Value {
         let mut params = json!({"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [blocks],
-            "remote_engine_id": self.engine_id, "remote_request_id": told.id, "remote_host": "127.0.0.1", "remote_port": 5600,
-            "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": told.request.prompt.len(),
+            "remote_engine_id": self.engine_id, "remote_request_id": response.id, "remote_host": "127.0.0.1", "remote_port": 5600,
+            "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": response.request.prompt.len(),
             "remote_blocks_expiry_time": null, "transfer_mode": "pull", "remote_prefill_cached_tokens": 0});
-        match &told.fault {
+        match &response.fault {
             Some(Fault::Lack(name)) => drop(params.as_object_mut().and_then(|params| params.remove(*name))),
             Some(Fault::Instead(name, value)) => {
                 params[*name] = serde_json::from_str(value).unwrap_or_default()
@@ -122,7 +123,7 @@ impl Vllm {
             Ok(context) => context,
             // As recorded: a stream has begun by then, so the error is an event in it.
             Err(FailureMode::Request) if request.stream => {
-                let told = Answer {
+                let response = Answer {
                     request,
                     id,
                     answer: vec![0],
@@ -131,7 +132,7 @@ impl Vllm {
                     params: Value::Null,
                     fault: Some(Fault::ErrorAfter(0)),
                 };
-                return self.respond(told, (held, running));
+                return self.respond(response, (held, running));
             }
             Err(FailureMode::Request) => return server_error(),
             Err(FailureMode::Server) => {
@@ -144,8 +145,8 @@ impl Vllm {
             self.poisoned.lock().insert((request.salt.clone(), request.prompt.clone()), context.clone());
         }
         let (answer, finish) = self.draw(&context, &request.sampling);
-        let told = Answer { request, id, answer, finish, cached: 0, params: Value::Null, fault };
-        self.respond(told, (held, running))
+        let response = Answer { request, id, answer, finish, cached: 0, params: Value::Null, fault };
+        self.respond(response, (held, running))
     }
 
     /// Waits for the prefill of a Mooncake transfer, and takes it.
