@@ -268,6 +268,12 @@ impl Engine {
         (self.jobs.iter().any(|p| p.job.slot == slot), decodes.into_iter().any(|s| s == slot))
     }
 
+    /// Whether the first pass of a request's prefill has been planned.
+    #[must_use]
+    pub fn has_begun(&self, slot: u32) -> bool {
+        self.jobs.iter().any(|p| p.started && p.job.slot == slot)
+    }
+
     /// Adds a prefill whose cached blocks are in HBM. `poll` must follow.
     pub fn add_job(&mut self, at: Moment, job: Job, ended: &mut Vec<EngineEvent>) {
         self.cut(at, ended);

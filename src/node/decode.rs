@@ -39,8 +39,27 @@ impl Worker {
         self.links.expect(request, ExpectedTransfer::new(attempt, have_blocks, plan, slots));
     }
 
+    /// A peer offers a request's KV.
+    pub(super) fn offered(&mut self, ticket: Ticket) {
+        if self.jobs.get(&ticket.request).is_some_and(|job| job.attempt == ticket.attempt) {
+            self.leg(Input::Offered { request: RequestId(ticket.request) });
+        }
+    }
+
+    /// Another request needs the room of this one, unless its KV was offered meanwhile.
+    pub(super) fn withdraw(&mut self, request: RequestId, to: RequestId) {
+        if !self.links.withdraw(request.0) {
+            return self.leg(Input::Offered { request });
+        }
+        self.cache.close(request);
+        if let Some(job) = self.jobs.get_mut(&request.0) {
+            (job.hold, job.readable_blocks) = (None, 0);
+        }
+        self.leg(Input::Withdrawn { request, to });
+    }
+
     fn receiving(&mut self, ticket: Ticket) -> Option<&mut Job> {
-        let expects = self.legs.get(RequestId(ticket.request)) == Some(&Leg::Expecting);
+        let expects = matches!(self.legs.get(RequestId(ticket.request)), Some(Leg::Expecting(_)));
         self.jobs.get_mut(&ticket.request).filter(|job| expects && job.attempt == ticket.attempt)
     }
 

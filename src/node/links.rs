@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub(super) enum ToWorker {
     Detached,
     /// The conductor's orders.
     Orders(v1::Orders),
+    /// A peer offers KV.
+    Offered(Ticket),
     /// The tokens of KV that is on its way here.
     Tokens { ticket: Ticket, note: Bytes },
     /// All of a flight's KV is there.
@@ -80,12 +83,14 @@ pub(super) struct ExpectedTransfer {
     plan: Plan,
     /// The slots of its blocks, until they are taken away. Locked over each copy into them.
     slots: Mutex<Option<Vec<u32>>>,
+    /// Whether an offer was accepted: the sender leaves out the blocks that were here then.
+    accepted: AtomicBool,
 }
 
 impl ExpectedTransfer {
     /// A request's KV, which belongs into these slots, but for the blocks that are here already.
     pub(super) fn new(attempt: u32, have_blocks: u32, plan: Plan, slots: Vec<u32>) -> Self {
-        Self { attempt, have_blocks, plan, slots: Mutex::new(Some(slots)) }
+        Self { attempt, have_blocks, plan, slots: Mutex::new(Some(slots)), accepted: AtomicBool::new(false) }
     }
 }
 
@@ -158,6 +163,16 @@ impl Links {
     pub(super) fn expect(&self, request: u64, expected: ExpectedTransfer) {
         let before = self.expected.lock().insert(request, Arc::new(expected));
         take_slots(before);
+    }
+
+    /// A request's KV is not let in for now. False: an offer was accepted, and its KV may be on its way.
+    pub(super) fn withdraw(&self, request: u64) -> bool {
+        let mut expected = self.expected.lock();
+        let accepted = expected.get(&request).is_some_and(|e| e.accepted.load(Ordering::Relaxed));
+        if !accepted {
+            take_slots(expected.remove(&request));
+        }
+        !accepted
     }
 
     /// Nothing more comes in or goes out for a request. Waits for a copy into its slots that is under way.
@@ -313,12 +328,18 @@ impl Receiver for Links {
                 Err(FlightRefusal { retry: false, why })
             }
             Some(expected) if expected.attempt == ticket.attempt => {
+                // Under the lock, as the question whether it was.
+                expected.accepted.store(true, Ordering::Relaxed);
+                self.send(ToWorker::Offered(ticket))?;
                 Ok(AcceptedFlight { have_blocks: expected.have_blocks })
             }
             Some(expected) if expected.attempt > ticket.attempt => {
                 Err(FlightRefusal { retry: false, why: "a later attempt is expected".into() })
             }
-            _ => Err(FlightRefusal { retry: true, why: "not expected here yet".into() }),
+            _ => {
+                self.send(ToWorker::Offered(ticket))?;
+                Err(FlightRefusal { retry: true, why: "not expected here yet".into() })
+            }
         }
     }
 
@@ -415,6 +436,26 @@ mod tests {
         ] {
             assert_eq!(links.offer(odd, &plan).unwrap_err().retry, retry, "{odd:?}");
         }
+    }
+
+    /// The sender of an accepted offer leaves blocks out that are here, so their room must stay as it is.
+    #[tokio::test]
+    async fn room_is_taken_back_only_before_an_offer_is_accepted() {
+        let (worker, inbox) = std::sync::mpsc::channel();
+        let links = Links::new(worker, Handle::current(), kv());
+        links.begin(3, mpsc::channel(1).0);
+        let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
+        let expect = || links.expect(7, ExpectedTransfer::new(1, 2, plan, vec![0; 5]));
+        let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
+        let offered = || matches!(inbox.try_recv(), Ok(ToWorker::Offered(told)) if told == ticket);
+        expect();
+        assert!(links.withdraw(7));
+        assert!(links.offer(ticket, &plan).is_err_and(|refused| refused.retry), "it is to be offered again");
+        assert!(offered(), "the worker learns that its KV waits");
+        expect();
+        assert!(links.offer(ticket, &plan).is_ok() && offered());
+        assert!(!links.withdraw(7));
+        assert!(links.still_expected(ticket).is_ok_and(|expected| expected.slots.lock().is_some()));
     }
 
     #[tokio::test]

@@ -164,6 +164,7 @@ impl Worker {
                 self.forget_everything();
             }
             ToWorker::Orders(orders) => orders.orders.into_iter().for_each(|order| self.order(order)),
+            ToWorker::Offered(ticket) => self.offered(ticket),
             ToWorker::Tokens { ticket, note } => self.tokens_came(ticket, &note),
             ToWorker::Landed(ticket) => self.landed(ticket),
             ToWorker::Wanted { keys, reply } => self.wanted(&keys, reply),
@@ -288,6 +289,7 @@ impl Worker {
             Effect::Fetched { request, ok } => self.report(request.0, v1::fact::Fact::Fetch(ok)),
             Effect::Compute { request, cached_tokens } => self.start_prefill(request.0, cached_tokens),
             Effect::Seal { request } => self.seal(request.0),
+            Effect::Withdraw { request, to } => self.withdraw(request, to),
             Effect::Admit { request } => self.admit(request.0),
             Effect::Send { request } => self.send_all(request.0),
             Effect::Decode { request, local } => self.decode(request.0, local),

@@ -95,6 +95,14 @@ pub enum Complete {
     Stranded(u64),
 }
 
+/// The KV that a decode leg waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AwaitedTransfer {
+    pub(crate) work: Work,
+    /// Whether the prefill's node has offered it. Until then the leg's room is lent: legs whose KV is offered go first.
+    pub(crate) offered: bool,
+}
+
 /// Where a leg is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leg {
@@ -106,10 +114,10 @@ pub enum Leg {
     Computing(ComputingPrefill),
     /// A prefill that is over: its KV is here, whole.
     Held(Complete),
-    /// A decode leg that found no room yet.
-    WaitingForRoom(Work),
-    /// A decode leg with room: its KV is on its way.
-    Expecting,
+    /// A decode leg without room.
+    WaitingForRoom(AwaitedTransfer),
+    /// A decode leg with room whose KV has not come yet, not all of it at least.
+    Expecting(AwaitedTransfer),
     /// A decode leg whose KV is here, whole.
     Landed,
     /// The engine decodes.
@@ -162,7 +170,7 @@ impl Leg {
                 pinned.work.prompt_tokens - pinned.cached_tokens(config)
             }
             Self::Queued(_) | Self::Held(_) | Self::WaitingForRoom(_) => 0,
-            Self::Expecting | Self::Landed | Self::Decoding { .. } => 0,
+            Self::Expecting(_) | Self::Landed | Self::Decoding { .. } => 0,
         }
     }
 
@@ -171,7 +179,9 @@ impl Leg {
     pub const fn held(&self) -> LegHoldings {
         match self {
             Self::Queued(_) | Self::WaitingForRoom(_) => LegHoldings { blocks: false, engine: false },
-            Self::Loading(_) | Self::Expecting | Self::Landed => LegHoldings { blocks: true, engine: false },
+            Self::Loading(_) | Self::Expecting(_) | Self::Landed => {
+                LegHoldings { blocks: true, engine: false }
+            }
             // A prefill that is over waits in its engine: for the word to decode, or for its KV to have left.
             Self::Computing(_) | Self::Held(_) | Self::Decoding { .. } => {
                 LegHoldings { blocks: true, engine: true }
@@ -187,7 +197,7 @@ impl Leg {
             Self::Loading(l) => !l.pinned.stays,
             Self::Computing(c) => !c.pinned.stays,
             Self::Held(complete) => !matches!(complete, Complete::Stays),
-            Self::WaitingForRoom(_) | Self::Expecting | Self::Landed | Self::Decoding { .. } => false,
+            Self::WaitingForRoom(_) | Self::Expecting(_) | Self::Landed | Self::Decoding { .. } => false,
         }
     }
 }

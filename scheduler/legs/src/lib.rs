@@ -28,7 +28,10 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-pub use leg::{Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, PinnedPrefill, QueuedPrefill, Work};
+pub use leg::{
+    AwaitedTransfer, Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, PinnedPrefill, QueuedPrefill,
+    Work,
+};
 pub use set::Legs;
 
 use baton_types::{FetchPlan, RequestId};
@@ -79,13 +82,25 @@ pub enum Input {
         /// Its place: the lowest is opened first, among equals the first to come.
         order: u64,
     },
-    /// The conductor orders room for KV that a prefill elsewhere will send. The core asks for the room at once, and
-    /// again on each repetition of this input.
+    /// The conductor orders room for KV that a prefill elsewhere will send. Any earlier leg of the request here has
+    /// been released before. The core asks for the room at once, unless a leg whose KV is offered waits for some.
     Expect {
         /// The request that the leg serves.
         request: RequestId,
         /// The work that it requires of the node.
         work: Work,
+    },
+    /// The prefill's node offers the KV: from now on the leg keeps its room, or gets some before legs without an offer.
+    Offered {
+        /// The request that the leg serves.
+        request: RequestId,
+    },
+    /// Answers [`Effect::Withdraw`]: the room is free.
+    Withdrawn {
+        /// The request that had it.
+        request: RequestId,
+        /// The request that needs it.
+        to: RequestId,
     },
     /// Room may have come back: decode legs that wait for some are tried again.
     RoomFreed,
@@ -225,6 +240,14 @@ pub enum Effect {
     Seal {
         /// The request that the leg serves.
         request: RequestId,
+    },
+    /// Take back the room of a decode leg whose KV nobody has offered; until the next [`Effect::Admit`] its KV is not
+    /// let in. Answered by [`Input::Withdrawn`], or by [`Input::Offered`] where its KV is offered by now.
+    Withdraw {
+        /// The request that has the room.
+        request: RequestId,
+        /// A request whose KV is offered and that needs the room.
+        to: RequestId,
     },
     /// Let the KV of a prefill elsewhere in.
     Admit {

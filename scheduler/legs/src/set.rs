@@ -1,12 +1,14 @@
 //! All legs of one node, and the rules by which one waits for another.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use baton_types::{FetchPlan, RequestId};
 
-use crate::leg::{Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, QueuedPrefill, Work};
+use crate::leg::{
+    AwaitedTransfer, Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, QueuedPrefill, Work,
+};
 use crate::{Effect, GROW_BLOCKS, Input, LegFailure, LegHoldings, LegsConfig, STRANDED_LEASE_US};
 
 /// The legs of one node.
@@ -18,6 +20,8 @@ pub struct Legs {
     queue: BTreeMap<(u64, u64), RequestId>,
     /// Decode legs without room, in the order in which they are tried.
     waiting_for_room: Vec<RequestId>,
+    /// Decode legs with room whose KV nobody has offered yet.
+    lent_room: BTreeSet<RequestId>,
     arrivals: u64,
     /// Tokens of open prefills that are yet to be computed.
     opened_tokens: u64,
@@ -32,6 +36,7 @@ impl Legs {
             legs: BTreeMap::new(),
             queue: BTreeMap::new(),
             waiting_for_room: Vec::new(),
+            lent_room: BTreeSet::new(),
             arrivals: 0,
             opened_tokens: 0,
         }
@@ -73,6 +78,8 @@ impl Legs {
                 self.prefill(request, (work, stays, fetch), order, effects);
             }
             Input::Expect { request, work } => self.expect(request, work, effects),
+            Input::Offered { request } => self.offered(request, effects),
+            Input::Withdrawn { request, to } => self.withdrawn(request, to, effects),
             Input::RoomFreed => self.room_freed(effects),
             Input::OpenNext => self.open_next(effects),
             Input::Opened { request, cached_blocks, waits } => {
@@ -101,8 +108,9 @@ impl Legs {
             Input::HandedOff { request, ok, now_us } => self.handed_off(request, ok, now_us, effects),
             Input::HandOff { request } => self.hand_off(request, effects),
             Input::Landed { request } => {
-                if let Some(leg @ Leg::Expecting) = self.legs.get_mut(&request) {
+                if let Some(leg @ Leg::Expecting(_)) = self.legs.get_mut(&request) {
                     *leg = Leg::Landed;
+                    self.lent_room.remove(&request);
                     effects.push(Effect::Seal { request });
                 }
             }
@@ -132,19 +140,60 @@ impl Legs {
     }
 
     fn expect(&mut self, request: RequestId, work: Work, effects: &mut Vec<Effect>) {
-        let leg = self.legs.get(&request);
-        debug_assert!(
-            matches!(leg, None | Some(Leg::WaitingForRoom(_))),
-            "{request} is released before it is ordered again"
-        );
-        if leg.is_none() {
-            if self.is_too_large(request, work, effects) {
-                return;
-            }
-            self.waiting_for_room.push(request);
-            self.legs.insert(request, Leg::WaitingForRoom(work));
+        debug_assert!(!self.legs.contains_key(&request), "{request} is released before it is ordered again");
+        if self.is_too_large(request, work, effects) {
+            return;
         }
+        if !self.offered_wait() {
+            self.open_decode(request, work, effects);
+        }
+        self.waiting_for_room.push(request);
+        self.legs.insert(request, Leg::WaitingForRoom(AwaitedTransfer { work, offered: false }));
+    }
+
+    /// The KV that a decode leg without room waits for.
+    fn awaited(&self, request: RequestId) -> Option<AwaitedTransfer> {
+        match self.legs.get(&request) {
+            Some(Leg::WaitingForRoom(kv)) => Some(*kv),
+            _ => None,
+        }
+    }
+
+    /// Whether KV that is offered waits for room.
+    fn offered_wait(&self) -> bool {
+        self.waiting_for_room.iter().any(|request| self.awaited(*request).is_some_and(|kv| kv.offered))
+    }
+
+    fn open_decode(&self, request: RequestId, work: Work, effects: &mut Vec<Effect>) {
         effects.push(Effect::Open { request, room_blocks: work.room_blocks(true, &self.config) });
+    }
+
+    fn offered(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        match self.legs.get_mut(&request) {
+            Some(Leg::Expecting(kv)) => {
+                kv.offered = true;
+                self.lent_room.remove(&request);
+            }
+            Some(Leg::WaitingForRoom(kv)) if !kv.offered => {
+                kv.offered = true;
+                let work = kv.work;
+                self.open_decode(request, work, effects);
+            }
+            _ => {}
+        }
+    }
+
+    /// A leg gave its room to another whose KV is offered: it waits for some again.
+    fn withdrawn(&mut self, request: RequestId, to: RequestId, effects: &mut Vec<Effect>) {
+        if let Some(Leg::Expecting(kv)) = self.legs.get(&request).copied() {
+            debug_assert!(!kv.offered, "the KV of {request} may be on its way into its room");
+            self.lent_room.remove(&request);
+            self.waiting_for_room.push(request);
+            self.legs.insert(request, Leg::WaitingForRoom(kv));
+        }
+        if let Some(kv) = self.awaited(to) {
+            self.open_decode(to, kv.work, effects);
+        }
     }
 
     fn is_too_large(&self, request: RequestId, work: Work, effects: &mut Vec<Effect>) -> bool {
@@ -158,10 +207,12 @@ impl Legs {
     }
 
     fn room_freed(&mut self, effects: &mut Vec<Effect>) {
+        // Room for KV that is still to be computed is no use while KV that is there waits for some: its prefill may
+        // wait for the room that this KV has at its node.
+        let offered = self.offered_wait();
         for request in &self.waiting_for_room {
-            if let Some(Leg::WaitingForRoom(work)) = self.legs.get(request) {
-                let room_blocks = work.room_blocks(true, &self.config);
-                effects.push(Effect::Open { request: *request, room_blocks });
+            if let Some(kv) = self.awaited(*request).filter(|kv| kv.offered == offered) {
+                self.open_decode(*request, kv.work, effects);
             }
         }
     }
@@ -195,22 +246,32 @@ impl Legs {
                 self.opened_tokens += Leg::Loading(loading).open_tokens(&self.config);
                 self.go_on(request, loading, effects);
             }
-            Some(Leg::WaitingForRoom(_)) => {
+            Some(Leg::WaitingForRoom(kv)) => {
                 self.waiting_for_room.retain(|other| *other != request);
-                self.legs.insert(request, Leg::Expecting);
+                self.legs.insert(request, Leg::Expecting(kv));
+                if !kv.offered {
+                    self.lent_room.insert(request);
+                }
                 effects.push(Effect::Admit { request });
             }
             _ => {}
         }
     }
 
-    /// There is no room. If nothing here holds any that will come free, waiting would be for ever.
+    /// There is no room. For a prefill, if nothing here holds any that will come free, waiting would be for ever. KV
+    /// that is offered gets the room of the youngest leg whose KV is not.
     fn no_room(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        if !matches!(self.legs.get(&request), Some(Leg::Queued(_))) || self.others_hold(request) {
-            return;
+        match self.legs.get(&request) {
+            Some(Leg::Queued(_)) if !self.others_hold(request) => {
+                effects.push(Effect::Fail { request, why: LegFailure::NoRoom });
+                self.release(request, effects);
+            }
+            Some(Leg::WaitingForRoom(kv)) if kv.offered => {
+                let lent = self.lent_room.last();
+                effects.extend(lent.map(|from| Effect::Withdraw { request: *from, to: request }));
+            }
+            _ => {}
         }
-        effects.push(Effect::Fail { request, why: LegFailure::NoRoom });
-        self.release(request, effects);
     }
 
     fn others_hold(&self, request: RequestId) -> bool {
@@ -320,8 +381,9 @@ impl Legs {
         match leg {
             Leg::Queued(queued) => _ = self.queue.remove(&queued.place),
             Leg::WaitingForRoom(_) => self.waiting_for_room.retain(|other| *other != request),
+            Leg::Expecting(_) => _ = self.lent_room.remove(&request),
             Leg::Loading(_) | Leg::Computing(_) | Leg::Held(_) => {}
-            Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
+            Leg::Landed | Leg::Decoding { .. } => {}
         }
         Some(leg)
     }
@@ -342,7 +404,7 @@ impl Legs {
     pub fn check(&self) -> Result<(), String> {
         use alloc::format;
         let mut opened_tokens = 0;
-        let (mut queued, mut waiting_for_room) = (0, 0);
+        let (mut queued, mut waiting_for_room, mut lent_room) = (0, 0, 0);
         for (request, leg) in &self.legs {
             opened_tokens += leg.open_tokens(&self.config);
             match leg {
@@ -361,18 +423,22 @@ impl Legs {
                         return Err(format!("{request} waits for room that nobody gives it"));
                     }
                 }
+                Leg::Expecting(kv) => {
+                    lent_room += usize::from(!kv.offered);
+                    if self.lent_room.contains(request) == kv.offered {
+                        return Err(format!("the room of {request} is lent, or it is not"));
+                    }
+                }
                 Leg::Loading(_) | Leg::Computing(_) | Leg::Held(_) => {}
-                Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
+                Leg::Landed | Leg::Decoding { .. } => {}
             }
         }
-        if (queued, waiting_for_room, opened_tokens)
-            != (self.queue.len(), self.waiting_for_room.len(), self.opened_tokens)
-        {
+        let counted =
+            (self.queue.len(), self.waiting_for_room.len(), self.lent_room.len(), self.opened_tokens);
+        if (queued, waiting_for_room, lent_room, opened_tokens) != counted {
             return Err(format!(
-                "{queued} queued, {waiting_for_room} waiting_for_room, {opened_tokens} tokens open; counted {}, {}, {}",
-                self.queue.len(),
-                self.waiting_for_room.len(),
-                self.opened_tokens
+                "{queued} queued, {waiting_for_room} waiting for room, {lent_room} with room lent, {opened_tokens} \
+                 tokens open; counted {counted:?}"
             ));
         }
         Ok(())

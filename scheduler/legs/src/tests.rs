@@ -221,6 +221,47 @@ fn where_kv_runs_short_the_youngest_gives_its_own_up_and_the_oldest_goes_on() {
     assert_eq!(short(&mut legs), gone(1, LegFailure::NoRoom));
 }
 
+#[test]
+fn kv_that_is_there_goes_before_room_for_kv_that_is_not() {
+    let mut legs = Legs::new(CONFIG);
+    for id in [1, 2] {
+        let request = RequestId(id);
+        assert_eq!(step(&mut legs, Input::Expect { request, work: work(160) }).len(), 1);
+        step(&mut legs, opened(id));
+    }
+    let (c, d) = (RequestId(3), RequestId(4));
+    let open = |request| Effect::Open { request, room_blocks: 2 };
+    assert_eq!(step(&mut legs, Input::Expect { request: c, work: work(160) }), [open(c)]);
+    assert_eq!(step(&mut legs, Input::NoRoom { request: c }), [], "nobody sends its KV yet");
+    // The first has its KV on the way and keeps its room; the youngest without an offer gives its own.
+    assert_eq!(step(&mut legs, Input::Offered { request: A }), []);
+    assert_eq!(step(&mut legs, Input::Offered { request: c }), [open(c)]);
+    let withdraw = Effect::Withdraw { request: B, to: c };
+    assert_eq!(step(&mut legs, Input::NoRoom { request: c }), [withdraw]);
+    assert_eq!(step(&mut legs, Input::Withdrawn { request: B, to: c }), [open(c)]);
+    assert_eq!(step(&mut legs, Input::NoRoom { request: c }), [], "no room is lent any longer");
+    // Room that comes free is for the KV that is there, and another order does not ask for any.
+    assert_eq!(step(&mut legs, Input::Expect { request: d, work: work(160) }), []);
+    assert_eq!(step(&mut legs, Input::RoomFreed), [open(c)]);
+    assert_eq!(step(&mut legs, opened(3)), [Effect::Admit { request: c }]);
+    assert_eq!(step(&mut legs, Input::RoomFreed), [open(B), open(d)]);
+    assert_eq!(legs.check(), Ok(()));
+}
+
+#[test]
+fn room_of_kv_that_is_offered_at_that_moment_is_kept() {
+    let mut legs = Legs::new(CONFIG);
+    step(&mut legs, Input::Expect { request: A, work: work(160) });
+    step(&mut legs, opened(1));
+    step(&mut legs, Input::Expect { request: B, work: work(160) });
+    step(&mut legs, Input::Offered { request: B });
+    let withdraw = Effect::Withdraw { request: A, to: B };
+    assert_eq!(step(&mut legs, Input::NoRoom { request: B }), [withdraw]);
+    assert_eq!(step(&mut legs, Input::Offered { request: A }), []);
+    assert_eq!(step(&mut legs, Input::Landed { request: A }), [Effect::Seal { request: A }]);
+    assert_eq!(legs.waiting_for_room(), 1);
+}
+
 /// A driver that obeys or fails at random, and keeps its own account of what each leg holds.
 #[derive(Default)]
 struct Account {
@@ -245,6 +286,10 @@ impl Account {
                 }
                 Effect::Decode { request, local: true } => {
                     prop_assert_eq!(self.holds.get(&request), Some(&true), "it was never computed here");
+                }
+                Effect::Withdraw { request, .. } => {
+                    prop_assert_eq!(self.holds.get(&request), Some(&false), "it has no room to give");
+                    self.asked.push(*effect);
                 }
                 Effect::Seal { request } | Effect::Admit { request } | Effect::Send { request } => {
                     prop_assert!(self.holds.contains_key(&request), "nothing is pinned for it");
@@ -299,6 +344,7 @@ fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input
         14 => Input::Ended { request },
         15 => Input::Release { request },
         16 => Input::Starved { request },
+        17 | 18 => Input::Offered { request },
         _ => Input::Tick { now_us },
     })
 }
@@ -306,7 +352,7 @@ fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input
 proptest! {
     #[test]
     fn whatever_is_said_in_whatever_order_each_leg_holds_what_it_is_given_and_gives_it_back(
-        script in proptest::collection::vec((0u8..18, 0u64..6, 0u32..60), 0..200),
+        script in proptest::collection::vec((0u8..20, 0u64..6, 0u32..60), 0..200),
     ) {
         let mut legs = Legs::new(CONFIG);
         let mut naive = Naive::default();
@@ -326,6 +372,11 @@ proptest! {
                         Input::FetchBegun { request, cached_blocks: 9 }
                     }
                     Effect::Fetch { request, .. } => Input::FetchEnded { request, ok: false, cached_blocks },
+                    Effect::Withdraw { request, .. } if number.is_multiple_of(7) => Input::Offered { request },
+                    Effect::Withdraw { request, to } => {
+                        account.holds.remove(&request);
+                        Input::Withdrawn { request, to }
+                    }
                     Effect::Grow { request, .. } if number.is_multiple_of(4) => Input::NotGrown { request },
                     Effect::Grow { .. } => continue,
                     other => panic!("{other:?} needs no answer"),

@@ -1,28 +1,56 @@
 //! The decode side: room, the hand-off's landing, tokens, the end.
 
-use baton_legs::{Input as LegInput, Leg};
+use baton_legs::{Complete, Input as LegInput, Leg};
 use baton_store::Input as StoreInput;
+use baton_types::RequestId;
 
 use super::World;
 use super::inbox::ConductorInput;
 use crate::engine::{GapMark, Sequence, summarise};
 use crate::metrics::Status;
+use crate::setup::Handoff;
 
 impl World {
-    /// Reserves HBM at the decode node and lets the KV flow there.
+    /// Offers KV to its decode node as soon as it may leave, and lets it flow there once there is room.
     pub(crate) fn begin_handoff(&mut self, slot: u32) {
         let live = &self.live[slot as usize];
         let (request, at) = (live.id, live.decode);
-        if live.handoff.is_some() || live.landed {
+        if live.handoff.is_some() || live.landed || !self.may_leave(slot) {
             return;
         }
-        if !self.nodes[at as usize].alive {
-            self.handoff_lost(slot);
-            return;
+        match self.leg_at(at, slot) {
+            Some(Leg::WaitingForRoom(_)) => self.leg(at, LegInput::Offered { request }),
+            Some(Leg::Expecting(_)) => {
+                self.leg(at, LegInput::Offered { request });
+                // Blocks that the decode node holds already need not travel; those below HBM travel anyway, it
+                // is quicker than to wait for two sources. They are readable there once sealed.
+                let here = self.tokens_of(slot, self.live[slot as usize].decode_blocks);
+                self.fly_handoff(slot, here);
+            }
+            _ => self.handoff_lost(slot),
         }
-        if matches!(self.leg_at(at, slot), None | Some(Leg::WaitingForRoom(_))) {
-            self.leg(at, LegInput::Expect { request, work: self.work(slot) });
+    }
+
+    /// Whether some of a request's KV may leave its prefill node: layers as they are computed, or all of it.
+    fn may_leave(&self, slot: u32) -> bool {
+        match self.prefill_leg(slot) {
+            Some(Leg::Computing(_)) => {
+                let live = &self.live[slot as usize];
+                let layerwise = self.setup.handoff == Handoff::Layerwise;
+                layerwise
+                    && live.prefill != live.decode
+                    && self.nodes[live.prefill as usize].engine.has_begun(slot)
+            }
+            Some(leg) => *leg == Leg::Held(Complete::Leaves),
+            None => false,
         }
+    }
+
+    /// A decode leg gives its room to another whose KV is there already.
+    pub(crate) fn withdraw_room(&mut self, slot: u32, at: u32, to: RequestId) {
+        let request = self.live[slot as usize].id;
+        self.step_store(at, StoreInput::Close { owner: request });
+        self.leg(at, LegInput::Withdrawn { request, to });
     }
 
     /// The conductor orders that decoding begins.

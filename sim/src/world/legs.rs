@@ -45,6 +45,7 @@ impl World {
         | Effect::Fetched { request, .. }
         | Effect::Compute { request, .. }
         | Effect::Seal { request }
+        | Effect::Withdraw { request, .. }
         | Effect::Admit { request }
         | Effect::Send { request }
         | Effect::Decode { request, .. }
@@ -61,13 +62,8 @@ impl World {
                 let all = u32::try_from(self.live[slot as usize].keys.len()).unwrap_or(u32::MAX);
                 self.step_store(at, StoreInput::Seal { owner: request, upto_blocks: all });
             }
-            Effect::Admit { .. } => {
-                // Blocks that this node holds already need not travel; those below HBM travel anyway, it
-                // is quicker than to wait for two sources. They are readable here once sealed.
-                let here = self.tokens_of(slot, self.live[slot as usize].decode_blocks);
-                self.fly_handoff(slot, here);
-            }
-            Effect::Send { .. } => self.begin_handoff(slot),
+            Effect::Withdraw { to, .. } => self.withdraw_room(slot, at, to),
+            Effect::Admit { .. } | Effect::Send { .. } => self.begin_handoff(slot),
             // The models of engines never starve: room that is known to be short is asked for at the start.
             Effect::Grow { .. } => {}
             Effect::Decode { local, .. } => self.decode(slot, at, local),

@@ -34,6 +34,9 @@ impl World {
                 let Some(slot) = self.slot_of(request) else { return };
                 let live = &mut self.live[slot as usize];
                 (live.attempt, live.decode, live.room_tokens) = (attempt, instance.0, room_tokens);
+                if self.nodes[instance.index()].alive {
+                    self.leg(instance.0, LegInput::Expect { request, work: self.work(slot) });
+                }
             }
             Effect::Handoff { request, from, .. } => self.leg(from.0, LegInput::HandOff { request }),
             Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from.0, to.0, &chain),

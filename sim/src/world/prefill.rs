@@ -8,7 +8,6 @@ use baton_types::{CacheChange, RequestId, Tier};
 
 use super::World;
 use super::requests::READER;
-use crate::setup::Handoff;
 
 impl World {
     /// A prefill was sent to its node.
@@ -118,12 +117,7 @@ impl World {
 
     /// The first pass of a prefill begins: its KV may flow from now on.
     pub(crate) fn prefill_started(&mut self, slot: u32) {
-        let live = &self.live[slot as usize];
-        if live.used
-            && matches!(self.prefill_leg(slot), Some(Leg::Computing(_)))
-            && live.prefill != live.decode
-            && self.setup.handoff == Handoff::Layerwise
-        {
+        if self.live[slot as usize].used {
             self.begin_handoff(slot);
         }
     }

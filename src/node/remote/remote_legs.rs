@@ -247,7 +247,7 @@ impl RemoteLegs {
                 self.report(life, request, v1::fact::Fact::Failure(failure(stage, &message)));
             }
             // The engine takes KV in, sends it and finds room for longer answers by itself.
-            Effect::Admit { .. } | Effect::Send { .. } | Effect::Grow { .. } => {}
+            Effect::Withdraw { .. } | Effect::Admit { .. } | Effect::Send { .. } | Effect::Grow { .. } => {}
         }
     }
 

@@ -90,6 +90,7 @@ fn what_is_said_of_nobody_or_too_late_changes_nothing() {
         Input::Cached { request, cached_blocks: 3, waits: false },
         Input::Computed { request },
         Input::HandedOff { request, ok: true, now_us: 1 },
+        Input::Offered { request },
         Input::Landed { request },
         Input::StartDecode { request },
         Input::Starved { request },

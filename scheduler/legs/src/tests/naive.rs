@@ -33,6 +33,7 @@ struct Row {
     waits: bool,
     cached_blocks: u32,
     failed_us: Option<u64>,
+    offered: bool,
 }
 
 impl Row {
@@ -49,6 +50,7 @@ impl Row {
             waits: false,
             cached_blocks: 0,
             failed_us: None,
+            offered: false,
         }
     }
 
@@ -107,7 +109,10 @@ impl Naive {
             return;
         }
         if row.at == NaiveLegState::WaitingForRoom {
-            effects.push(row.open());
+            // A leg that is tried again is tried after those that waited before it.
+            if !self.waits(true) {
+                effects.push(row.open());
+            }
         }
         self.0.push(row);
     }
@@ -165,7 +170,39 @@ impl Naive {
         }
     }
 
+    fn waits(&self, offered: bool) -> bool {
+        self.0.iter().any(|row| row.at == NaiveLegState::WaitingForRoom && row.offered == offered)
+    }
+
+    fn offered(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let Some(row) = self.find(request) else { return };
+        match row.at {
+            NaiveLegState::Expecting => row.offered = true,
+            NaiveLegState::WaitingForRoom if !row.offered => {
+                row.offered = true;
+                effects.push(row.open());
+            }
+            _ => {}
+        }
+    }
+
+    fn withdrawn(&mut self, request: RequestId, to: RequestId, effects: &mut Vec<Effect>) {
+        if let Some(at) = self.0.iter().position(|row| row.request == request)
+            && self.0[at].at == NaiveLegState::Expecting
+        {
+            let row = self.0.remove(at);
+            self.0.push(Row { at: NaiveLegState::WaitingForRoom, ..row });
+        }
+        let row = self.find(to).filter(|row| row.at == NaiveLegState::WaitingForRoom);
+        effects.extend(row.map(|row| row.open()));
+    }
+
     fn no_room(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        if self.find(request).is_some_and(|row| row.at == NaiveLegState::WaitingForRoom && row.offered) {
+            let lent = self.0.iter().filter(|row| row.at == NaiveLegState::Expecting && !row.offered);
+            let youngest = lent.map(|row| row.request).max();
+            effects.extend(youngest.map(|from| Effect::Withdraw { request: from, to: request }));
+        }
         let others = self.0.iter().any(|row| row.request != request && row.held().blocks);
         if !others && self.find(request).is_some_and(|row| row.at == NaiveLegState::Queued) {
             effects.push(Effect::Fail { request, why: LegFailure::NoRoom });
@@ -230,10 +267,12 @@ impl Naive {
             Input::Expect { request, work } => {
                 self.come(Row::new(request, work, NaiveLegState::WaitingForRoom), effects)
             }
+            Input::Offered { request } => self.offered(request, effects),
+            Input::Withdrawn { request, to } => self.withdrawn(request, to, effects),
             Input::RoomFreed => {
-                effects.extend(
-                    self.0.iter().filter(|row| row.at == NaiveLegState::WaitingForRoom).map(Row::open),
-                );
+                let offered = self.waits(true);
+                let waiting = self.0.iter().filter(|row| row.at == NaiveLegState::WaitingForRoom);
+                effects.extend(waiting.filter(|row| row.offered == offered).map(Row::open));
             }
             Input::OpenNext => self.open_next(effects),
             Input::Opened { request, cached_blocks, waits } => {
