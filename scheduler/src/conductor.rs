@@ -64,7 +64,6 @@ pub struct Conductor {
     pub(crate) coming: PendingPrefixes,
     /// Requests not yet placed, in order of arrival (`dynamo_wspt` only).
     pub(crate) unplaced: Vec<RequestId>,
-    /// Requests placed on an instance's queue at this step.
     pub(crate) fair: FairShares,
     pub(crate) tickets: TicketLedger,
     /// What tickets keep from the request that is being placed.

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use std::sync::Arc;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -48,8 +46,6 @@ pub enum RegistrationState {
 #[derive(Debug)]
 pub struct Registration {
     standing: watch::Receiver<RegistrationState>,
-    member: Arc<Mutex<Member>>,
-    changed: Arc<Notify>,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
     _dropped: DropGuard,
@@ -70,18 +66,8 @@ impl Registration {
         }
         let key = format!("{}{}", members_prefix(cluster), member.name);
         let (standings, standing) = watch::channel(RegistrationState::No { why: "not yet".to_owned() });
-        let (member, changed) = (Arc::new(Mutex::new(member)), Arc::new(Notify::new()));
         let (stop, dropped) = (CancellationToken::new(), CancellationToken::new());
-        let keeper = Keeper {
-            etcd: etcd.clone(),
-            key,
-            ttl_us,
-            member: member.clone(),
-            changed: changed.clone(),
-            standings,
-            epoch: 0,
-            written: false,
-        };
+        let keeper = Keeper { etcd: etcd.clone(), key, ttl_us, member, standings, epoch: 0, written: false };
         let (told, gone) = (stop.clone(), dropped.clone());
         let task = tokio::spawn(async move {
             tokio::select! {
@@ -89,30 +75,13 @@ impl Registration {
                 () = gone.cancelled() => {}
             }
         });
-        Ok(Self { standing, member, changed, stop, task: Some(task), _dropped: dropped.drop_guard() })
+        Ok(Self { standing, stop, task: Some(task), _dropped: dropped.drop_guard() })
     }
 
     /// How it stands; never waits.
     #[must_use]
     pub fn standing(&self) -> watch::Receiver<RegistrationState> {
         self.standing.clone()
-    }
-
-    /// Publishes other addresses or labels of the same life soon; name, role and epoch stay.
-    ///
-    /// # Errors
-    /// When they are wrong; then nothing changes.
-    pub fn tell(
-        &self,
-        addresses: Vec<String>,
-        labels: std::collections::BTreeMap<String, String>,
-    ) -> Result<()> {
-        let mut member = self.member.lock();
-        let next = Member { addresses, labels, ..member.clone() };
-        next.validate()?;
-        *member = next;
-        self.changed.notify_one();
-        Ok(())
     }
 
     /// Takes the entry back, so that others see it gone at once. Gives up telling etcd after two seconds.
@@ -130,8 +99,7 @@ struct Keeper {
     etcd: Etcd,
     key: String,
     ttl_us: u64,
-    member: Arc<Mutex<Member>>,
-    changed: Arc<Notify>,
+    member: Member,
     standings: watch::Sender<RegistrationState>,
     /// Of this life; final once it was written.
     epoch: u64,
@@ -212,7 +180,6 @@ impl Keeper {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.changed.notified() => {}
                 () = stop.cancelled() => return LeaseEnd::Stopped,
             }
             let begun = tokio::time::Instant::now();
@@ -304,7 +271,7 @@ impl Keeper {
                 return Err(LeaseEnd::Superseded(theirs));
             }
         }
-        let value = Member { epoch: self.epoch, ..self.member.lock().clone() }.to_json();
+        let value = Member { epoch: self.epoch, ..self.member.clone() }.to_json();
         let stands = seen.is_some_and(|entry| entry.lease == lease && entry.value == value);
         Ok((!stands).then_some(value))
     }
