@@ -68,6 +68,8 @@ pub struct Sequence {
     pub slot: u32,
     /// Tokens to emit, at least 1.
     pub left_tokens: u32,
+    /// Of them, those that it has room for. Without room it has to be extended before the next stride is planned.
+    pub room_tokens: u32,
     /// Tokens whose KV exists already.
     pub context_tokens: u64,
     /// Whether its first token here is the first since its client waits for one (its prefill was
@@ -124,7 +126,7 @@ pub enum EngineEvent {
     },
 }
 
-/// A decode that died with its engine.
+/// A decode that died with its engine, or gave its KV up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostDecode {
     /// The request's slot in the world.
@@ -135,6 +137,12 @@ pub struct LostDecode {
     pub last_token_us: u64,
     /// Its gaps here, µs.
     pub gaps_us: Vec<u32>,
+}
+
+impl LostDecode {
+    const fn unbegun(slot: u32) -> Self {
+        Self { slot, emitted_tokens: 0, last_token_us: 0, gaps_us: Vec::new() }
+    }
 }
 
 /// One engine.
@@ -166,6 +174,9 @@ pub struct Engine {
     step_once: bool,
     /// Jobs whose first pass was planned since the last look.
     pub started: Vec<u32>,
+    /// Sequences that used their room up since the last look, and the tokens that they emitted here. Each is to be
+    /// extended or taken out before the next stride is planned.
+    pub starved: Vec<(u32, u32)>,
     /// Gaps of the decodes.
     pub gaps: GapLog,
     /// Time spent in prefill passes and mixed steps, ps.
@@ -219,6 +230,7 @@ impl Engine {
             announced: 0,
             step_once: false,
             started: Vec::new(),
+            starved: Vec::new(),
             gaps: GapLog::default(),
             prefill_busy_ps: 0,
             decode_busy_ps: 0,
@@ -306,19 +318,35 @@ impl Engine {
         }
     }
 
+    /// Gives a running sequence more room.
+    pub fn extend(&mut self, slot: u32, tokens: u32) {
+        if let Some(decoding) = self.running.iter_mut().find(|d| d.sequence.slot == slot) {
+            decoding.sequence.room_tokens += tokens;
+        }
+    }
+
+    /// Takes a decode out between two strides, and says how far it came.
+    pub fn preempt(&mut self, slot: u32) -> Option<LostDecode> {
+        if let Some(place) = self.joining.iter().position(|s| s.slot == slot) {
+            self.joining.remove(place);
+            return Some(LostDecode::unbegun(slot));
+        }
+        let place = self.running.iter().position(|d| d.sequence.slot == slot)?;
+        debug_assert!(self.stride.is_none(), "steps that have ended are not counted yet");
+        let decoding = self.running.remove(place);
+        self.context_tokens -= decoding.sequence.context_tokens;
+        Some(self.lost(&decoding))
+    }
+
     /// Forgets everything: the process died. First tokens that left before go to `ended`.
     pub fn clear(&mut self, at: Moment, ended: &mut Vec<EngineEvent>) -> Vec<LostDecode> {
         self.end_completed_steps(at.now_us, ended);
         let lost = self.running.iter().map(|d| self.lost(d)).collect::<Vec<LostDecode>>();
-        let joining = self.joining.drain(..).map(|s| LostDecode {
-            slot: s.slot,
-            emitted_tokens: 0,
-            last_token_us: 0,
-            gaps_us: Vec::new(),
-        });
+        let joining = self.joining.drain(..).map(|s| LostDecode::unbegun(s.slot));
         let lost = lost.into_iter().chain(joining).collect();
         self.jobs.clear();
         self.running.clear();
+        self.starved.clear();
         self.context_tokens = 0;
         self.stride = None;
         self.in_pipeline.clear();
@@ -342,11 +370,8 @@ impl Engine {
     /// must be looked at next, with the version to hand to [`Engine::advance`] then; `None` when
     /// that is known already.
     pub fn poll(&mut self, now_us: u64) -> Option<(u64, u32)> {
+        self.join(now_us);
         if self.stride.is_none() {
-            if self.clock_ps + PS_PER_US <= now_us * PS_PER_US {
-                self.clock_ps = now_us * PS_PER_US;
-            }
-            self.take_joining();
             if self.running.is_empty() && self.jobs.iter().all(|p| p.job.left_tokens == 0) {
                 return None;
             }
@@ -360,8 +385,18 @@ impl Engine {
         self.stride.as_ref().map(|s| (to_us(s.free_ps), self.version))
     }
 
-    fn take_joining(&mut self) {
+    /// Lets those who came during the last stride into the batch, if it has ended. Their room can be looked at then.
+    pub fn join(&mut self, now_us: u64) {
+        if self.stride.is_some() {
+            return;
+        }
+        if self.clock_ps + PS_PER_US <= now_us * PS_PER_US {
+            self.clock_ps = now_us * PS_PER_US;
+        }
         for sequence in self.joining.drain(..) {
+            if sequence.room_tokens == 0 {
+                self.starved.push((sequence.slot, 0));
+            }
             self.context_tokens += sequence.context_tokens;
             self.running.push(ActiveDecode {
                 sequence,

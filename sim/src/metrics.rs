@@ -163,7 +163,7 @@ struct Counts {
     fetched_bytes: u64,
     lent_bytes: u64,
     handoff_bytes: u64,
-    overcommitted_blocks: u64,
+    preemptions: u64,
     outside_profile: u64,
 }
 
@@ -233,8 +233,8 @@ impl Collector {
         self.counts.handoff_bytes += bytes;
     }
 
-    pub(crate) const fn overcommitted(&mut self, blocks: u64) {
-        self.counts.overcommitted_blocks += blocks;
+    pub(crate) const fn preempted(&mut self) {
+        self.counts.preemptions += 1;
     }
 
     pub(crate) fn explained(&mut self, decision: Decision) {

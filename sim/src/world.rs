@@ -334,6 +334,8 @@ impl World {
 
     /// The engine of a node looks at what it has.
     fn poll(&mut self, at: u32) {
+        self.nodes[at as usize].engine.join(self.now_us);
+        self.take_starved(at);
         let node = &mut self.nodes[at as usize];
         node.dirty = false;
         if let Some((wake_us, version)) = node.engine.poll(self.now_us) {

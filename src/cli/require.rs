@@ -44,7 +44,7 @@ const FIGURES: [&str; 35] = [
     "lent_bytes",
     "oscillation_index",
     "output_tokens",
-    "overcommitted_blocks",
+    "preemptions",
     "prefill_busy_s",
     "prefill_prediction_error",
     "prompts_outside_profile",

@@ -33,6 +33,7 @@ use baton_types::{ClassId, InstanceId, RequestId};
 
 pub use attempts::{AttemptLegs, DecodeStage, HandoffStage, Pair, Phase, PrefillStage, Stage};
 pub use effect::{Cause, Effect};
+pub use facts::outgrown_room;
 pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
 
 use attempts::PlacementOrder;

@@ -136,8 +136,13 @@ impl<'a> Bench<'a> {
             return self.finished(request, 0);
         }
         let context_tokens = prompt_tokens + u64::from(local);
-        let sequence =
-            Sequence { slot: request as u32, left_tokens, context_tokens, first_token_due: !local };
+        let sequence = Sequence {
+            slot: request as u32,
+            left_tokens,
+            room_tokens: left_tokens,
+            context_tokens,
+            first_token_due: !local,
+        };
         let moment = Moment { now_us: self.now_us, planned: false };
         self.engines[decode].add_sequence(moment, sequence, &mut self.ended);
         self.take_in(decode);

@@ -93,6 +93,7 @@ impl Engine {
         let takes_permille = self.noise.as_mut().map_or(1000, EngineNoise::next_permille);
         self.speed_permille = (self.rated_permille * 1000 / takes_permille).max(1);
         let whole = |tokens: u64| Limit { tokens: tokens.max(1), time_us: f64::INFINITY };
+        debug_assert!(self.running.iter().all(|d| d.sequence.room_tokens > 0), "a sequence is starved");
         let prefills = self.jobs.iter().any(|p| p.job.left_tokens > 0);
         if !self.running.is_empty() {
             // A token needs the one before: nothing overlaps with a step.
@@ -185,9 +186,10 @@ impl Engine {
         (self.clock_ps + stage_ps, (self.clock_ps + cost_ps).max(behind_ps))
     }
 
-    /// Decode steps until the first sequence ends.
+    /// Decode steps until the first sequence ends or has no room.
     fn plan_decodes(&self) -> Stride {
-        let least = self.running.iter().map(|d| d.sequence.left_tokens).min().unwrap_or(1).max(1);
+        let least = self.running.iter().map(|d| d.sequence.left_tokens.min(d.sequence.room_tokens)).min();
+        let least = least.unwrap_or(1).max(1);
         let steps = if self.step_once { 1 } else { u64::from(least) };
         let (cost, batch) = (self.step_cost(), self.running.len() as u64);
         let end_ps = self.clock_ps + cost.run_ps(self.context_tokens, batch, steps);

@@ -100,6 +100,7 @@ impl Engine {
             let sequence = &mut decoding.sequence;
             decoding.emitted_tokens += taken;
             sequence.left_tokens = sequence.left_tokens.saturating_sub(taken);
+            sequence.room_tokens = sequence.room_tokens.saturating_sub(taken);
             sequence.context_tokens += steps;
             if sequence.first_token_due {
                 sequence.first_token_due = false;
@@ -110,6 +111,8 @@ impl Engine {
                 gone_tokens += sequence.context_tokens;
                 let (slot, emitted_tokens) = (sequence.slot, decoding.emitted_tokens);
                 ended.push(EngineEvent::Decoded { slot, emitted_tokens, mark: decoding.mark });
+            } else if sequence.room_tokens == 0 {
+                self.starved.push((sequence.slot, decoding.emitted_tokens));
             }
             sequence.left_tokens > 0
         });

@@ -117,6 +117,10 @@ impl Driver {
     }
 
     fn plan(&mut self) {
+        self.engine.join(self.now_us);
+        for (slot, _) in std::mem::take(&mut self.engine.starved) {
+            self.engine.extend(slot, 3);
+        }
         // The engine ignores an outdated wake-up: every change gives its stride a new version.
         self.wake = self.engine.poll(self.now_us).or(self.wake);
     }
@@ -132,6 +136,8 @@ impl Driver {
                 let sequence = Sequence {
                     slot,
                     left_tokens: tokens,
+                    // Room costs no time: an engine that steps has it all from the start, the fast one in pieces.
+                    room_tokens: if engine.step_once { tokens } else { slot % 4 },
                     context_tokens: context,
                     first_token_due: first_due,
                 };

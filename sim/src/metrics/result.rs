@@ -145,8 +145,8 @@ pub struct RunResult {
     pub replications: u64,
     /// Chains saved on store instances because their last holder was about to evict them.
     pub saves: u64,
-    /// Blocks of output that grew past their reservation into no room.
-    pub overcommitted_blocks: u64,
+    /// Decodes that gave their KV up because a node had no more, and were sent again.
+    pub preemptions: u64,
     /// Mean relative error of the conductor's prefill predictions.
     pub prefill_prediction_error: f64,
     /// Decode strides outside the profile's measured range.
@@ -227,7 +227,7 @@ impl Collector {
             lent_bytes: c.lent_bytes,
             replications: self.scheduler.replications,
             saves: self.scheduler.saves,
-            overcommitted_blocks: c.overcommitted_blocks,
+            preemptions: c.preemptions,
             prefill_prediction_error: self.prefill_error,
             strides_outside_profile: c.outside_profile,
             prompts_outside_profile: 0,

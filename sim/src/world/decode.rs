@@ -1,5 +1,6 @@
 //! The decode side: room, the hand-off's landing, tokens, the end.
 
+use baton_legs::pairs::outgrown_room;
 use baton_legs::{Complete, Input as LegInput, Leg};
 use baton_store::Input as StoreInput;
 use baton_types::RequestId;
@@ -72,15 +73,62 @@ impl World {
         let live = &self.live[slot as usize];
         let left_tokens = live.output_tokens - live.streamed_tokens;
         let drawn = u64::from(local || live.prefill_streamed);
-        let (id, context_tokens) = (live.id, live.prompt_tokens + drawn);
-        let excess = left_tokens.saturating_sub(live.room_tokens);
-        if excess > 0 {
-            // Room is asked for when it is known to be short: at the start, not at the overflow.
-            let room_blocks = excess.div_ceil(self.setup.scheduler.block_tokens);
-            self.step_store(at, StoreInput::GrowRoom { owner: id, room_blocks });
-        }
-        let sequence = Sequence { slot, left_tokens, context_tokens, first_token_due: !local };
+        let context_tokens = live.prompt_tokens + drawn;
+        // Each step writes the KV of the token before it.
+        let free_tokens = live.kv_tokens.saturating_sub(live.prompt_tokens - (1 - drawn));
+        let free_tokens = u32::try_from(free_tokens).unwrap_or(u32::MAX);
+        let room_tokens = live.promised_tokens(live.streamed_tokens).min(free_tokens);
+        let sequence = Sequence { slot, left_tokens, room_tokens, context_tokens, first_token_due: !local };
+        self.live[slot as usize].free_tokens = free_tokens;
         self.engine(at, |engine, moment, ended| engine.add_sequence(moment, sequence, ended));
+    }
+
+    /// Answers that used their room up: the pairs hear of those that are longer than was promised, and the others get
+    /// more KV, as long as there is some.
+    pub(crate) fn take_starved(&mut self, at: u32) {
+        let mut starved = std::mem::take(&mut self.nodes[at as usize].engine.starved);
+        for (slot, emitted_tokens) in starved.drain(..) {
+            // It may have given its KV to one before.
+            if self.nodes[at as usize].engine.holds(slot).1
+                && let Some(tokens) = self.more_room(slot, at, emitted_tokens)
+            {
+                self.nodes[at as usize].engine.extend(slot, tokens);
+            }
+        }
+        self.nodes[at as usize].engine.starved = starved;
+    }
+
+    /// Tokens that a decode may emit from here on, having emitted `emitted_tokens` in its engine. None: it gave its KV
+    /// up.
+    fn more_room(&mut self, slot: u32, at: u32, emitted_tokens: u32) -> Option<u32> {
+        let live = &mut self.live[slot as usize];
+        let (request, answer_tokens) = (live.id, live.streamed_tokens + emitted_tokens);
+        if emitted_tokens > 0 && answer_tokens - live.given_tokens >= live.room_tokens {
+            live.room_tokens = outgrown_room(live.room_tokens);
+            let (router, input) = (live.router, ConductorInput::Emitted(request, answer_tokens));
+            self.send(router, input);
+        }
+        while self.live[slot as usize].free_tokens <= emitted_tokens {
+            self.leg(at, LegInput::Starved { request });
+            if !matches!(self.leg_at(at, slot), Some(Leg::Decoding { .. })) {
+                return None;
+            }
+        }
+        let live = &self.live[slot as usize];
+        Some(live.promised_tokens(answer_tokens).min(live.free_tokens - emitted_tokens))
+    }
+
+    /// Reserves more blocks for an answer.
+    pub(crate) fn grow(&mut self, slot: u32, at: u32, blocks: u32) {
+        let request = self.live[slot as usize].id;
+        for room_blocks in [blocks, 1] {
+            if self.grow_store(at, request, room_blocks) {
+                let tokens = room_blocks * self.setup.scheduler.block_tokens;
+                self.live[slot as usize].free_tokens += tokens;
+                return;
+            }
+        }
+        self.leg(at, LegInput::NotGrown { request });
     }
 
     /// A token that its client has waited for: the very first, or the first after a loss.

@@ -218,9 +218,11 @@ impl World {
             ConductorInput::Leg(about, fact) => {
                 _ = pairs.on_fact(now_us, (about, fact), &mut core, &mut effects)
             }
-            ConductorInput::Emitted(request, emitted_tokens) => pairs.emitted(request, emitted_tokens),
+            ConductorInput::Emitted(request, tokens) => {
+                pairs.emitted(now_us, (request, tokens, false), &mut core, &mut effects);
+            }
             ConductorInput::Complete(request, output_tokens) => {
-                pairs.emitted(request, output_tokens);
+                pairs.emitted(now_us, (request, output_tokens, true), &mut core, &mut effects);
                 pairs.complete(now_us, request, &mut core, &mut effects);
             }
             ConductorInput::Lost(instance, epoch) => {

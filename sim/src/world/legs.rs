@@ -64,8 +64,7 @@ impl World {
             }
             Effect::Withdraw { to, .. } => self.withdraw_room(slot, at, to),
             Effect::Admit { .. } | Effect::Send { .. } => self.begin_handoff(slot),
-            // The models of engines never starve: room that is known to be short is asked for at the start.
-            Effect::Grow { .. } => {}
+            Effect::Grow { blocks, .. } => self.grow(slot, at, blocks),
             Effect::Decode { local, .. } => self.decode(slot, at, local),
             Effect::Close { held, .. } => self.close(slot, at, held),
             Effect::Fail { why, .. } => self.leg_failed(slot, at, why),
@@ -80,6 +79,11 @@ impl World {
         self.live[slot as usize].keys = keys;
         let Some(opened) = opened else { return self.leg(at, LegInput::NoRoom { request: id }) };
         let (cached_blocks, onboard) = (opened.hits, opened.onboard);
+        let live = &mut self.live[slot as usize];
+        if live.decode == at {
+            let blocks = live.keys.len() as u64 + u64::from(room_blocks);
+            live.kv_tokens = blocks * u64::from(self.setup.scheduler.block_tokens);
+        }
         if matches!(self.leg_at(at, slot), Some(Leg::WaitingForRoom(_))) {
             self.live[slot as usize].decode_blocks = opened.hbm;
             return self.leg(at, LegInput::Opened { request: id, cached_blocks, waits: false });
@@ -131,6 +135,10 @@ impl World {
             format!("{request} was ordered to go on where its KV was not: {why:?}")
         });
         let failure = if why == LegFailure::GaveWay { Failure::Preempted } else { Failure::Other };
+        if let Some(lost) = self.nodes[at as usize].engine.preempt(slot) {
+            self.metrics.preempted();
+            self.interrupted(lost);
+        }
         self.report(slot, at, Fact::Failed(failure));
     }
 

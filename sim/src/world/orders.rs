@@ -22,7 +22,8 @@ impl World {
                 let live = &mut self.live[slot as usize];
                 live.attempt = attempt;
                 (live.prefill, live.decode) = (instance.0, decode.0);
-                (live.fetch, live.room_tokens, live.order) = (fetch, room_tokens, order);
+                (live.fetch, live.order) = (fetch, order);
+                (live.given_tokens, live.room_tokens) = (live.streamed_tokens, room_tokens);
                 self.enter_prefill(slot);
             }
             Effect::Decode { request, instance, .. } => {

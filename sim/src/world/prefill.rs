@@ -7,6 +7,7 @@ use baton_store::{Effect as StoreEffect, Input as StoreInput};
 use baton_types::{CacheChange, RequestId, Tier};
 
 use super::World;
+use super::inbox::ConductorInput;
 use super::requests::READER;
 
 impl World {
@@ -150,6 +151,11 @@ impl World {
             self.gaps_us.clear();
             self.finish_request(at, slot);
         }
+        let live = &self.live[slot as usize];
+        if !last && (local || live.prefill_streamed) {
+            let drawn = ConductorInput::Emitted(id, live.streamed_tokens + u32::from(local));
+            self.send(live.router, drawn);
+        }
         self.report(slot, at, Fact::Prefilled { compute_us, cached_tokens: cached });
         if last {
             return;
@@ -197,12 +203,26 @@ impl World {
                     self.cached(slot, at);
                 }
             }
-            StoreEffect::GrowRefused { needed_blocks, .. } => self.metrics.overcommitted(needed_blocks),
             StoreEffect::Opened { .. }
             | StoreEffect::Refused { .. }
             | StoreEffect::AlreadyOpen { .. }
-            | StoreEffect::Grown { .. } => {}
+            | StoreEffect::Grown { .. }
+            | StoreEffect::GrowRefused { .. } => {}
         }
+    }
+
+    /// Whether a node's store has more room for an answer, which then has it.
+    pub(crate) fn grow_store(&mut self, at: u32, owner: RequestId, room_blocks: u32) -> bool {
+        let mut effects = std::mem::take(&mut self.store_effects);
+        let grow = StoreInput::GrowRoom { owner, room_blocks };
+        self.nodes[at as usize].store.step(self.now_us, grow, &mut effects);
+        let mut grown = false;
+        for effect in effects.drain(..) {
+            grown |= matches!(effect, StoreEffect::Grown { .. });
+            self.on_store_effect(at, effect);
+        }
+        self.store_effects = effects;
+        grown
     }
 
     /// Opens a hold; `None` when the store has no room. Orders and news are carried out.

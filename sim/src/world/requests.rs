@@ -47,7 +47,14 @@ pub(crate) struct LiveRequest {
     pub prefill: u32,
     pub decode: u32,
     pub order: u64,
+    /// Tokens that it had when it was last prefilled.
+    pub given_tokens: u32,
+    /// Answer tokens beyond them that its pair has room for.
     pub room_tokens: u32,
+    /// Tokens that fit into the blocks of the leg that decodes, or will.
+    pub kv_tokens: u64,
+    /// Tokens that the decode may emit where it runs, from its start there, before its KV is full.
+    pub free_tokens: u32,
     pub fetch: Option<FetchPlan>,
     /// Leading blocks that its prefill node has, or is about to have.
     pub hit_blocks: u32,
@@ -68,6 +75,14 @@ pub(crate) struct LiveRequest {
     pub handoff: Option<u64>,
     pub first_token_us: u64,
     pub wasted_tokens: u64,
+}
+
+impl LiveRequest {
+    /// Tokens that may be emitted until its answer, of `answer_tokens` so far, is longer than was promised; at least
+    /// the next one.
+    pub(crate) fn promised_tokens(&self, answer_tokens: u32) -> u32 {
+        self.given_tokens.saturating_add(self.room_tokens).saturating_sub(answer_tokens).max(1)
+    }
 }
 
 impl LiveRequest {
@@ -286,7 +301,10 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
         prefill: 0,
         decode: 0,
         order: 0,
+        given_tokens: 0,
         room_tokens: 0,
+        kv_tokens: 0,
+        free_tokens: 0,
         fetch: None,
         hit_blocks: 0,
         cached_tokens: 0,

@@ -70,7 +70,7 @@ fn nobody_lacks_room(setup: &Setup, arrivals: &[Arrival]) -> RunResult {
         "{:?}",
         run.refusals_by_reason
     );
-    assert_eq!((run.failed, run.cancelled, run.overcommitted_blocks), (0, 0, 0));
+    assert_eq!((run.failed, run.cancelled, run.preemptions), (0, 0, 0));
     let done = || outcomes.iter().filter(|o| o.status == Status::Completed);
     let count = done().count();
     assert!(

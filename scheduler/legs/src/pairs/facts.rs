@@ -36,6 +36,13 @@ impl Pair {
     }
 }
 
+/// The room of an answer that outgrew `room_tokens`: the conductor keeps at least so much more, and need not hear of
+/// each token.
+#[must_use]
+pub const fn outgrown_room(room_tokens: u32) -> u32 {
+    room_tokens.saturating_add(room_tokens / 4).saturating_add(1)
+}
+
 impl Pairs {
     /// Whether an instance may say this of an attempt now.
     #[must_use]
@@ -92,27 +99,45 @@ impl Pairs {
             return FactOutcome::Repeated;
         }
         debug_assert!(pair.attempt > 0, "{request} has a token and was never sent");
-        pair.emitted_tokens += 1;
-        let emitted_tokens = pair.emitted_tokens;
+        self.drawn(request, (index + 1, last), core, effects);
+        FactOutcome::Yes
+    }
+
+    /// Takes in how many answer tokens there are by now. For a driver whose engines do not report each token: it calls
+    /// this with the first token of an attempt, when an answer outgrows its room (see [`outgrown_room`]), and before
+    /// anything else that ends a stay in an engine. `last`: the answer is complete with these tokens.
+    pub fn emitted(
+        &mut self,
+        now_us: u64,
+        (request, emitted_tokens, last): (RequestId, u32, bool),
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.now_us = now_us;
+        let Some(pair) = self.pairs.get(&request) else { return };
+        debug_assert!(emitted_tokens >= pair.emitted_tokens, "{request}: no client gives tokens back");
+        if emitted_tokens > pair.emitted_tokens {
+            self.drawn(request, (emitted_tokens, last), core, effects);
+        }
+    }
+
+    fn drawn(
+        &mut self,
+        request: RequestId,
+        (emitted_tokens, last): (u32, bool),
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        pair.emitted_tokens = emitted_tokens;
         let drawn_tokens = emitted_tokens.saturating_sub(pair.given_tokens);
         let outgrown = !last && matches!(pair.stage, Stage::Decoding(_)) && drawn_tokens >= pair.room_tokens;
         if outgrown {
-            // The conductor keeps at least so much more, and need not hear of each token.
-            let room_tokens = pair.room_tokens;
-            pair.room_tokens = room_tokens.saturating_add(room_tokens / 4).saturating_add(1);
+            pair.room_tokens = outgrown_room(pair.room_tokens);
         }
         self.trial_is_over(request);
         if outgrown {
             self.feed(Input::RoomOutgrown { request, emitted_tokens }, core, effects);
-        }
-        FactOutcome::Yes
-    }
-
-    /// A driver that does not say each token says how many there are now.
-    pub fn emitted(&mut self, request: RequestId, emitted_tokens: u32) {
-        if let Some(pair) = self.pairs.get_mut(&request) {
-            debug_assert!(emitted_tokens >= pair.emitted_tokens, "{request}: no client gives tokens back");
-            pair.emitted_tokens = emitted_tokens;
         }
     }
 

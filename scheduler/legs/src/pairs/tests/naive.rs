@@ -521,8 +521,8 @@ impl Naive {
     }
 
     pub(super) fn emitted(&mut self, request: RequestId, emitted: u32) {
-        if let Some(row) = self.find(request) {
-            row.emitted = emitted;
+        if self.find(request).is_some_and(|row| emitted > row.emitted) {
+            self.drawn(request, emitted, false);
         }
     }
 
@@ -576,13 +576,17 @@ impl Naive {
     }
 
     fn token(&mut self, request: RequestId, index: u32, last: bool) -> FactOutcome {
-        let now_us = self.now_us;
-        let row = self.find(request).unwrap();
-        if index != row.emitted {
+        if index != self.find(request).unwrap().emitted {
             return FactOutcome::Repeated;
         }
-        row.emitted += 1;
-        let emitted_tokens = row.emitted;
+        self.drawn(request, index + 1, last);
+        FactOutcome::Yes
+    }
+
+    fn drawn(&mut self, request: RequestId, emitted_tokens: u32, last: bool) {
+        let now_us = self.now_us;
+        let row = self.find(request).unwrap();
+        row.emitted = emitted_tokens;
         let grows = !last
             && row.at == NaivePairState::Decoding
             && row.emitted - row.given.min(row.emitted) >= row.room;
@@ -595,7 +599,6 @@ impl Naive {
         if grows {
             self.feed(Input::RoomOutgrown { request, emitted_tokens });
         }
-        FactOutcome::Yes
     }
 
     /// The client has its one token, and the prefill is over.

@@ -92,7 +92,9 @@ impl Script {
             Step::Hear(about, fact) => return (pairs.on_fact(now_us, (about, fact), core, effects), all),
             Step::Cancel(request) => pairs.cancel(now_us, request, core, effects),
             Step::Complete(request) => pairs.complete(now_us, request, core, effects),
-            Step::Emitted(request, tokens) => pairs.emitted(request, tokens),
+            Step::Emitted(request, tokens) => {
+                pairs.emitted(now_us, (request, tokens, false), core, effects);
+            }
             Step::Expire => pairs.expire(now_us, core, effects),
             Step::TryParked => pairs.try_parked(now_us, core, effects),
             Step::Lost(instance, died) => pairs.lost(now_us, (instance, Epoch(1), died), core, effects),

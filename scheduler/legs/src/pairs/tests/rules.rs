@@ -466,7 +466,10 @@ fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
     let mut bench = Bench::new();
     assert_eq!(bench.on_fact_of((A, 0, P), TOKEN), (FactOutcome::Stale, vec![]));
     assert_eq!((bench.complete(A), bench.wait(9_000_000)), (vec![], vec![]));
-    bench.pairs.emitted(A, 7);
+    assert_eq!(
+        bench.act(|pairs, now_us, core, effects| pairs.emitted(now_us, (A, 7, false), core, effects)),
+        []
+    );
     assert_eq!(
         bench.act(|pairs, _, core, effects| pairs.failed(A, FailStage::DecodeLost, core, effects)),
         []
