@@ -2,7 +2,7 @@
 //!
 //! Each core owns its settings, and this file nests them. The simulator's own settings have separate sections. Unknown
 //! keys are rejected with the nearest known one, and impossible values with their bound. No part of Baton starts before
-//! the whole file is checked.
+//! the whole file is checked. A setting may be written with a unit (see `units`).
 
 use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_router::{ReasoningParser, ToolParser};
@@ -17,11 +17,13 @@ use serde::{Deserialize, Serialize};
 mod fuzz;
 mod read;
 mod simulated;
+mod units;
 
 pub use read::{bytes, load, parse, place, read, renamed};
 pub use simulated::{
     ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
 };
+pub use units::{plain, short, size};
 
 /// Tokens in a KV block of a service and its nodes where neither the file nor the command line gives a number: the
 /// default of vLLM. A replay uses its trace's.

@@ -132,7 +132,8 @@ pub fn to_share(text: &str) -> Result<String, String> {
 }
 
 fn table(text: &str) -> Result<toml::Table, String> {
-    text.parse().map_err(|e: toml::de::Error| crate::config::place(&e, text))
+    let plain = crate::config::plain(text)?;
+    plain.parse().map_err(|e: toml::de::Error| crate::config::place(&e, &plain))
 }
 
 /// A configuration with the sections that `text` names in place of its own.

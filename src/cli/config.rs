@@ -126,7 +126,8 @@ fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
 fn keys_of(file: &Path) -> Result<toml::Table, String> {
     let failed = |e: &dyn std::fmt::Display| format!("config {}: {e}", file.display());
     let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
-    text.parse().map_err(|e| failed(&config::place(&e, &text)))
+    let plain = config::plain(&text).map_err(|e| failed(&e))?;
+    plain.parse().map_err(|e| failed(&config::place(&e, &plain)))
 }
 
 /// The effective file, each setting with where it comes from.

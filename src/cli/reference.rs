@@ -130,7 +130,10 @@ pub fn page() -> Result<String, String> {
     let mut text = String::from(
         "# Settings\n\nMade by `baton config reference > docs/config.md` from the comments beside the settings; a test compares. \
          One TOML file, all of it optional; unknown keys are refused with the nearest known one. `baton config check FILE` \
-         says whether a file is valid, `baton config explain FILE` prints every setting in force.\n",
+         says whether a file is valid, `baton config explain FILE` prints every setting in force.\n\n\
+         A setting that ends in `_us`, `_bytes` or `_permille` may be written without that end, with a unit or as a share: \
+         `ttft = \"2s\"` is `ttft_us = 2000000`, `max_body = \"64MiB\"` is `max_body_bytes = 67108864`, and \
+         `target = 0.995` or `target = \"99.5%\"` is `target_permille = 995`.\n",
     );
     for Section { heading, simulated, settings } in sections()? {
         let note = if simulated { "Read by the simulator alone.\n\n" } else { "" };

@@ -1,13 +1,33 @@
 //! The JSON schema of the configuration file, for editors, derived from the settings themselves.
 
 use schemars::generate::SchemaSettings;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::Config;
 
 /// The schema as JSON text.
 pub fn text() -> Result<String, String> {
-    serde_json::to_string_pretty(&schema()?).map(|text| text + "\n").map_err(|e| e.to_string())
+    let mut schema = schema()?;
+    add_short_names(&mut schema);
+    serde_json::to_string_pretty(&schema).map(|text| text + "\n").map_err(|e| e.to_string())
+}
+
+/// Adds the names under which settings are given with their units.
+fn add_short_names(schema: &mut Value) {
+    if let Some(settings) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        let short = |name: &String| {
+            let (short, what) = crate::config::short(name)?;
+            let meaning = json!({"description": format!("`{name}`: {what}."), "type": ["string", "number"]});
+            Some((short.to_owned(), meaning))
+        };
+        let more: Vec<(String, Value)> = settings.keys().filter_map(short).collect();
+        settings.extend(more);
+    }
+    match schema {
+        Value::Object(fields) => fields.values_mut().for_each(add_short_names),
+        Value::Array(list) => list.iter_mut().for_each(add_short_names),
+        _ => {}
+    }
 }
 
 /// The schema, every section written where it is used.
@@ -36,8 +56,6 @@ fn set_defaults(schema: &mut Value, default: &Value) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::reference;
     use super::*;
 
@@ -133,6 +151,7 @@ mod tests {
         let classes = &schema["properties"]["scheduler"]["properties"]["classes"]["items"]["properties"];
         assert!(classes["priority"]["minimum"].is_null(), "a band may be below zero");
         assert_eq!(classes["weight"]["minimum"], 0);
+        assert_eq!(classes["ttft"]["type"], json!(["string", "number"]), "with its unit");
         assert_eq!(schema["additionalProperties"], false);
     }
 }

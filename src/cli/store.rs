@@ -50,32 +50,3 @@ pub fn run(args: &StoreArgs) -> Result<ExitCode, String> {
         Command::Bench(args) => bench::run(args),
     }
 }
-
-/// A size as people write it: `64MiB`, `4GiB`, `1000000`.
-fn size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let factor = match text[digits.len()..].trim() {
-        "" | "B" => Some(1),
-        "KiB" => Some(1u64 << 10),
-        "MiB" => Some(1 << 20),
-        "GiB" => Some(1 << 30),
-        "TiB" => Some(1 << 40),
-        _ => None,
-    };
-    let bytes = digits.parse::<u64>().ok().zip(factor).and_then(|(n, factor)| n.checked_mul(factor));
-    bytes.ok_or_else(|| "give a size such as 64MiB, 4GiB or 1000000".into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        assert_eq!(size("4GiB"), Ok(4 << 30));
-        assert_eq!((size("10"), size("3 MiB"), size("7B")), (Ok(10), Ok(3 << 20), Ok(7)));
-        for bad in ["", "GiB", "4GB", "-1", "99999999TiB", "1.5GiB"] {
-            assert!(size(bad).is_err(), "{bad}");
-        }
-    }
-}

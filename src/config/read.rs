@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use super::{BLOCK_TOKENS, Config};
+use super::{BLOCK_TOKENS, Config, plain};
 
 /// Bytes of a configuration at most: reading it delays nobody for long.
 const MOST_BYTES: usize = 4 << 20;
@@ -61,6 +61,7 @@ fn bounded(text: &str) -> Result<(), String> {
 /// Parses and checks a configuration.
 pub fn parse(text: &str) -> Result<Config, String> {
     bounded(text)?;
+    let text = &plain(text)?;
     let wrong = |e: toml::de::Error| explain(&place(&e, text));
     let given: toml::Table = text.parse().map_err(wrong)?;
     refuse_removed(&given)?;

@@ -22,7 +22,7 @@ pub(super) struct BenchArgs {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Memory of each store; two are there at a time
-    #[arg(long, default_value = "1GiB", value_parser = super::size)]
+    #[arg(long, default_value = "1GiB", value_parser = crate::config::size)]
     memory: u64,
     /// Write the figures to this file
     #[arg(long, value_name = "OUT")]
@@ -37,7 +37,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "url", value_parser = clap::value_parser!(u16).range(1..=64))]
     replicas: u16,
     /// Size of the values put into running stores
-    #[arg(long, default_value = "64KiB", requires = "url", value_parser = super::size)]
+    #[arg(long, default_value = "64KiB", requires = "url", value_parser = crate::config::size)]
     value: u64,
 }
 

@@ -35,13 +35,13 @@ pub(super) struct ServeArgs {
     /// Memory for values. Beside it the process takes at most 250 bytes a key, 128KiB a connection, 256MiB for commands
     /// and answers on their way, 64MiB for itself, and with --ssd or --cold half of this (64MiB to 1GiB, or four of the
     /// largest values) for values on their way up and 350 bytes a value on the SSD
-    #[arg(long, default_value = "1GiB", value_parser = super::size)]
+    #[arg(long, default_value = "1GiB", value_parser = crate::config::size)]
     memory: u64,
     /// Most keys; one of a value that is evicted is free again [default: one for each KiB of memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     keys_max: Option<u64>,
     /// Largest value [default: half of the memory, at most 512MiB]
-    #[arg(long, value_parser = super::size)]
+    #[arg(long, value_parser = crate::config::size)]
     value_max: Option<u64>,
     /// File of users, passwords, tenants and quotas, a line each; without it everybody may come in
     #[arg(long, value_name = "FILE")]
@@ -65,11 +65,11 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "FOLDER", requires = "ssd_size")]
     ssd: Option<PathBuf>,
     /// Size of that file
-    #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = super::size)]
+    #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = crate::config::size)]
     ssd_size: Option<u64>,
     /// The unit in which its room is given out; many small values want a small one [default: as the file there has it, or
     /// 68KiB, which holds 64KiB and a header]
-    #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = super::size)]
+    #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = crate::config::size)]
     ssd_block: Option<u64>,
     /// When a value is copied there: at its first touch, the put, or at its second
     #[arg(long, value_enum, default_value = "second")]
@@ -82,7 +82,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "URL", requires = "cold")]
     cold_endpoint: Option<String>,
     /// Size of the bucket at most; objects that were not read for long are evicted
-    #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "cold", value_parser = super::size)]
+    #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "cold", value_parser = crate::config::size)]
     cold_size: u64,
     /// Objects that the bucket keeps at most; each takes some 150 bytes of memory here
     #[arg(long, value_name = "N", default_value_t = 1 << 20, requires = "cold")]
@@ -237,7 +237,7 @@ fn logins(path: &Path) -> Result<Vec<Login>, String> {
             [user, password, tenant, quota] => (user, password, tenant, Some(quota)),
             _ => return Err(wrong("give USER PASSWORD TENANT [QUOTA]")),
         };
-        let quota_bytes = quota.map_or(Ok(u64::MAX), super::size).map_err(|e| wrong(&e))?;
+        let quota_bytes = quota.map_or(Ok(u64::MAX), crate::config::size).map_err(|e| wrong(&e))?;
         Ok(Login { user: user.into(), password: password.into(), tenant: tenant.into(), quota_bytes })
     });
     let logins: Vec<Login> = logins.collect::<Result<_, _>>()?;
