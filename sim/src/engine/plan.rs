@@ -1,8 +1,10 @@
 //! Plans an engine's next stride: a prefill pass, a mixed step, or a run of decode steps.
 
-use baton_types::{CostProfile, StepCost};
+use std::sync::Arc;
 
-use super::{ActivePrefill, Engine, EngineNoise, Mix, to_us};
+use baton_types::{CostProfile, PassLimit, PassLoad, StepCost};
+
+use super::{Engine, EngineNoise, Mix, to_us};
 
 /// One stride: a prefill pass, a mixed step, or a run of decode steps.
 #[derive(Clone, Debug)]
@@ -46,54 +48,13 @@ impl Stride {
     }
 }
 
-/// The bounds of one pass.
-#[derive(Clone, Copy, Debug)]
-struct Limit {
-    tokens: u64,
-    /// Time for its prompt tokens at the profile's speed, µs.
-    time_us: f64,
-}
-
-/// A pass as far as it is filled.
-#[derive(Clone, Copy, Debug, Default)]
-struct PassLoad {
-    tokens: u64,
-    attention_us: f64,
-}
-
-impl PassLoad {
-    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
-    fn work_us(&self, profile: &CostProfile) -> f64 {
-        profile.dense_us(self.tokens as f64) + self.attention_us
-    }
-
-    fn with(&self, profile: &CostProfile, take: u64, prefix: u64) -> Self {
-        let attention_us = self.attention_us + profile.attention_us(take, prefix);
-        Self { tokens: self.tokens + take, attention_us }
-    }
-
-    /// Tokens of the job that still fit.
-    fn share_of(&self, profile: &CostProfile, limit: Limit, job: &ActivePrefill) -> u64 {
-        let most = job.job.left_tokens.min(limit.tokens - self.tokens);
-        let fits = |take| self.with(profile, take, job.job.prefix_tokens).work_us(profile) <= limit.time_us;
-        if fits(most) {
-            return most;
-        }
-        let (mut low, mut high) = (0, most);
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low
-    }
-}
-
 impl Engine {
     pub(super) fn plan(&mut self) -> Stride {
         let takes_permille = self.noise.as_mut().map_or(1000, EngineNoise::next_permille);
         self.speed_permille = (self.rated_permille * 1000 / takes_permille).max(1);
-        let whole = |tokens: u64| Limit { tokens: tokens.max(1), time_us: f64::INFINITY };
         debug_assert!(self.running.iter().all(|d| d.sequence.room_tokens > 0), "a sequence is starved");
+        let profile = Arc::clone(&self.profile);
+        let whole = |tokens: u64| PassLimit::whole(tokens.max(1));
         let prefills = self.jobs.iter().any(|p| p.job.left_tokens > 0);
         if !self.running.is_empty() {
             // A token needs the one before: nothing overlaps with a step.
@@ -109,41 +70,30 @@ impl Engine {
                 self.plan_pass(whole(self.pass_tokens), false)
             }
             (true, false, Mix::Fixed(tokens)) => self.plan_pass(whole(tokens.into()), true),
-            (true, false, Mix::Target(us)) => match self.mixed_limit(us) {
-                Some(limit) => self.plan_pass(limit, true),
-                None => self.plan_decodes(),
-            },
+            (true, false, Mix::Target(us)) => self.plan_pass(self.mixed_limit(us, &profile), true),
         }
     }
 
-    /// Room for prompt tokens beside a decode step within `target_us`, if there is any.
+    /// Room for prompt tokens beside a decode step within `target_us`.
     #[expect(clippy::cast_precision_loss, reason = "step times are far below 2^53")]
-    fn mixed_limit(&self, target_us: u64) -> Option<Limit> {
+    fn mixed_limit<'a>(&self, target_us: u64, profile: &'a CostProfile) -> PassLimit<'a> {
         let free_us = target_us as f64 - self.step_cost().step_ps(self.context_tokens) as f64 / 1e6;
         let speed = self.speed_permille as f64 / 1000.0;
-        let limit = Limit { tokens: self.pass_tokens, time_us: free_us * speed + self.profile.shared_us };
-        let first = self.jobs.iter().find(|p| p.job.left_tokens > 0)?;
-        let some = free_us > 0.0 && PassLoad::default().share_of(&self.profile, limit, first) > 0;
-        some.then_some(limit)
+        PassLimit::beside(self.pass_tokens, profile, free_us * speed)
     }
 
     /// A pass over the first jobs, with a decode step of the batch in it if `mixed`.
-    fn plan_pass(&mut self, limit: Limit, mixed: bool) -> Stride {
-        let profile = self.profile.clone();
-        let mut filled = PassLoad::default();
+    fn plan_pass(&mut self, limit: PassLimit<'_>, mixed: bool) -> Stride {
+        let mut filled = PassLoad::new(limit);
+        let (mut tokens, mut attention_us) = (0, 0.0);
         let mut chunks = Vec::with_capacity(2);
-        for prefilling in &mut self.jobs {
-            if filled.tokens == limit.tokens {
-                break;
-            }
-            if prefilling.job.left_tokens == 0 {
-                continue;
-            }
-            let take = filled.share_of(&profile, limit, prefilling);
+        for prefilling in self.jobs.iter_mut().filter(|p| p.job.left_tokens > 0) {
+            let take = filled.take(prefilling.job.left_tokens, prefilling.job.prefix_tokens);
             if take == 0 {
                 break;
             }
-            filled = filled.with(&profile, take, prefilling.job.prefix_tokens);
+            tokens += take;
+            attention_us += self.profile.attention_us(take, prefilling.job.prefix_tokens);
             if !prefilling.started {
                 prefilling.started = true;
                 self.started.push(prefilling.job.slot);
@@ -155,7 +105,9 @@ impl Engine {
         }
         let cost = self.step_cost();
         let shared_us = if mixed { self.profile.shared_us } else { 0.0 };
-        let mut cost_ps = self.scaled((filled.work_us(&profile) - shared_us).max(0.001));
+        #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
+        let work_us = self.profile.dense_us(tokens as f64) + attention_us;
+        let mut cost_ps = self.scaled((work_us - shared_us).max(0.001));
         if mixed {
             cost_ps += cost.step_ps(self.context_tokens);
         }

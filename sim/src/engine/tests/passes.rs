@@ -158,7 +158,7 @@ fn death_tells_how_far_each_decode_came() {
     let acts = [
         (0, decode(1, 10, 0)),
         (250, decode(2, 10, 0)),
-        (0, prefill(3, 10)),
+        (510, prefill(3, 10)),
         (520, Act::Die),
         (600, prefill(4, 10)),
     ];
@@ -179,7 +179,7 @@ proptest! {
         target_us in 50u64..2000,
         permille in 300u64..1500,
     ) {
-        let engine = Engine::new(profile(20_000.0), Mix::Target(target_us), 1000, 1);
+        let engine = Engine::new(profile(500.0), Mix::Target(target_us), 1000, 1);
         let mut acts = vec![(0, false, Act::Speed(permille))];
         for slot in 0..batch {
             acts.push((0, false, decode(slot, 60, context)));
@@ -188,10 +188,13 @@ proptest! {
             acts.push((1, false, Act::Prefill { slot: at, order: at.into(), new: *new, prefix: *prefix }));
         }
         let d = Driver::new(engine).play(&acts);
+        // Steps that are too long by themselves take the least chunk with them: 16 tokens behind 23,000 at most.
         let unmixed_us = (100_000 + u64::from(batch) * (context + 60) * 10) / permille;
+        let least_us = (60_000 + 16_000 + 16 * 500 * 23) / permille;
         for slot in 0..batch {
             let worst = d.stories[&slot].gaps_us.iter().copied().max().unwrap_or(0);
-            prop_assert!(u64::from(worst) <= target_us.max(unmixed_us) + 2, "{worst} µs of {target_us}, alone {unmixed_us}");
+            let most_us = target_us.max(unmixed_us + least_us) + 2;
+            prop_assert!(u64::from(worst) <= most_us, "{worst} µs of {target_us}, alone {unmixed_us}");
         }
         prop_assert!((100u32..).zip(&jobs).all(|(slot, _)| d.stories[&slot].prefilled.is_some()));
     }
