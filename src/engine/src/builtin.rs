@@ -11,7 +11,8 @@ use crate::sampler::{Draw, Sampler, logprob};
 use crate::seeded::{SeededSource, SeededSpec};
 use crate::weights::Weights;
 use crate::{
-    BuildError, Engine, Event, KvPool, KvShape, KvSink, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
+    BuildError, Engine, Event, KvPool, KvShape, KvSink, ModelCard, PoolSpec, Sequence, SequenceId,
+    StartError, StepTarget,
 };
 
 /// Rows whose logits are kept at a time.
@@ -211,6 +212,10 @@ impl Engine for Builtin {
 
     fn stop(&mut self, id: SequenceId) {
         self.roster.stop(id);
+    }
+
+    fn set_step_target(&mut self, target: Option<StepTarget>) {
+        self.roster.set_step_target(target);
     }
 
     fn step(&mut self, events: &mut Vec<Event>, sink: &mut dyn KvSink) -> bool {

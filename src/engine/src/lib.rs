@@ -27,6 +27,6 @@ mod weights;
 
 pub use builtin::Builtin;
 pub use pool::{BuildError, KvMemory, KvPool, PoolSpec};
-pub use port::{Engine, Event, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError};
+pub use port::{Engine, Event, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError, StepTarget};
 pub use seeded::{END_TOKEN, SeededSpec};
 pub use timed::{TimedEngine, TimedSpec};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_types::{Finish, Sampling, TokenLogprob};
+use baton_types::{CostProfile, Finish, Sampling, TokenLogprob};
 
 use crate::KvPool;
 
@@ -80,6 +80,15 @@ pub struct Sequence {
     pub order: u64,
 }
 
+/// What a pass may take that has both decodes and prompt tokens in it.
+#[derive(Clone, Debug)]
+pub struct StepTarget {
+    /// What passes cost on this engine.
+    pub profile: Arc<CostProfile>,
+    /// In µs, as the profile counts.
+    pub time_us: u64,
+}
+
 /// Why a sequence could not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -149,6 +158,9 @@ pub trait Engine: Send {
     fn extend(&mut self, id: SequenceId, blocks: &[u32]);
     /// Drops a sequence; its slots are not touched from here on. Unknown ones are ignored.
     fn stop(&mut self, id: SequenceId);
+    /// From the next pass on, prompt tokens beside decodes are as many as fit in the target; without one, passes are
+    /// filled.
+    fn set_step_target(&mut self, target: Option<StepTarget>);
     /// One pass: a token for every sequence that draws, and prompt tokens up to the pass's bound.
     /// False when nothing could run. A timed engine sleeps for as long as a pass takes.
     fn step(&mut self, events: &mut Vec<Event>, sink: &mut dyn KvSink) -> bool;

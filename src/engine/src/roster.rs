@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use baton_types::{Finish, Sampling, TokenLogprob};
+use baton_types::{Finish, PassLimit, PassLoad, Sampling, TokenLogprob};
 
-use crate::{Event, ModelCard, PoolSpec, Sequence, SequenceId, StartError};
+use crate::{Event, ModelCard, PoolSpec, Sequence, SequenceId, StartError, StepTarget};
 
 /// The state of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,7 @@ pub(crate) struct Roster<X> {
     model: ModelCard,
     arrivals: u64,
     begun: u64,
+    target: Option<StepTarget>,
     /// When the pass in progress began, and how many prompt tokens it computes.
     pass: Option<(Instant, u32)>,
 }
@@ -89,7 +90,7 @@ impl<X> Entry<X> {
 impl<X> Roster<X> {
     /// A roster without sequences.
     pub(crate) fn new(pool: PoolSpec, model: ModelCard) -> Self {
-        Self { entries: BTreeMap::new(), pool, model, arrivals: 0, begun: 0, pass: None }
+        Self { entries: BTreeMap::new(), pool, model, arrivals: 0, begun: 0, target: None, pass: None }
     }
 
     /// The model that the sequences are checked against.
@@ -139,6 +140,11 @@ impl<X> Roster<X> {
             sequence,
         };
         self.entries.insert(entry.sequence.id, entry);
+    }
+
+    /// As [`crate::Engine::set_step_target`].
+    pub(crate) fn set_step_target(&mut self, target: Option<StepTarget>) {
+        self.target = target;
     }
 
     /// As [`crate::Engine::proceed`].
@@ -193,30 +199,31 @@ impl<X> Roster<X> {
             .collect();
         turns.sort_unstable();
         let mut running = self.load().0;
-        let mut budget = self.pool.pass_tokens;
+        let mut prompts = None;
         let mut chunks = Vec::with_capacity(turns.len());
         for (long, _, _, _, id) in turns {
-            if long && budget == 0 {
-                break;
-            }
-            let max_running = self.pool.max_running;
-            let next = self.begun + 1;
             let entry = self.entries.get_mut(&id).expect("listed above");
-            if entry.state == State::Waiting {
-                if running >= max_running {
-                    continue;
+            if entry.state == State::Waiting && running >= self.pool.max_running {
+                continue;
+            }
+            let mut tokens = 1;
+            if long {
+                let limit = || PassLoad::new(prompt_limit(&self.pool, self.target.as_ref(), &chunks));
+                tokens =
+                    prompts.get_or_insert_with(limit).take(entry.remaining().into(), entry.computed.into());
+                if tokens == 0 {
+                    break;
                 }
+            }
+            if entry.state == State::Waiting {
                 entry.state = State::Running;
                 running += 1;
             }
             if entry.begun.is_none() {
-                entry.begun = Some(next);
-                self.begun = next;
+                self.begun += 1;
+                entry.begun = Some(self.begun);
             }
-            chunks.push(entry.next_chunk(if long { budget } else { 1 }));
-            if long {
-                budget -= chunks.last().map_or(0, Chunk::len);
-            }
+            chunks.push(entry.next_chunk(u32::try_from(tokens).expect("no more than are left")));
         }
         let prompt_tokens = chunks.iter().filter(|chunk| !chunk.decodes).map(Chunk::len).sum();
         self.pass = Some((Instant::now(), prompt_tokens));
@@ -295,6 +302,17 @@ impl<X> Entry<X> {
             decodes: end == self.len() && end - self.computed == 1,
         }
     }
+}
+
+/// How many prompt tokens a pass with these decodes takes in.
+fn prompt_limit<'a>(pool: &PoolSpec, target: Option<&'a StepTarget>, decodes: &[Chunk]) -> PassLimit<'a> {
+    let most = u64::from(pool.pass_tokens);
+    let Some(target) = target.filter(|_| !decodes.is_empty()) else { return PassLimit::whole(most) };
+    let context = decodes.iter().map(|chunk| u64::from(chunk.tokens.end)).sum();
+    let batch = u32::try_from(decodes.len()).expect("no more sequences than slots");
+    #[expect(clippy::cast_precision_loss, reason = "step times are far below 2^53")]
+    let free_us = target.time_us as f64 - target.profile.decode_us(batch, context);
+    PassLimit::beside(most, &target.profile, free_us)
 }
 
 /// Whether `token` ends an answer.

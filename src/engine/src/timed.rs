@@ -8,7 +8,8 @@ use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, TokenLogprob,
 use crate::pool::layer_bytes;
 use crate::roster::{Chunk, Roster};
 use crate::{
-    BuildError, Engine, Event, KvPool, KvShape, KvSink, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
+    BuildError, Engine, Event, KvPool, KvShape, KvSink, ModelCard, PoolSpec, Sequence, SequenceId,
+    StartError, StepTarget,
 };
 
 /// A cost profile to keep time by, and what the engine pretends to be.
@@ -270,6 +271,10 @@ impl Engine for TimedEngine {
 
     fn stop(&mut self, id: SequenceId) {
         self.roster.stop(id);
+    }
+
+    fn set_step_target(&mut self, target: Option<StepTarget>) {
+        self.roster.set_step_target(target);
     }
 
     fn step(&mut self, events: &mut Vec<Event>, sink: &mut dyn KvSink) -> bool {

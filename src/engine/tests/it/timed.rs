@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engine::{Engine, Event, KvPool, KvSink, Sequence, SequenceId, TimedEngine, TimedSpec};
+use baton_engine::{Engine, Event, KvPool, KvSink, Sequence, SequenceId, StepTarget, TimedEngine, TimedSpec};
 use baton_types::{CostProfile, Finish, Rng, Sampling};
 
 use crate::play::{NullSink, Outcome, blocks_of, carry, idle, note, play, pool, sequence, slots, text};
@@ -81,6 +82,55 @@ fn first_layer_took() -> Duration {
     let Some(Event::Computed { compute_us, .. }) = events.first() else { panic!("{events:?}") };
     assert!(*compute_us >= 9_900);
     watch.0[0].2 - from
+}
+
+/// Steps until a sequence is computed; gives the chunks that it was cut into.
+fn chunks_of(engine: &mut TimedEngine, id: u64) -> Vec<u32> {
+    let (mut watch, mut events) = (Watch(Vec::new()), Vec::new());
+    while !events.iter().any(|event| matches!(event, Event::Computed { id: of, .. } if of.0 == id)) {
+        assert!(engine.step(&mut events, &mut watch));
+    }
+    let firsts = watch.0.iter().filter(|(layer, ..)| *layer == 0);
+    firsts.map(|(_, tokens, _)| tokens.end - tokens.start).collect()
+}
+
+#[test]
+fn a_long_prompt_beside_decodes_keeps_every_pass_within_the_target() {
+    let mut engine = timed(0.0);
+    let long = |id, first| {
+        let blocks = (first..first + 70).collect();
+        Sequence { layerwise: true, hold: true, ..sequence(id, vec![1; 250], sampling(1), blocks) }
+    };
+    let decode = sequence(1, vec![1], Sampling { max_tokens: 100, ..sampling(1) }, (0..26).collect());
+    engine.start(decode).unwrap();
+    assert!(engine.step(&mut Vec::new(), &mut NullSink));
+    let target = |time_us| StepTarget { profile: Arc::new(profile()), time_us };
+    // The step takes 2 ms, a pass with prompts 1 ms and 10 µs a token.
+    for (time_us, want) in [(3_500, 50), (3_900, 90), (3_999, 99)] {
+        engine.set_step_target(Some(target(time_us)));
+        engine.start(long(2, 30)).unwrap();
+        let chunks = chunks_of(&mut engine, 2);
+        assert_eq!(chunks.iter().sum::<u32>(), 250);
+        assert!(
+            chunks[..chunks.len() - 1].iter().all(|tokens| *tokens == want),
+            "{chunks:?} in {time_us} µs"
+        );
+        engine.stop(SequenceId(2));
+    }
+    // Where a step is too long by itself the prompt goes on, and the engine may do as it likes without a target.
+    engine.set_step_target(Some(target(1_000)));
+    engine.start(long(3, 30)).unwrap();
+    let mut watch = Watch(Vec::new());
+    assert!(engine.step(&mut Vec::new(), &mut watch));
+    assert_eq!(watch.0[0].1, 0..16);
+    engine.set_step_target(None);
+    assert_eq!(chunks_of(&mut engine, 3), [100, 100, 34]);
+    // Alone it gets whole passes.
+    engine.stop(SequenceId(3));
+    engine.stop(SequenceId(1));
+    engine.set_step_target(Some(target(3_500)));
+    engine.start(long(4, 30)).unwrap();
+    assert_eq!(chunks_of(&mut engine, 4), [100, 100, 50]);
 }
 
 #[test]
