@@ -189,13 +189,14 @@ pub async fn run_led(
     let kv = KvMap::place(engine.as_mut()).map_err(|why| format!("node {}: {why}", config.name))?;
     let (to_worker, inbox) = std::sync::mpsc::channel();
     let links = Arc::new(Links::new(to_worker.clone(), movers.clone(), kv));
+    let profile = Arc::new(profile);
     let fingerprint = engine::fingerprint(engine.as_ref());
     let bound = movers.spawn(bind(config.clone(), engine::digest(&fingerprint), Arc::clone(&links)));
     let endpoint = Arc::new(bound.await.map_err(|e| format!("KV endpoint: {e}"))??);
     let cache = cache(&config, engine.as_ref())?;
     let hello = v1::Hello {
         ssd_bytes_per_s: ssd_bytes_per_s(&cache),
-        ..hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile))
+        ..hello(&config, engine.as_ref(), &endpoint, (fingerprint, &profile))
     };
     let report = Arc::new(Mutex::new(v1::NodeLoad::default()));
     let (lends, pass_tokens) = (config.role == Role::Store, hello.pass_tokens);
@@ -207,6 +208,7 @@ pub async fn run_led(
     let turns = Arc::new(AtomicU64::new(0));
     let parts = Parts {
         engine,
+        profile,
         cache,
         links: Arc::clone(&links),
         report: Arc::clone(&report),
@@ -298,7 +300,7 @@ fn hello(
     config: &NodeConfig,
     engine: &dyn Engine,
     endpoint: &Endpoint,
-    known: (v1::Fingerprint, baton_types::CostProfile),
+    known: (v1::Fingerprint, &baton_types::CostProfile),
 ) -> v1::Hello {
     let (shape, model) = (engine.shape(), engine.model());
     let (fingerprint, profile) = known;
@@ -317,15 +319,15 @@ fn hello(
         fingerprint: Some(v1::Fingerprint { tokenizer: config.tokenizer.clone(), ..fingerprint }),
         capacity_tokens,
         pass_tokens,
-        // A pass is filled with prompts whatever decodes in it: no engine here knows of an objective.
-        mixed_chunk_tokens: Some(pass_tokens),
+        // Its engine cuts prompts by the step target.
+        mixed_chunk_tokens: None,
         net_bytes_per_s: config.engine.net_bytes_per_s(),
         host_bytes_per_s: config.engine.host_bytes_per_s(),
         // The cache knows, once it has tried its disk out.
         ssd_bytes_per_s: 0,
         kv_address: endpoint.address().to_string(),
         host: config.host.clone(),
-        profile: Some((&profile).into()),
+        profile: Some(profile.into()),
         max_model_tokens: model.max_model_tokens,
         end_tokens: model.end_tokens.clone(),
         wants_body: false,

@@ -96,9 +96,9 @@ pub struct SchedulerConfig {
     /// A decode instance prefills locally only while less than this share of its KV capacity is
     /// promised, per mille: mixed steps make every decode hold its KV for longer.
     pub local_room_permille: u32,
-    /// Share of the TBT objective that a step with prompt tokens in it may be predicted to take, per mille, 100–1000:
-    /// beyond it a decode instance is given no prefill. Engines do not know this bound and fill their passes (the
-    /// simulator's `mix = "target"` fills steps up to it).
+    /// Share of the tightest TBT objective that a step with prompt tokens in it may take, per mille, 100–1000: the step
+    /// target. The conductor sends it to nodes with Baton's own engine, which cuts prompts by it. A decode instance whose
+    /// engine has a fixed budget gets no prefill whose steps are predicted to take longer.
     pub mixed_step_permille: u32,
     /// Requests that may wait in the conductor; more are refused (I9).
     pub max_waiting_requests: u32,
@@ -160,6 +160,13 @@ impl SchedulerConfig {
         } else {
             self.admission
         }
+    }
+
+    /// What a decode step with prompt tokens in it may take, µs: requests of every class decode in it.
+    #[must_use]
+    pub fn step_target_us(&self) -> u64 {
+        let tightest = self.classes.iter().map(|c| c.tbt_us).min().unwrap_or(u64::MAX);
+        tightest / 1000 * u64::from(self.mixed_step_permille)
     }
 
     /// Checks every bound.

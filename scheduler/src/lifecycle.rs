@@ -30,7 +30,7 @@ impl Conductor {
         if let Some(fetch) = fetch {
             self.end_fetch(fetch.from, at);
         }
-        let (now_us, target_us) = (self.now_us, self.mixed_target_us());
+        let (now_us, target_us) = (self.now_us, self.config.step_target_us());
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
         self.stats.cached_tokens += cached_tokens;
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);

@@ -388,7 +388,7 @@ impl Driver {
         loop {
             // Without leave nothing is ordered: another may lead by now, and order otherwise.
             let Some(leader) = self.lead.token() else { return self.fleet.withhold() };
-            let stuck = self.fleet.flush(leader);
+            let stuck = self.fleet.flush(leader, self.config.scheduler.step_target_us());
             if stuck.is_empty() {
                 return;
             }

@@ -234,12 +234,15 @@ impl Fleet {
         self.nodes.iter_mut().flatten().for_each(|node| node.outbox.clear());
     }
 
-    /// Sends what has gathered for each node, in the name of the leadership `leader`; returns those that could not take it.
-    pub(super) fn flush(&mut self, leader: u64) -> Vec<(InstanceId, Epoch)> {
+    /// Sends what has gathered for each node, in the name of the leadership `leader`, and the step target to those that
+    /// decode; returns those that could not take it.
+    pub(super) fn flush(&mut self, leader: u64, step_target_us: u64) -> Vec<(InstanceId, Epoch)> {
         let mut stuck = Vec::new();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let Some(node) = node.as_mut().filter(|n| !n.outbox.is_empty()) else { continue };
-            let orders = v1::Orders { orders: std::mem::take(&mut node.outbox), leader };
+            let orders = std::mem::take(&mut node.outbox);
+            let step_target_us = node.role.decodes().then_some(step_target_us);
+            let orders = v1::Orders { orders, leader, step_target_us };
             let message = v1::ToNode { message: Some(v1::to_node::Message::Orders(orders)) };
             if node.orders.try_send(message).is_err() {
                 stuck.push((InstanceId(u32::try_from(at).unwrap_or(u32::MAX)), node.epoch));

@@ -1,6 +1,8 @@
 //! Memory in the shape of an engine's KV, and no engine: what a node has that only lends room.
 
-use baton_engine::{Engine, Event, KvPool, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError};
+use baton_engine::{
+    Engine, Event, KvPool, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError, StepTarget,
+};
 use baton_types::CostProfile;
 
 use super::engine::{EngineChoice, build as build_engine, keeping_profile};
@@ -53,6 +55,8 @@ impl Engine for MemoryOnlyEngine {
     fn extend(&mut self, _: SequenceId, _: &[u32]) {}
 
     fn stop(&mut self, _: SequenceId) {}
+
+    fn set_step_target(&mut self, _: Option<StepTarget>) {}
 
     fn step(&mut self, _: &mut Vec<Event>, _: &mut dyn KvSink) -> bool {
         false

@@ -7,3 +7,4 @@ mod lines;
 mod lives;
 mod orders;
 mod random;
+mod steps;

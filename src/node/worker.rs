@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use baton_engine::{Engine, Event, SequenceId};
+use baton_engine::{Engine, Event, SequenceId, StepTarget};
 use baton_legs::{Effect, Input, Leg, LegFailure, LegHoldings, Legs, LegsConfig};
 use baton_tiers::{HoldRefusal, KvCache, Notice};
-use baton_types::{CacheChange, RequestId, Tier};
+use baton_types::{CacheChange, CostProfile, RequestId, Tier};
 use baton_wire::v1;
 use baton_wire::v1::failure::Stage;
 use parking_lot::Mutex;
@@ -40,6 +40,8 @@ const FIRST_HELPER: u64 = 1 << 63;
 /// The thread's state.
 pub(super) struct Worker {
     pub(super) engine: Box<dyn Engine>,
+    /// What the engine's passes cost.
+    profile: Arc<CostProfile>,
     pub(super) cache: KvCache,
     pub(super) jobs: BTreeMap<u64, Job>,
     /// Where each of them is, and who goes next.
@@ -70,6 +72,7 @@ pub(super) struct Worker {
 /// The parts of a worker.
 pub(super) struct Parts {
     pub(super) engine: Box<dyn Engine>,
+    pub(super) profile: Arc<CostProfile>,
     pub(super) cache: KvCache,
     pub(super) links: Arc<Links>,
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
@@ -86,6 +89,7 @@ impl Worker {
         let legs = LegsConfig::new(shape.block_tokens, shape.blocks.into(), parts.pass_tokens.into());
         Self {
             engine: parts.engine,
+            profile: parts.profile,
             cache: parts.cache,
             jobs: BTreeMap::new(),
             legs: Legs::new(legs),
@@ -163,7 +167,11 @@ impl Worker {
                 self.attached = None;
                 self.forget_everything();
             }
-            ToWorker::Orders(orders) => orders.orders.into_iter().for_each(|order| self.order(order)),
+            ToWorker::Orders(orders) => {
+                let target = |time_us| StepTarget { profile: Arc::clone(&self.profile), time_us };
+                self.engine.set_step_target(orders.step_target_us.map(target));
+                orders.orders.into_iter().for_each(|order| self.order(order));
+            }
             ToWorker::Offered(ticket) => self.offered(ticket),
             ToWorker::Tokens { ticket, note } => self.tokens_came(ticket, &note),
             ToWorker::Landed(ticket) => self.landed(ticket),
@@ -470,6 +478,7 @@ mod tests {
         let (to_worker, _) = std::sync::mpsc::channel();
         Worker::new(Parts {
             engine,
+            profile: Arc::new(baton_engine::TimedSpec::zero_work().profile),
             cache: KvCache::new(cache).expect("a cache"),
             links: Arc::new(Links::new(to_worker, runtime.clone(), kv)),
             report: Arc::default(),

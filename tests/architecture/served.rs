@@ -54,7 +54,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/admission.rs", &["max_waiting_requests"]),
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["block_tokens", "fetch", "first_token"]),
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["balancing_threshold_permille"]),
-    ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["mixed_step_permille"]),
+    ("SchedulerConfig", "scheduler/src/config.rs", &["mixed_step_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill", "local_room_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["explain_every"]),
     ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["decode_duration_us"]),

@@ -59,16 +59,10 @@ impl Conductor {
         (u64::from(blocks) * u64::from(self.config.block_tokens)).min(request.prompt_tokens - 1)
     }
 
-    /// TBT that a mixed step on a decode instance may take, µs: requests of every class decode there.
-    pub(crate) fn mixed_target_us(&self) -> u64 {
-        let tightest = self.config.classes.iter().map(|c| c.tbt_us).min().unwrap_or(u64::MAX);
-        tightest / 1000 * u64::from(self.config.mixed_step_permille)
-    }
-
     /// The best plan on `instance` by the policy's fetch rule, from the last look-up.
     pub(crate) fn plan(&self, instance: &Instance, request: &Request) -> Plan {
         let hit = self.hits.of(instance.spec.id);
-        let target_us = self.mixed_target_us();
+        let target_us = self.config.step_target_us();
         let here_blocks = hit.by_its_turn();
         let cached = self.tokens_of(request, here_blocks);
         let block = u64::from(self.config.block_tokens);

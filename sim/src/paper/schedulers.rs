@@ -26,7 +26,7 @@ pub(crate) fn mooncake_cluster(shape: (u32, u32), policy: PolicyName, tbt_us: u6
     let mut scheduler =
         SchedulerConfig { policy, admission: AdmissionMode::None, ..SchedulerConfig::default() };
     scheduler.classes[0].tbt_us = tbt_us;
-    let target = tbt_us / 1000 * u64::from(scheduler.mixed_step_permille);
+    let target = scheduler.step_target_us();
     let mut setup = Setup::disaggregated(shape.0, shape.1, &profile()?, scheduler);
     for pool in &mut setup.pools {
         pool.dram_tokens = DRAM_TOKENS;

@@ -23,6 +23,8 @@ pub(super) const PROMPT: u32 = 40;
 pub(super) struct Line {
     pub life: v1::Welcome,
     pub orders: mpsc::Receiver<v1::ToNode>,
+    /// The step target of its last orders.
+    pub step_target_us: Option<u64>,
 }
 
 /// A driver with the clock, nodes and clients of a test.
@@ -168,6 +170,7 @@ impl Bench {
         self.lines.retain(|name, line| {
             while let Ok(message) = line.orders.try_recv() {
                 let Some(v1::to_node::Message::Orders(orders)) = message.message else { continue };
+                line.step_target_us = orders.step_target_us;
                 orders.orders.into_iter().for_each(|order| open_legs.ordered(name, order));
             }
             // The driver has ended this life.
@@ -185,7 +188,7 @@ impl Bench {
         self.inbox.send(Message::Joined { hello: Box::new(hello), orders, reply }).await;
         self.pump().await;
         let life = answer.try_recv().unwrap().map_err(|why| why.to_string())?;
-        self.lines.insert(name, Line { life: life.clone(), orders: receiver });
+        self.lines.insert(name, Line { life: life.clone(), orders: receiver, step_target_us: None });
         self.pump().await;
         Ok(life)
     }

@@ -56,6 +56,21 @@ async fn a_policy_is_changed_refused_and_taken_back() {
 }
 
 #[tokio::test]
+async fn orders_bring_the_target_of_the_policy_in_force() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let mut config = *ask(&mut bench, Question::Config).await;
+    for (name, tbt_us, step_target_us) in [("a", 100_000, 90_000), ("b", 60_000, 54_000)] {
+        config.scheduler.classes[0].tbt_us = tbt_us;
+        change(&mut bench, config.clone()).await.unwrap();
+        bench.submit(name, 3).await;
+        bench.serve(name).await;
+        assert_eq!(bench.lines["d0"].step_target_us, Some(step_target_us));
+        assert_eq!(bench.lines["p0"].step_target_us, None, "nobody decodes there");
+    }
+    bench.quiet();
+}
+
+#[tokio::test]
 async fn what_a_shadow_mode_would_refuse_is_counted() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     let mut shadowed = *ask(&mut bench, Question::Config).await;

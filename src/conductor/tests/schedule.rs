@@ -104,7 +104,7 @@ impl ScheduleRun {
         self.bench.driver.take_in(Message::Joined { hello, orders, reply });
         let life = answer.try_recv().unwrap().expect("a node that fits");
         assert_eq!((life.instance, life.epoch), (spec.id.0, spec.epoch.0));
-        self.bench.lines.insert(name, Line { life, orders: receiver });
+        self.bench.lines.insert(name, Line { life, orders: receiver, step_target_us: None });
     }
 
     fn submit(&mut self, request: &Request) {
@@ -242,7 +242,7 @@ fn scenario(seed: u64, admission: AdmissionMode, tune: impl FnOnce(&mut Setup)) 
     for pool in &mut setup.pools {
         pool.hbm_tokens = Some(60_000);
         pool.dram_tokens = 60_000;
-        pool.mix = Mix::Fixed(pool.pass_tokens);
+        pool.mix = Mix::Target(setup.scheduler.step_target_us());
     }
     setup.seed = seed;
     setup.clients = Clients { retries: 2, jitter_permille: 100, leave_permille: 30 };

@@ -43,6 +43,8 @@ pub(super) struct Line {
     pub load: v1::NodeLoad,
     /// The leadership under which it gives orders.
     pub leader: u64,
+    /// The step target that its orders carry.
+    pub step_target_us: Option<u64>,
 }
 
 struct Door(mpsc::Sender<Line>);
@@ -62,7 +64,8 @@ impl Control for Door {
         };
         let (orders, receiver) = mpsc::channel(256);
         let load = v1::NodeLoad { holds: u32::MAX, ..Default::default() };
-        let line = Line { hello, facts, orders, received: VecDeque::new(), load, leader: 0 };
+        let line =
+            Line { hello, facts, orders, received: VecDeque::new(), load, leader: 0, step_target_us: None };
         self.0.send(line).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|message| message))))
     }
@@ -78,15 +81,20 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) async fn start() -> Self {
+        let spec =
+            SeededSpec { layers: 2, dim: 32, heads: 4, kv_heads: 2, ffn_dim: 64, ..SeededSpec::default() };
+        let pool =
+            PoolSpec { block_tokens: BLOCK, blocks: BLOCKS, pass_tokens: 48, max_running: 16, threads: None };
+        Self::start_with(EngineChoice::Seeded { spec, pool }).await
+    }
+
+    /// The same with a node of another engine.
+    pub(super) async fn start_with(engine: EngineChoice) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = format!("http://{}", listener.local_addr().unwrap());
         let (door, lines) = mpsc::channel(4);
         let server = tonic::transport::Server::builder().add_service(ControlServer::new(Door(door)));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-        let spec =
-            SeededSpec { layers: 2, dim: 32, heads: 4, kv_heads: 2, ffn_dim: 64, ..SeededSpec::default() };
-        let pool =
-            PoolSpec { block_tokens: BLOCK, blocks: BLOCKS, pass_tokens: 48, max_running: 16, threads: None };
         let config = NodeConfig {
             name: "n0".into(),
             role: Role::Both,
@@ -94,7 +102,7 @@ impl Stage {
             kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             rdma: RdmaDevices::default(),
             host: "here".into(),
-            engine: EngineChoice::Seeded { spec, pool },
+            engine,
             tokenizer: String::new(),
             dram_blocks: 32,
             ssd_blocks: 0,
@@ -155,8 +163,8 @@ impl Line {
 
     pub(super) async fn order(&self, request: u64, attempt: u32, order: Order) {
         let order = v1::Order { request, attempt, order: Some(order) };
-        self.send(v1::to_node::Message::Orders(v1::Orders { orders: vec![order], leader: self.leader }))
-            .await;
+        let (orders, leader, step_target_us) = (vec![order], self.leader, self.step_target_us);
+        self.send(v1::to_node::Message::Orders(v1::Orders { orders, leader, step_target_us })).await;
     }
 
     pub(super) async fn release(&self, request: u64) {

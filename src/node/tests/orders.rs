@@ -145,8 +145,11 @@ async fn orders_out_of_turn_are_answered_or_ignored() {
         line.order(0, 0, order).await;
     }
     line.send(v1::to_node::Message::Welcome(v1::Welcome::default())).await;
-    line.send(v1::to_node::Message::Orders(v1::Orders { orders: vec![v1::Order::default()], leader: 0 }))
-        .await;
+    line.send(v1::to_node::Message::Orders(v1::Orders {
+        orders: vec![v1::Order::default()],
+        ..Default::default()
+    }))
+    .await;
     assert!(matches!(line.fact(0).await, (0, Fact::Replicated(_) | Fact::Cache(_))));
     still_serves(&mut line, &answer).await;
     stage.end().await;
