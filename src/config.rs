@@ -437,5 +437,9 @@ mod tests {
         assert!(error.contains("router.tool_parser") && error.contains("hermes"), "{error}");
         let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens");
         assert!(error.contains("block_tokens = 0 is outside 1..=65536"), "{error}");
+        let chunks = "[[cluster.pools]]\nmixed_chunk_tokens = 512";
+        let error = parse(chunks).expect_err("engines cut prompts by the step target");
+        assert!(error.contains("mixed_chunk_tokens = 512") && error.contains("mix = \"fixed\""), "{error}");
+        parse(&format!("{chunks}\nmix = \"fixed\"")).expect("a fixed budget");
     }
 }

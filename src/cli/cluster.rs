@@ -92,7 +92,6 @@ fn empty_profile() -> Result<Arc<CostProfile>, String> {
 }
 
 fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
-    let tightest = config.scheduler.classes.iter().map(|c| c.tbt_us).min().unwrap_or(100_000);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounds were checked")]
     let rate = |giga: f64| (giga * 1e9) as u64;
     Pool {
@@ -105,7 +104,7 @@ fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
         pass_tokens: pool.pass_tokens,
         pipeline_nodes: pool.pipeline_nodes,
         mix: match pool.mix {
-            MixMode::Target => Mix::Target(tightest / 1000 * u64::from(config.scheduler.mixed_step_permille)),
+            MixMode::Target => Mix::Target(config.scheduler.step_target_us()),
             MixMode::Fixed if pool.mixed_chunk_tokens == 0 => Mix::Fixed(pool.pass_tokens),
             MixMode::Fixed => Mix::Fixed(pool.mixed_chunk_tokens),
             MixMode::PrefillFirst => Mix::PrefillFirst,
@@ -128,7 +127,7 @@ mod tests {
         let setup = setup(&Config::default(), 7).expect("the default cluster");
         assert_eq!(setup.instances(), 16);
         assert_eq!(setup.pools[0].net_bytes_per_s, 100_000_000_000);
-        assert_eq!(setup.pools[1].mix, Mix::Fixed(8_192), "what live nodes do: whole passes");
+        assert_eq!(setup.pools[1].mix, Mix::Target(90_000), "what the service's own nodes do");
         assert_eq!((setup.scheduler.seed, setup.faults.seed), (7, 7));
         assert_eq!(setup.network, NetworkConfig::default());
     }
@@ -158,7 +157,7 @@ mod tests {
     #[test]
     fn chunks_are_as_the_file_says() {
         let mut config = Config::default();
-        (config.cluster.pools[1].mix, config.cluster.pools[0].mixed_chunk_tokens) = (MixMode::Target, 512);
+        (config.cluster.pools[0].mix, config.cluster.pools[0].mixed_chunk_tokens) = (MixMode::Fixed, 512);
         let setup = setup(&config, 1).expect("a valid cluster");
         let mixes: Vec<Mix> = setup.pools.iter().map(|p| p.mix).collect();
         assert_eq!(mixes, [Mix::Fixed(512), Mix::Target(90_000)]);

@@ -59,9 +59,10 @@ pub enum HandoffMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MixMode {
-    /// In chunks of one length (`mixed_chunk_tokens`), as Baton's own nodes, vLLM and SGLang do.
+    /// In chunks of one length (`mixed_chunk_tokens`), as vLLM and SGLang do.
     Fixed,
-    /// As many prompt tokens a step as the TBT objective leaves room for, which no engine does today.
+    /// As many prompt tokens a step as fit in the step target (`scheduler.mixed_step_permille`), as Baton's own engine
+    /// does.
     Target,
     /// Whole prefills first; they stall the decodes.
     PrefillFirst,
@@ -89,7 +90,7 @@ pub struct PoolConfig {
     pub pipeline_nodes: u32,
     /// How prefills mix into decode steps.
     pub mix: MixMode,
-    /// Prompt tokens a step for `mix = "fixed"`; 0 fills a whole pass, `pass_tokens`, as the service's nodes do.
+    /// Prompt tokens a step for `mix = "fixed"`; 0 fills a whole pass, `pass_tokens`, as engines do.
     pub mixed_chunk_tokens: u32,
     /// Whether KV of finished requests is kept as cache.
     pub prefix_cache: bool,
@@ -112,7 +113,7 @@ impl Default for PoolConfig {
             ssd_tokens: 0,
             pass_tokens: 8192,
             pipeline_nodes: 1,
-            mix: MixMode::Fixed,
+            mix: MixMode::Target,
             mixed_chunk_tokens: 0,
             prefix_cache: true,
             net_gbps: 800.0,
@@ -241,6 +242,13 @@ impl ClusterConfig {
             within(&name("pass_tokens"), f64::from(pool.pass_tokens), 1.0, 1_048_576.0)?;
             within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
             within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 0.0, 1_048_576.0)?;
+            if pool.mixed_chunk_tokens > 0 && pool.mix != MixMode::Fixed {
+                return Err(format!(
+                    "{} = {} has no effect without mix = \"fixed\"; add that, or remove it",
+                    name("mixed_chunk_tokens"),
+                    pool.mixed_chunk_tokens
+                ));
+            }
             within(&name("net_gbps"), pool.net_gbps, 0.001, 1e6)?;
             within(&name("host_gb_per_s"), pool.host_gb_per_s, 0.001, 1e6)?;
             within(&name("ssd_gb_per_s"), pool.ssd_gb_per_s, 0.001, 1e6)?;
