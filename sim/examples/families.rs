@@ -101,15 +101,19 @@ fn classes(load: &Load) -> Vec<SloClass> {
     vec![SloClass { ttft_us: ttft_ms * 1000, tbt_us: tbt_ms * 1000, ..SloClass::default() }]
 }
 
-fn setup(load: &Load, (policy, admission): (PolicyName, AdmissionMode)) -> Result<Setup, String> {
+/// A policy with its admission, and whether the engines keep the step target or have a fixed budget.
+type Way = (PolicyName, AdmissionMode, bool);
+
+fn setup(load: &Load, (policy, admission, keeps_target): Way) -> Result<Setup, String> {
     let profile = Arc::new(profiles::named("llama3-70b-8xa100").map_err(|e| e.to_string())?);
     let config = SchedulerConfig { policy, admission, classes: classes(load), ..SchedulerConfig::default() };
     let [prefills, decodes, both] = load.instances;
+    let chunk = if both > 0 { 512 } else { 8192 };
+    let mix = if keeps_target { Mix::Target(config.step_target_us()) } else { Mix::Fixed(chunk) };
     let mut setup = Setup::disaggregated(prefills, decodes, &profile, config);
     setup.pools.push(Pool::new(Role::Both, both, profile));
     setup.pools.retain(|pool| pool.count > 0);
-    let chunk = if both > 0 { 512 } else { 8192 };
-    setup.pools.iter_mut().for_each(|pool| pool.mix = Mix::Fixed(chunk));
+    setup.pools.iter_mut().for_each(|pool| pool.mix = mix);
     (setup.keep_outcomes, setup.sample_us) = (true, 0);
     if policy != PolicyName::Baton {
         // They serve every request, however late.
@@ -118,7 +122,7 @@ fn setup(load: &Load, (policy, admission): (PolicyName, AdmissionMode)) -> Resul
     Ok(setup)
 }
 
-fn run(load: &Load, trace: &Arc<Trace>, way: (PolicyName, AdmissionMode)) -> Result<RunSummary, String> {
+fn run(load: &Load, trace: &Arc<Trace>, way: Way) -> Result<RunSummary, String> {
     let classes = classes(load);
     let names = classes.iter().map(|class| class.name.clone()).collect();
     let workload = TraceWorkload::new(Arc::clone(trace), load.speed).with_classes(names);
@@ -144,12 +148,13 @@ fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
     let all = trace.records.len();
     let tokens: u64 = trace.records.iter().map(|row| row.input_length).sum();
     let share = |part: u64| 100.0 * part as f64 / tokens as f64;
-    let baton = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto))?;
+    let baton = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, false))?;
+    let own = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, true))?;
     let others: Result<Vec<(usize, u64, String)>, String> = OTHERS
         .par_iter()
-        .map(|way| {
-            let score = run(load, trace, *way)?;
-            Ok((score.in_slo, score.tokens_in_slo, format!("{}, {}", way.0.name(), way.1.name())))
+        .map(|(policy, admission)| {
+            let score = run(load, trace, (*policy, *admission, false))?;
+            Ok((score.in_slo, score.tokens_in_slo, format!("{}, {}", policy.name(), admission.name())))
         })
         .collect();
     let (best, best_tokens, name) = others?.into_iter().max().expect("there are others");
@@ -157,21 +162,25 @@ fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
         baton.classes.iter().map(|(good, all)| format!("{:.1} %", 100.0 * *good as f64 / *all as f64));
     let classes: Vec<String> = classes.filter(|_| baton.classes.len() > 1).collect();
     Ok(format!(
-        "| {} | {all} | {} / {:.1} % | {} | {best} / {:.1} % | {name} | {:+.1} % | {} |",
+        "| {} | {all} | {} / {:.1} % | {} | {best} / {:.1} % | {name} | {:+.1} % | {} | {} / {:.1} % |",
         load.name,
         baton.in_slo,
         share(baton.tokens_in_slo),
         baton.late,
         share(best_tokens),
         100.0 * (baton.in_slo as f64 - best as f64) / all as f64,
-        classes.join(", ")
+        classes.join(", "),
+        own.in_slo,
+        share(own.tokens_in_slo)
     ))
 }
 
 fn main() -> Result<(), String> {
     let word = std::env::args().nth(1).unwrap_or_default();
-    println!("| load | requests | baton | late | best other | which | difference | classes |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!(
+        "| load | requests | baton | late | best other | which | difference | classes | baton, its own engine |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
     for name in workloads::NAMES {
         let mut loads = LOADS.iter().filter(|l| l.workload == name && l.name.contains(&word)).peekable();
         if loads.peek().is_none() {
