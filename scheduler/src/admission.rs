@@ -6,7 +6,7 @@ use baton_types::{ClassId, InstanceId, Role, SloClass};
 use crate::conductor::Conductor;
 use crate::placement::{DecodeChoice, MIN_RETRY_AFTER_US, Placement, Refusal, within_reach};
 use crate::policies::QueueLocation;
-use crate::request::{Entry, Stage};
+use crate::request::Entry;
 use crate::{AdmissionMode, Effect, RejectReason, Rejection, Request};
 
 impl Conductor {
@@ -37,7 +37,8 @@ impl Conductor {
             return;
         }
         self.settle_class(&mut request);
-        let entry = self.fresh_entry(request);
+        let deadline_us = self.deadline_us(&request, self.now_us);
+        let entry = Entry { deadline_us, ..Entry::new(request, self.now_us) };
         if let Some(refusal) = self.hopeless(&entry.request) {
             self.reject(&entry, refusal, effects);
             return;
@@ -47,32 +48,6 @@ impl Conductor {
             return;
         }
         self.admit(entry, effects);
-    }
-
-    fn fresh_entry(&self, request: Request) -> Entry {
-        Entry {
-            deadline_us: self.deadline_us(&request, self.now_us),
-            promised_us: 0,
-            prediction: None,
-            tag_us: None,
-            request,
-            stage: Stage::Unplaced,
-            arrived_us: self.now_us,
-            prefill: baton_types::InstanceId(0),
-            decode: None,
-            excluded: None,
-            fetch: None,
-            work_us: 0,
-            new_tokens: 0,
-            room_tokens: 0,
-            decode_at_us: 0,
-            finish_us: 0,
-            decode_prior_us: 0,
-            retries: 0,
-            gave_way: false,
-            told_tokens: 0,
-            foreign: false,
-        }
     }
 
     /// Refusals that no placement can change: bounds, and prompts that fit nowhere.
@@ -114,7 +89,7 @@ impl Conductor {
         let mode = self.config.effective_admission();
         let only_feasible = mode == AdmissionMode::Slo;
         let request = &entry.request;
-        let ticket = self.tickets.take(request);
+        let ticket = self.take_ticket(request, effects);
         if only_feasible && !self.is_time_of(ticket.as_ref()) {
             self.see_tickets(request);
         }
@@ -132,7 +107,7 @@ impl Conductor {
         self.judge_shadows(request, &verdict);
         match verdict {
             Err(refusal) => {
-                let refusal = self.refuse_returned(&entry.request, ticket, refusal);
+                let refusal = self.refuse_returned(&entry.request, ticket, refusal, effects);
                 self.reject(&entry, refusal, effects);
             }
             Ok(placement) => match self.refusal_under(mode, request, &placement) {

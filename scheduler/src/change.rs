@@ -51,7 +51,9 @@ impl Conductor {
         for request in waiting {
             let entry = self.requests.remove(request).expect("one retry ends no other request");
             self.release_legs(&entry, effects);
-            self.retry(entry, FailStage::NoPlacement, effects);
+            if entry.peer.is_none() {
+                self.retry(entry, FailStage::NoPlacement, effects);
+            }
         }
         self.wake_waiting();
     }
@@ -70,7 +72,10 @@ impl Conductor {
                 new.max_waiting_requests
             )));
         }
-        self.requests.iter().filter(|e| !e.foreign).try_for_each(|e| self.class_stays(e.request.class, new))
+        self.requests
+            .iter()
+            .filter(|e| e.peer.is_none())
+            .try_for_each(|e| self.class_stays(e.request.class, new))
     }
 
     /// A live request names its class by position: the class there must still be the one it was.

@@ -77,6 +77,8 @@ pub struct Conductor {
     pub(crate) turn: u64,
     pub(crate) sequence: u64,
     pub(crate) stats: SchedulerStats,
+    /// The number of this router among those that share the cluster; none where it is alone.
+    pub(crate) router: Option<u32>,
     /// Room was released, in this step or while held requests were last checked.
     pub(crate) room_came: bool,
     /// Sends work this long ahead; only tests set it.
@@ -114,6 +116,7 @@ impl Conductor {
             turn: 0,
             sequence: 0,
             stats: SchedulerStats::default(),
+            router: None,
             room_came: false,
             #[cfg(test)]
             ahead_for_test_us: None,
@@ -126,6 +129,7 @@ impl Conductor {
     /// seen (I11). A time that no clock shows, as in a damaged journal, counts as the largest allowed.
     pub fn step(&mut self, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
         self.now_us = self.now_us.max(now_us.min(LATEST_US));
+        self.share_input(&input, effects);
         match input {
             Input::InstanceJoined(spec) => self.instance_joined(spec, effects),
             Input::InstanceDrained { instance } => self.instance_drained(instance, effects),
@@ -153,12 +157,13 @@ impl Conductor {
                 self.decode_finished(request, output_tokens, effects);
             }
             Input::ReplicateFinished { to } => self.replicate_finished(to, effects),
-            Input::PeerPlaced { request, prefill, decode, work_us } => {
-                self.peer_placed(request, (prefill, decode), work_us);
-            }
+            Input::PeerPlaced(placed) => self.peer_placed(*placed, effects),
+            Input::PeerDisplaced { request } => self.peer_displaced(request, effects),
+            Input::PeerTicket(ticket) => self.peer_ticket(*ticket),
+            Input::PeerTicketTaken { name } => _ = self.tickets.take_named(name),
             Input::TimerFired => {}
         }
-        self.retry_held();
+        self.retry_held(effects);
         self.run_queues(effects);
         assert!(
             self.requests.len() <= self.config.max_waiting_requests as usize + 1,

@@ -1,10 +1,11 @@
 //! The outputs of the conductor: orders, in the imperative.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baton_types::{BlockHash, FetchPlan, InstanceId, RequestId};
 use serde::{Deserialize, Serialize};
 
-use crate::Decision;
+use crate::{Decision, Input};
 
 /// One order to the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,6 +73,8 @@ pub enum Effect {
     },
     /// The arithmetic of one decision.
     Explain(Decision),
+    /// Give this fact to every other router.
+    Share(Box<Input>),
 }
 
 /// What ended an admitted request.

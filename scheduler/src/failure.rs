@@ -6,7 +6,7 @@ use baton_types::{Epoch, InstanceId, RequestId};
 use crate::conductor::Conductor;
 use crate::placement::Placement;
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage, InstanceState};
+use crate::{Effect, FailStage, Input, InstanceState, PeerStage};
 
 impl Conductor {
     pub(crate) fn handoff_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
@@ -16,7 +16,7 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        let (stage, foreign) = (entry.stage, entry.foreign);
+        let (stage, foreign) = (entry.stage, entry.peer.is_some());
         let mut entry = self.requests.remove(id).expect("looked up above");
         if foreign {
             // Its own router places it again, and says so.
@@ -51,6 +51,7 @@ impl Conductor {
         let now_us = self.now_us;
         self.reserve_decode(&mut entry, to, now_us);
         effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
+        self.share_placement(&entry, PeerStage::Prefilled, effects);
         self.requests.insert(entry);
     }
 
@@ -79,7 +80,7 @@ impl Conductor {
     fn start_over(&mut self, id: RequestId, at: InstanceId, stage: FailStage, effects: &mut Vec<Effect>) {
         let mut entry = self.requests.remove(id).expect("looked up by the caller");
         self.release_legs(&entry, effects);
-        if entry.foreign {
+        if entry.peer.is_some() {
             // Its own router places it again, and says so.
             return;
         }
@@ -112,7 +113,7 @@ impl Conductor {
         for request in touched {
             let mut entry = self.requests.remove(request).expect("one retry ends no other request");
             self.release_legs(&entry, effects);
-            if entry.foreign {
+            if entry.peer.is_some() {
                 continue;
             }
             // A retry is not counted for a request that had not been sent.
@@ -137,7 +138,7 @@ impl Conductor {
 
     /// Places an entry that holds nothing again, or fails it with `stage` once its retries are used up.
     pub(crate) fn retry(&mut self, mut entry: Entry, stage: FailStage, effects: &mut Vec<Effect>) {
-        assert!(!entry.foreign, "request {} is another router's to place again", entry.request.id);
+        assert!(entry.peer.is_none(), "request {} is another router's to place again", entry.request.id);
         if entry.told_tokens > entry.request.emitted_tokens {
             entry.request.has_emitted(entry.told_tokens, self.config.block_tokens);
         }
@@ -161,7 +162,7 @@ impl Conductor {
 
     /// Continues with the new placement.
     pub(crate) fn replace(&mut self, mut entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
-        assert!(!entry.foreign, "request {} is another router's to place again", entry.request.id);
+        assert!(entry.peer.is_none(), "request {} is another router's to place again", entry.request.id);
         entry.stage = Stage::Unplaced;
         entry.decode = None;
         entry.fetch = None;
@@ -173,6 +174,7 @@ impl Conductor {
     fn fail(&mut self, entry: &Entry, stage: FailStage, effects: &mut Vec<Effect>) {
         assert!(!self.requests.contains(entry.request.id), "request {} fails and lives", entry.request.id);
         self.stats.failed += 1;
+        self.share(Input::RequestCancelled { request: entry.request.id }, effects);
         effects.push(Effect::Fail { request: entry.request.id, stage });
     }
 }

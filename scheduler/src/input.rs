@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use baton_types::{CacheEvent, Epoch, InstanceId, RequestId, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::{InstanceSpec, Request, SchedulerConfig};
+use crate::{InstanceSpec, PeerPlacement, Request, SchedulerConfig, Ticket};
 
 /// One fact.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,16 +124,19 @@ pub enum Input {
         /// The instance that should hold the copy.
         to: InstanceId,
     },
-    /// Another router placed a request. Its load counts here, and no order is given for it.
-    PeerPlaced {
-        /// The request, as the peer saw it; its chain may be empty.
-        request: Request,
-        /// Where it prefills.
-        prefill: InstanceId,
-        /// Where it decodes.
-        decode: InstanceId,
-        /// Prefill work that the peer predicted, µs.
-        work_us: u64,
+    /// Another router placed a request, or sent it. Its load counts here, and no order is given for it.
+    PeerPlaced(Box<PeerPlacement>),
+    /// Another router took the place of a request that waits here for one with a better claim.
+    PeerDisplaced {
+        /// Which request.
+        request: RequestId,
+    },
+    /// A refused client of another router was asked to return, and a place is kept for it.
+    PeerTicket(Box<Ticket>),
+    /// That client has returned.
+    PeerTicketTaken {
+        /// The name on the ticket.
+        name: u64,
     },
     /// Time passed; see `Conductor::next_deadline`.
     TimerFired,

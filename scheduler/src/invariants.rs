@@ -63,9 +63,9 @@ impl Conductor {
                 "I8: {promised} decode slots for {reserved} requests with a decode instance"
             ));
         }
-        let own = |e: &&Entry| e.stage == Stage::Prefilling && !e.foreign;
-        let under_way = |id| self.requests.get(id).filter(own).map(|e| e.prefill);
-        self.coming.check(self.requests.iter().filter(own).count(), under_way)?;
+        let sent = |e: &&Entry| e.stage == Stage::Prefilling;
+        let under_way = |id| self.requests.get(id).filter(sent).map(|e| e.prefill);
+        self.coming.check(self.requests.iter().filter(sent).count(), under_way)?;
         self.check_unplaced()?;
         self.check_flights()?;
         self.check_starts()
@@ -131,6 +131,10 @@ impl Conductor {
                 return Err(format!("I5: instance {id} holds request {request}, which is not placed there"));
             }
         }
+        let whose = |id| self.requests.get(id).and_then(|e| e.peer);
+        if let Some(waiting) = instance.prefill.waiting().iter().find(|w| w.peer != whose(w.request)) {
+            return Err(format!("I5: request {} waits on instance {id} for another router", waiting.request));
+        }
         self.check_sharing(instance)?;
         for slot in instance.decode.slots() {
             let decodes = |e: &Entry| e.decode == Some(id) && slot.running == (e.stage == Stage::Decoding);
@@ -189,8 +193,7 @@ fn check_entry(entry: &Entry) -> Result<(), String> {
     if entry.request.prompt_tokens == 0 {
         return Err(format!("request {id} has no prompt"));
     }
-    let held_back = matches!(entry.stage, Stage::Unplaced | Stage::Waiting);
-    if held_back && entry.foreign {
+    if entry.stage == Stage::Unplaced && entry.peer.is_some() {
         return Err(format!("request {id} waits here, though it is another router's"));
     }
     if entry.stage == Stage::Unplaced && entry.decode.is_some() {

@@ -21,6 +21,7 @@ mod input;
 mod invariants;
 mod last_copies;
 mod lifecycle;
+mod peers;
 mod placement;
 mod policies;
 mod prediction;
@@ -46,6 +47,7 @@ pub use effect::{Effect, FailStage, RejectReason, Rejection};
 pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};
 pub use input::Input;
+pub use peers::{PEER_VERSION, PeerPlacement, PeerStage};
 pub use policies::PolicyName;
 pub use prediction::{
     PathFigures, Prediction, PredictionFigures, PredictionLedger, PredictionOutcome, PredictionPath,
@@ -54,3 +56,4 @@ pub use prediction::{
 pub use request::Request;
 pub use saved::{RestoreError, SavedConductor};
 pub use stats::{InstanceLoad, SchedulerStats, Snapshot};
+pub use tickets::Ticket;

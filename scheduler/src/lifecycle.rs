@@ -7,10 +7,7 @@ use crate::conductor::Conductor;
 use crate::estimate::prior_us;
 use crate::placement::MIN_RETRY_AFTER_US;
 use crate::request::{Entry, Stage};
-use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
-
-/// Most work that another router's request counts for, µs: more than any prefill takes.
-const MOST_PEER_WORK_US: u64 = 3_600_000_000;
+use crate::{AdmissionMode, Effect, Input, RejectReason, Rejection};
 
 impl Conductor {
     pub(crate) fn prefill_finished(
@@ -25,8 +22,8 @@ impl Conductor {
         };
         entry.stage = Stage::HandingOff;
         let (at, prompt_tokens, fetch) = (entry.prefill, entry.request.prompt_tokens, entry.fetch.take());
-        let foreign = entry.foreign;
-        self.prefill_over(id, foreign);
+        let foreign = entry.peer.is_some();
+        self.prefill_over(id);
         if let Some(fetch) = fetch {
             self.end_fetch(fetch.from, at);
         }
@@ -65,7 +62,7 @@ impl Conductor {
         if let Some(entry) = self.requests.get_mut(id) {
             entry.stage = Stage::Decoding;
             entry.decode_at_us = now_us;
-            if !entry.foreign {
+            if entry.peer.is_none() {
                 effects.push(Effect::StartDecode { request: id, instance: decode });
             }
         }
@@ -74,8 +71,7 @@ impl Conductor {
     /// The first token of a request is due about now: learns by how much it misses its promise. Requests that were
     /// placed again teach nothing about predictions.
     fn learn_margin(&mut self, id: RequestId) {
-        let Some(entry) = self.requests.get(id).filter(|e| !e.foreign && e.retries == 0 && !e.gave_way)
-        else {
+        let Some(entry) = self.requests.get(id).filter(|e| e.retries == 0 && !e.gave_way) else {
             return;
         };
         let instance = self.fleet.known(entry.prefill);
@@ -95,6 +91,7 @@ impl Conductor {
         let entry = self.requests.remove(id).expect("looked up above");
         assert!(entry.stage == Stage::HandingOff, "request {id} is refused at a decode that has begun");
         self.release_legs(&entry, effects);
+        self.share(Input::RequestCancelled { request: id }, effects);
         self.stats.count_rejection(reason);
         self.stats.wasted_prefill_tokens += entry.new_tokens;
         effects.push(Effect::Reject(Rejection {
@@ -151,13 +148,8 @@ impl Conductor {
         target.ingress_flights -= 1;
     }
 
-    /// A prefill ended. Only our own prefills are listed in `coming`.
-    fn prefill_over(&mut self, id: RequestId, foreign: bool) {
-        let followed = self.coming.over(id);
-        assert!(
-            followed != foreign,
-            "the prefill of request {id} is followed if it is our own, and only then"
-        );
+    fn prefill_over(&mut self, id: RequestId) {
+        assert!(self.coming.over(id), "the prefill of request {id} ends, and was not followed");
     }
 
     /// Its decode is about to be lost: the client's tokens are added to the prompt.
@@ -170,14 +162,14 @@ impl Conductor {
     }
 
     pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.requests.get(id).filter(|e| e.stage == Stage::Decoding || e.foreign) else {
+        let ends = |e: &&Entry| e.stage == Stage::Decoding || e.peer.is_some();
+        if self.requests.get(id).filter(ends).is_none() {
             self.stats.stale_inputs += 1;
             return;
-        };
-        let foreign = entry.foreign;
+        }
         let entry = self.requests.remove(id).expect("looked up above");
-        if foreign {
-            // The local stage says little about another router's request: its router reports loads, not every step.
+        if entry.stage != Stage::Decoding {
+            // Another router's request, of which not every step was heard.
             self.release_legs(&entry, effects);
             return;
         }
@@ -188,7 +180,7 @@ impl Conductor {
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         residual.observe(entry.decode_prior_us as f64, duration_us as f64);
         self.release_decode(id, decode);
-        self.stats.finished += 1;
+        self.stats.finished += u64::from(entry.peer.is_none());
     }
 
     pub(crate) fn request_cancelled(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
@@ -204,7 +196,7 @@ impl Conductor {
             "request {id} was {left} times in the router's queue"
         );
         self.release_legs(&entry, effects);
-        self.stats.cancelled += u64::from(!entry.foreign);
+        self.stats.cancelled += u64::from(entry.peer.is_none());
     }
 
     pub(crate) fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
@@ -229,7 +221,7 @@ impl Conductor {
                 return;
             }
             Stage::Prefilling => {
-                self.prefill_over(id, entry.foreign);
+                self.prefill_over(id);
                 if let Some(fetch) = entry.fetch {
                     self.end_fetch(fetch.from, entry.prefill);
                 }
@@ -245,7 +237,7 @@ impl Conductor {
         if let Some(decode) = entry.decode {
             self.release_decode(id, decode);
         }
-        if !entry.foreign {
+        if entry.peer.is_none() {
             if entry.stage != Stage::Decoding || entry.decode == Some(entry.prefill) {
                 effects.push(Effect::Release { request: id, instance: entry.prefill });
             }
@@ -253,57 +245,5 @@ impl Conductor {
                 effects.push(Effect::Release { request: id, instance: decode });
             }
         }
-    }
-
-    pub(crate) fn peer_placed(&mut self, mut request: Request, at: (InstanceId, InstanceId), work_us: u64) {
-        let (prefill, decode) = at;
-        let alive = |id| self.fleet.get(id).is_some_and(|i| i.state != InstanceState::Lost);
-        let full = self.requests.len() >= self.config.max_waiting_requests as usize;
-        if request.prompt_tokens == 0
-            || self.requests.contains(request.id)
-            || full
-            || !alive(prefill)
-            || !alive(decode)
-            || !self.holds(decode, &request)
-        {
-            self.stats.stale_inputs += 1;
-            return;
-        }
-        self.settle_class(&mut request);
-        let work_us = work_us.min(MOST_PEER_WORK_US);
-        let now_us = self.now_us;
-        let mut entry = Entry {
-            deadline_us: u64::MAX,
-            promised_us: u64::MAX,
-            prediction: None,
-            tag_us: None,
-            stage: Stage::Prefilling,
-            arrived_us: now_us,
-            prefill,
-            decode: None,
-            excluded: None,
-            fetch: None,
-            work_us,
-            new_tokens: request.prompt_tokens,
-            room_tokens: 0,
-            decode_at_us: 0,
-            finish_us: 0,
-            decode_prior_us: 0,
-            retries: 0,
-            gave_way: false,
-            told_tokens: 0,
-            foreign: true,
-            request,
-        };
-        let ahead = self.fleet.known(prefill).backlog_us(now_us);
-        self.reserve_decode(&mut entry, decode, now_us + ahead + work_us);
-        let work = crate::queue::DispatchedPrefill {
-            request: entry.request.id,
-            work_us,
-            new_tokens: entry.new_tokens,
-            deadline_us: entry.deadline_us,
-        };
-        self.fleet.known_mut(prefill).prefill.dispatch(now_us, work);
-        self.requests.insert(entry);
     }
 }

@@ -14,6 +14,7 @@ use crate::queue::NewWork;
 use crate::{FetchPlan, RejectReason};
 
 pub(crate) use decode::DecodeChoice;
+pub(crate) use dispatch::TURN_US;
 pub(crate) use retry_after::MIN_RETRY_AFTER_US;
 
 /// The hit of one instance for the present request.

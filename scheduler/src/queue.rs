@@ -31,6 +31,10 @@ pub(crate) struct WaitingPrefill {
     pub held_until_us: u64,
     /// Its fair-share tag: see [`FairShares`].
     pub tag_us: u64,
+    /// When it was put here, µs.
+    pub since_us: u64,
+    /// The other router that sends it, if it is not this one.
+    pub peer: Option<u32>,
 }
 
 impl WaitingPrefill {
@@ -115,15 +119,18 @@ impl PrefillLedger {
         self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
     }
 
-    /// Requests held back for want of room, with their arrivals.
+    /// Requests of this router that are held back for want of room, with their arrivals.
     pub(crate) fn held(&self) -> impl Iterator<Item = (u64, RequestId)> {
-        self.waiting.iter().filter(|w| w.held_until_us > 0).map(|w| (w.arrived_us, w.request))
+        self.waiting
+            .iter()
+            .filter(|w| w.held_until_us > 0 && w.peer.is_none())
+            .map(|w| (w.arrived_us, w.request))
     }
 
-    /// The earliest end of the holds.
-    pub(crate) fn held_until_us(&self) -> Option<u64> {
+    /// The earliest end of the holds after `now_us`.
+    pub(crate) fn held_until_us(&self, now_us: u64) -> Option<u64> {
         let until = self.waiting.iter().map(|w| w.held_until_us);
-        until.filter(|until_us| (1..u64::MAX).contains(until_us)).min()
+        until.filter(|until_us| (now_us + 1..u64::MAX).contains(until_us)).min()
     }
 
     /// Ends the hold of a request.
@@ -358,9 +365,14 @@ impl PrefillLedger {
         Some(leave)
     }
 
-    /// The waiting work that is served next.
-    pub(crate) fn next(&self, now_us: u64, fair: &FairShares) -> Option<usize> {
-        let free = |w: &&WaitingPrefill| w.held_until_us <= now_us;
+    /// The work that is served next, of what waits and `may` be.
+    pub(crate) fn next(
+        &self,
+        now_us: u64,
+        fair: &FairShares,
+        may: impl Fn(&WaitingPrefill) -> bool,
+    ) -> Option<usize> {
+        let free = |w: &&WaitingPrefill| w.held_until_us <= now_us && may(w);
         let aged = self.waiting.iter().enumerate().filter(|(_, w)| free(w) && w.is_aged(now_us));
         if let Some((at, _)) = aged.min_by_key(|(_, w)| w.arrived_us) {
             return Some(at);
@@ -484,6 +496,8 @@ mod tests {
             weight: 1,
             held_until_us: 0,
             tag_us: 0,
+            since_us: 0,
+            peer: None,
         }
     }
 
@@ -499,7 +513,7 @@ mod tests {
     }
 
     fn next_id(ledger: &PrefillLedger, now_us: u64) -> u64 {
-        let at = ledger.next(now_us, &FairShares::default()).expect("something waits");
+        let at = ledger.next(now_us, &FairShares::default(), |_| true).expect("something waits");
         ledger.waiting()[at].request.0
     }
 
@@ -523,7 +537,7 @@ mod tests {
             l.enqueue(WaitingPrefill { tenant: TenantId(u32::from(id >= 4)), ..waiting(id, 100, 100_000) });
         }
         let mut order = vec![];
-        while let Some(at) = l.next(0, &fair) {
+        while let Some(at) = l.next(0, &fair, |_| true) {
             let w = l.take_waiting(at);
             fair.charge(w.tenant, w.weight, w.work_us);
             order.push(w.tenant.0);
@@ -662,7 +676,7 @@ mod tests {
                 l.enqueue(waiting(id as u64, *work, clock + slack));
             }
             let mut now = 0;
-            while let Some(at) = l.next(now, &FairShares::default()) {
+            while let Some(at) = l.next(now, &FairShares::default(), |_| true) {
                 let w = l.take_waiting(at);
                 now += w.work_us;
                 prop_assert!(now <= w.deadline_us, "{w:?} ended at {now}");

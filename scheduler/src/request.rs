@@ -99,8 +99,37 @@ pub(crate) struct Entry {
     /// Tokens that the client has, in all, of a decode that is about to be lost. They become part of the prompt once
     /// the request is placed again. Until then the decode ledger still holds the old prompt.
     pub told_tokens: u32,
-    /// Another router's request: its load counts, and no order is given for it.
-    pub foreign: bool,
+    /// The other router whose request it is: its load counts, and no order is given for it.
+    pub peer: Option<u32>,
+}
+
+impl Entry {
+    /// A request that holds nothing yet.
+    pub(crate) fn new(request: Request, arrived_us: u64) -> Self {
+        Self {
+            request,
+            stage: Stage::Unplaced,
+            arrived_us,
+            deadline_us: u64::MAX,
+            promised_us: 0,
+            prediction: None,
+            tag_us: None,
+            prefill: InstanceId(0),
+            decode: None,
+            excluded: None,
+            fetch: None,
+            work_us: 0,
+            new_tokens: 0,
+            room_tokens: 0,
+            decode_at_us: 0,
+            finish_us: 0,
+            decode_prior_us: 0,
+            retries: 0,
+            gave_way: false,
+            told_tokens: 0,
+            peer: None,
+        }
+    }
 }
 
 /// Live requests by id: a slab with a map for look-up. The map is never iterated.
@@ -194,29 +223,7 @@ mod tests {
     use super::*;
 
     fn entry(id: u64) -> Entry {
-        Entry {
-            request: Request { id: RequestId(id), ..Request::default() },
-            stage: Stage::Waiting,
-            arrived_us: 0,
-            deadline_us: 0,
-            promised_us: 0,
-            prediction: None,
-            tag_us: None,
-            prefill: InstanceId(0),
-            decode: None,
-            excluded: None,
-            fetch: None,
-            work_us: 0,
-            new_tokens: 0,
-            room_tokens: 0,
-            decode_at_us: 0,
-            finish_us: 0,
-            decode_prior_us: 0,
-            retries: 0,
-            gave_way: false,
-            told_tokens: 0,
-            foreign: false,
-        }
+        Entry::new(Request { id: RequestId(id), ..Request::default() }, 0)
     }
 
     #[test]

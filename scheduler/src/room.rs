@@ -12,7 +12,7 @@ use crate::estimate::ChainPosition;
 use crate::fleet::Instance;
 use crate::placement::Placement;
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage};
+use crate::{Effect, FailStage, PeerStage};
 
 /// Most held requests that are checked when room becomes free.
 const LOOKS: usize = 8;
@@ -21,7 +21,7 @@ impl Conductor {
     /// An answer is longer than its reserved room. Its expected length is now that of the answers that became as long,
     /// and room for that is reserved.
     pub(crate) fn room_outgrown(&mut self, id: RequestId, emitted_tokens: u32) {
-        let decoding = |e: &&Entry| e.stage == Stage::Decoding && !e.foreign;
+        let decoding = |e: &&Entry| e.stage == Stage::Decoding;
         let Some(entry) = self.requests.get(id).filter(decoding) else {
             self.stats.stale_inputs += 1;
             return;
@@ -61,7 +61,7 @@ impl Conductor {
         }
         let mut entry = self.requests.remove(id).expect("looked up above");
         self.release_legs(&entry, effects);
-        if entry.foreign {
+        if entry.peer.is_some() {
             // Its own router places it again, and says so.
             return;
         }
@@ -97,7 +97,7 @@ impl Conductor {
 
     /// Room became free: ends the holds of requests that fit, the oldest first. None overtakes a preempted request,
     /// which would otherwise wait for as long as there are smaller ones.
-    pub(crate) fn retry_held(&mut self) {
+    pub(crate) fn retry_held(&mut self, effects: &mut Vec<Effect>) {
         if !core::mem::take(&mut self.room_came) {
             return;
         }
@@ -119,6 +119,7 @@ impl Conductor {
             }
             let at_us = self.now_us + entry.work_us;
             self.reserve_decode(&mut entry, decode, at_us);
+            self.share_placement(&entry, PeerStage::Waiting { held_until_us: 0 }, effects);
             self.requests.insert(entry);
             self.fleet.known_mut(prefill).prefill.end_hold(id);
             self.timers.set(prefill, self.now_us);

@@ -41,6 +41,9 @@ pub struct SavedConductor {
     sequence: u64,
     stats: SchedulerStats,
     held: Vec<IndexPiece>,
+    /// The number of this router among several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    router: Option<u32>,
     /// Room was released, and not every request that waits for room was checked.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     room_came: bool,
@@ -108,6 +111,7 @@ impl Conductor {
             sequence: self.sequence,
             stats: self.stats.clone(),
             held,
+            router: self.router,
             room_came: self.room_came,
         }
     }
@@ -145,6 +149,7 @@ impl Conductor {
         conductor.turn = saved.turn;
         conductor.sequence = saved.sequence;
         conductor.stats = saved.stats;
+        conductor.router = saved.router;
         conductor.room_came = saved.room_came;
         conductor.index = PrefixIndex::new();
         for piece in saved.held {

@@ -11,7 +11,7 @@ use crate::estimate::DecodeSlot;
 use crate::placement::{Placement, Refusal};
 use crate::queue::{Claim, WaitingPrefill};
 use crate::request::Stage;
-use crate::{Effect, RejectReason, Request};
+use crate::{Effect, Input, RejectReason, Request};
 
 /// Most instances that are tried, those that lose the least work first.
 const INSTANCES: usize = 2;
@@ -20,7 +20,7 @@ const DISPLACED: usize = 16;
 
 /// The reservations of a displaced request.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+pub(crate) struct Place {
     instance: InstanceId,
     waiting: WaitingPrefill,
     decode: Option<(InstanceId, DecodeSlot)>,
@@ -126,7 +126,7 @@ impl Conductor {
     }
 
     /// Takes a waiting request off both legs' ledgers.
-    fn take_off(&mut self, instance: InstanceId, waiting: WaitingPrefill) -> Place {
+    pub(crate) fn take_off(&mut self, instance: InstanceId, waiting: WaitingPrefill) -> Place {
         let id = waiting.request;
         let entry = self.requests.get(id).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == instance, "request {id} waits elsewhere");
@@ -142,7 +142,7 @@ impl Conductor {
         Place { instance, waiting, decode: slot }
     }
 
-    fn put_back(&mut self, place: Place) {
+    pub(crate) fn put_back(&mut self, place: Place) {
         self.fleet.known_mut(place.instance).prefill.enqueue(place.waiting);
         if let Some((decode, slot)) = place.decode {
             let chain = self.requests.chain_of(slot.request).to_vec();
@@ -153,21 +153,38 @@ impl Conductor {
     /// Displaced requests are placed where every promise is still kept. Where there is no such place they are refused
     /// after all.
     pub(crate) fn place_displaced(&mut self, displaced: &[RequestId], effects: &mut Vec<Effect>) {
-        for id in displaced {
-            let mut entry = self.requests.remove(*id).expect("a request that is displaced is live");
+        let mut displaced = displaced.to_vec();
+        let mut at = 0;
+        while let Some(id) = displaced.get(at).copied() {
+            at += 1;
+            let mut entry = self.requests.remove(id).expect("a request that is displaced is live");
             assert!(entry.stage == Stage::Waiting, "request {id} is displaced, though it was sent");
+            if entry.peer.is_some() {
+                // Its own router places it again, and says so.
+                self.share(Input::PeerDisplaced { request: id }, effects);
+                continue;
+            }
             entry.stage = Stage::Unplaced;
             entry.decode = None;
             entry.fetch = None;
             self.see_tickets(&entry.request);
-            let verdict = self.place_for(&entry.request, entry.deadline_us, true);
+            let mut verdict = self.place_for(&entry.request, entry.deadline_us, true);
+            if verdict.is_err()
+                && self.router.is_some()
+                && displaced.len() < DISPLACED
+                && let Some((placement, from)) = self.place_by_displacing(&entry.request, entry.deadline_us)
+            {
+                verdict = Ok(placement);
+                displaced.extend(from);
+            }
             self.kept.clear();
             self.explain(effects);
             match verdict {
                 Ok(placement) => self.commit(entry, &placement, effects),
                 Err(refusal) => {
                     let refusal = Refusal { reason: RejectReason::Costly, ..refusal };
-                    let refusal = self.with_ticket(&entry.request, 0, refusal);
+                    let refusal = self.with_ticket(&entry.request, 0, refusal, effects);
+                    self.share(Input::RequestCancelled { request: id }, effects);
                     self.reject(&entry, refusal, effects);
                 }
             }

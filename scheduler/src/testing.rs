@@ -5,6 +5,7 @@ mod exact;
 mod oracle;
 mod play;
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -15,8 +16,8 @@ use baton_types::{
 };
 
 use crate::{
-    AdmissionMode, Conductor, Effect, FailStage, FetchPlan, Input, InstanceSpec, PolicyName, Rejection,
-    Request, SchedulerConfig, Snapshot,
+    AdmissionMode, Conductor, Effect, FailStage, FetchPlan, Input, InstanceSpec, PEER_VERSION, PeerPlacement,
+    PeerStage, PolicyName, Rejection, Request, SchedulerConfig, Snapshot,
 };
 
 pub(crate) use exact::run;
@@ -160,9 +161,32 @@ pub(crate) fn hold(conductor: &mut Conductor, instance: u32, chain: &[BlockHash]
 
 /// Puts another router's prefill of `work_us` on an instance and its decode on another.
 pub(crate) fn burden(conductor: &mut Conductor, request: Request, at: (u32, u32), work_us: u64) {
-    let (prefill, decode) = (InstanceId(at.0), InstanceId(at.1));
-    let placed = Input::PeerPlaced { request, prefill, decode, work_us };
-    assert!(step(conductor, 0, placed).is_empty());
+    let at = (InstanceId(at.0), InstanceId(at.1));
+    let ahead_us = conductor.fleet.get(at.0).map_or(0, |i| i.backlog_us(conductor.now_us));
+    let placed = PeerPlacement {
+        decode_at_us: conductor.now_us + ahead_us + work_us,
+        ..peer_sent(request, at, work_us)
+    };
+    assert!(step(conductor, 0, Input::PeerPlaced(Box::new(placed))).is_empty());
+}
+
+/// What another router says of a request that it has sent: one without an objective, which nothing is learnt from.
+pub(crate) fn peer_sent(request: Request, at: (InstanceId, InstanceId), work_us: u64) -> PeerPlacement {
+    PeerPlacement {
+        version: PEER_VERSION,
+        router: 1,
+        prefill: at.0,
+        decode: at.1,
+        fetch: None,
+        work_us,
+        new_tokens: request.prompt_tokens,
+        request,
+        arrived_us: u64::MAX,
+        promised_us: u64::MAX,
+        decode_at_us: 0,
+        again: true,
+        stage: PeerStage::Sent { order: 0 },
+    }
 }
 
 /// Another router's request that already decodes on an instance: it emits `output_tokens`.

@@ -5,6 +5,7 @@
 //! place alone, and each further refusal names a later time. Not every client returns, so a ticket counts by the share of
 //! its class that did, which is learnt: nothing is kept for clients that never do.
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, TenantId};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::conductor::{Conductor, FixedState, LATEST_US};
 use crate::placement::{MIN_RETRY_AFTER_US, Refusal};
-use crate::{RejectReason, Request};
+use crate::{Effect, Input, RejectReason, Request};
 
 /// Tickets at a time; a client that is refused beyond these gets a time, and no place is kept for it (I9).
 const MOST: usize = 4096;
@@ -28,9 +29,10 @@ const WHOLE: u64 = 1_000_000;
 /// Below this share nothing is kept: hardly any of these clients returns.
 const LEAST_SHARE: u64 = WHOLE / 4;
 
-/// What is kept for one request.
+/// What is kept for one request: a fact that routers give each other as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ticket {
+#[serde(deny_unknown_fields)]
+pub struct Ticket {
     /// Names the request, so that it is recognised.
     name: u64,
     class: ClassId,
@@ -55,6 +57,13 @@ pub(crate) struct Ticket {
     returns: u8,
     /// Its client came too early, and was sent away with the same ticket.
     early: bool,
+}
+
+impl Ticket {
+    fn is_timely(&self) -> bool {
+        let (start_us, end_us) = self.decode_us;
+        start_us <= end_us && [self.from_us, self.due_us, end_us].iter().all(|us| *us <= LATEST_US)
+    }
 }
 
 /// Tickets that are neither used nor over.
@@ -112,10 +121,11 @@ impl TicketLedger {
 
     /// Takes the ticket of a request that has come, the earliest of several.
     pub(crate) fn take(&mut self, request: &Request) -> Option<Ticket> {
-        if self.given.is_empty() {
-            return None;
-        }
-        let name = name_of(request);
+        if self.given.is_empty() { None } else { self.take_named(name_of(request)) }
+    }
+
+    /// Takes the earliest ticket of that name.
+    pub(crate) fn take_named(&mut self, name: u64) -> Option<Ticket> {
         let own = self.given.iter().enumerate().filter(|(_, ticket)| ticket.name == name);
         let (at, _) = own.min_by_key(|(_, ticket)| ticket.from_us)?;
         let ticket = self.given.remove(at);
@@ -173,14 +183,10 @@ impl TicketLedger {
     /// # Errors
     /// Says what is off.
     pub(crate) fn check(&self, classes: usize) -> Result<(), String> {
-        let timely = |t: &Ticket| {
-            let (start_us, end_us) = t.decode_us;
-            start_us <= end_us && [t.from_us, t.due_us, end_us].iter().all(|us| *us <= LATEST_US)
-        };
         let sum = |of: fn(&Ticket) -> u64| self.given.iter().map(|t| u128::from(of(t))).sum::<u128>();
         let sums = [sum(|t| t.work_us), sum(|t| t.room_tokens), sum(|t| t.context_tokens)];
         let sound = self.given.len() <= MOST
-            && self.given.iter().all(timely)
+            && self.given.iter().all(Ticket::is_timely)
             && sums.iter().all(|sum| *sum <= u128::from(LATEST_US))
             && self.given.is_sorted_by_key(|t| (t.instance, t.due_us));
         let shared = self.return_shares.len() <= classes
@@ -306,6 +312,29 @@ impl Conductor {
         self.tickets.look(binding, &mut self.kept);
     }
 
+    fn keep_ticket(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
+        let kept = self.tickets.keep(ticket);
+        if kept {
+            self.share(Input::PeerTicket(Box::new(ticket)), effects);
+        }
+        kept
+    }
+
+    /// Takes the ticket of a request that has come, if it has one.
+    pub(crate) fn take_ticket(&mut self, request: &Request, effects: &mut Vec<Effect>) -> Option<Ticket> {
+        let ticket = self.tickets.take(request)?;
+        self.share(Input::PeerTicketTaken { name: ticket.name }, effects);
+        Some(ticket)
+    }
+
+    /// Keeps the place that another router promised.
+    pub(crate) fn peer_ticket(&mut self, ticket: Ticket) {
+        let known = ticket.class.index() < self.config.classes.len();
+        if !(known && ticket.is_timely() && self.tickets.keep(ticket)) {
+            self.stats.stale_inputs += 1;
+        }
+    }
+
     /// Whether a request that comes with this ticket comes at its time.
     pub(crate) fn is_time_of(&self, ticket: Option<&Ticket>) -> bool {
         ticket.is_some_and(|ticket| ticket.from_us <= self.now_us && self.now_us <= ticket.until_us)
@@ -317,20 +346,27 @@ impl Conductor {
         request: &Request,
         ticket: Option<Ticket>,
         refusal: Refusal,
+        effects: &mut Vec<Effect>,
     ) -> Refusal {
-        let Some(ticket) = ticket else { return self.with_ticket(request, 0, refusal) };
+        let Some(ticket) = ticket else { return self.with_ticket(request, 0, refusal, effects) };
         if ticket.from_us <= self.now_us || refusal.reason == RejectReason::Unreachable {
             self.stats.tickets_broken += u64::from(self.now_us <= ticket.until_us);
-            return self.with_ticket(request, ticket.returns.saturating_add(1), refusal);
+            return self.with_ticket(request, ticket.returns.saturating_add(1), refusal, effects);
         }
         let retry_after_us = (ticket.from_us - self.now_us).max(MIN_RETRY_AFTER_US);
-        let kept = self.tickets.keep(Ticket { early: true, ..ticket });
+        let kept = self.keep_ticket(Ticket { early: true, ..ticket }, effects);
         assert!(kept, "there is room for a ticket that was just taken");
         Refusal { retry_after_us, ..refusal }
     }
 
     /// Gives a ticket to a request whose client has returned so often before, and is refused now.
-    pub(crate) fn with_ticket(&mut self, request: &Request, returns: u8, refusal: Refusal) -> Refusal {
+    pub(crate) fn with_ticket(
+        &mut self,
+        request: &Request,
+        returns: u8,
+        refusal: Refusal,
+        effects: &mut Vec<Effect>,
+    ) -> Refusal {
         let wait_us = refusal.retry_after_us;
         let Some(closest) = refusal.closest.filter(|_| wait_us > 0) else { return refusal };
         let class = self.class(request);
@@ -364,7 +400,7 @@ impl Conductor {
             returns,
             early: false,
         };
-        self.stats.tickets_given += u64::from(self.tickets.keep(ticket));
+        self.stats.tickets_given += u64::from(self.keep_ticket(ticket, effects));
         refusal
     }
 }

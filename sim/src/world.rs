@@ -119,7 +119,11 @@ impl World {
         for router in 0..setup.routers {
             let mut config = setup.scheduler.clone();
             config.seed = config.seed.wrapping_add(u64::from(router));
-            conductors.push(Conductor::new(config).map_err(|e| e.to_string())?);
+            let mut conductor = Conductor::new(config).map_err(|e| e.to_string())?;
+            if setup.routers > 1 {
+                conductor.share_as(router);
+            }
+            conductors.push(conductor);
         }
         let faults = setup.faults.draw(setup.instances(), workload.span_us());
         let routers = conductors.len();

@@ -10,7 +10,11 @@ use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage, Prediction, Request};
+use crate::{Effect, FailStage, PeerStage, Prediction, Request};
+
+/// How long a router has to send what is next, from when the others know of it, µs: several times what news take from
+/// router to router, and a fraction of what is sent ahead.
+pub(crate) const TURN_US: u64 = 50_000;
 
 impl Conductor {
     /// Puts an admitted request on its instance's queue, or sends it to the engine at once.
@@ -51,6 +55,7 @@ impl Conductor {
             planned.decode.hold(entry.request.id, held_until_us > 0);
             self.fleet.known_mut(id).prefill.enqueue(waiting);
             self.timers.set(id, self.now_us);
+            self.share_placement(&entry, PeerStage::Waiting { held_until_us }, effects);
             self.requests.insert(entry);
         } else {
             entry.stage = Stage::Prefilling;
@@ -89,7 +94,7 @@ impl Conductor {
     }
 
     /// Where its tenant's share begins with a request that is let in: it keeps its tag when it is placed again.
-    fn tag_us(&mut self, entry: &Entry) -> u64 {
+    pub(crate) fn tag_us(&mut self, entry: &Entry) -> u64 {
         if let Some(tag_us) = entry.tag_us {
             return tag_us;
         }
@@ -99,7 +104,7 @@ impl Conductor {
         self.fair.admit(entry.request.tenant, weight, entry.work_us)
     }
 
-    fn waiting_of(&self, entry: &Entry) -> WaitingPrefill {
+    pub(crate) fn waiting_of(&self, entry: &Entry) -> WaitingPrefill {
         let class = self.class(&entry.request);
         let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
         WaitingPrefill {
@@ -112,6 +117,8 @@ impl Conductor {
             weight: class.weight,
             held_until_us: 0,
             tag_us: 0,
+            since_us: self.now_us,
+            peer: entry.peer,
         }
     }
 
@@ -124,19 +131,7 @@ impl Conductor {
         );
         entry.stage = Stage::Prefilling;
         entry.gave_way = false;
-        let now_us = self.now_us;
-        let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
-        // This is the objective without the margin: a request that misses only the margin is not given up.
-        let due_us = entry.arrived_us.saturating_add(self.class(&entry.request).ttft_us);
-        let work = DispatchedPrefill {
-            request: entry.request.id,
-            work_us: entry.work_us,
-            new_tokens: entry.new_tokens,
-            deadline_us: due_us.saturating_sub(tail_us),
-        };
-        self.fleet.known_mut(entry.prefill).prefill.dispatch(now_us, work);
-        let (requests, chain) = (&self.requests, &entry.request.chain);
-        self.coming.sent(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
+        self.dispatch(&entry);
         self.begin_fetch(&entry);
         self.note_use(&entry, decode);
         self.sequence += 1;
@@ -148,7 +143,24 @@ impl Conductor {
             room_tokens: entry.room_tokens,
             order: self.sequence,
         });
+        self.share_placement(&entry, PeerStage::Sent { order: self.sequence }, effects);
         self.requests.insert(entry);
+    }
+
+    /// Counts a sent prefill on its engine.
+    pub(crate) fn dispatch(&mut self, entry: &Entry) {
+        let (now_us, tail_us) = (self.now_us, self.handoff_tail_us(self.fleet.known(entry.prefill)));
+        // This is the objective without the margin: a request that misses only the margin is not given up.
+        let due_us = entry.arrived_us.saturating_add(self.class(&entry.request).ttft_us);
+        let work = DispatchedPrefill {
+            request: entry.request.id,
+            work_us: entry.work_us,
+            new_tokens: entry.new_tokens,
+            deadline_us: due_us.saturating_sub(tail_us),
+        };
+        self.fleet.known_mut(entry.prefill).prefill.dispatch(now_us, work);
+        let (requests, chain) = (&self.requests, &entry.request.chain);
+        self.coming.sent(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
     }
 
     /// Runs every queue whose wake-up time has come.
@@ -185,19 +197,39 @@ impl Conductor {
         (tightest_us / 20).min(half_pass_us as u64)
     }
 
+    /// The waiting work that is served next, and when its turn ends, µs. Another router that does not send in its turn is
+    /// passed over.
+    fn whose_turn(&self, instance: &Instance, ahead_us: u64) -> (Option<usize>, u64) {
+        let mut turn_us = instance.prefill.runs_low_at_us(ahead_us);
+        let mut passed = Vec::new();
+        loop {
+            let may = |w: &WaitingPrefill| w.peer.is_none_or(|peer| !passed.contains(&peer));
+            let next = instance.prefill.next(self.now_us, &self.fair, may);
+            let Some(waiting) = next.map(|at| instance.prefill.waiting()[at]) else { return (next, turn_us) };
+            let Some(peer) = waiting.peer else { return (next, turn_us) };
+            turn_us = turn_us.max(waiting.since_us).max(waiting.held_until_us) + TURN_US;
+            if self.now_us < turn_us {
+                return (next, turn_us);
+            }
+            passed.push(peer);
+        }
+    }
+
     /// Sends waiting work of one instance until its engine has enough for a while.
     fn run_queue(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {
         loop {
             let now_us = self.now_us;
             let Some(instance) = self.fleet.get(id) else { return };
-            let Some(at) = instance.prefill.next(now_us, &self.fair) else {
-                if let Some(wake_us) = instance.prefill.held_until_us() {
+            let ahead_us = self.dispatch_ahead_us(instance);
+            let left_us = instance.prefill.dispatched_left_us(now_us);
+            let (next, turn_us) = self.whose_turn(instance, ahead_us);
+            let Some(at) = next else {
+                if let Some(wake_us) = instance.prefill.held_until_us(now_us) {
                     self.timers.set(id, wake_us);
                 }
                 return;
             };
-            let ahead_us = self.dispatch_ahead_us(instance);
-            if instance.prefill.dispatched_left_us(now_us) > ahead_us {
+            if left_us > ahead_us {
                 let wake_us = instance.prefill.runs_low_at_us(ahead_us);
                 self.timers.set(id, wake_us.max(now_us + 1));
                 return;
@@ -209,6 +241,16 @@ impl Conductor {
             let pass_tokens = instance.spec.pass_tokens.into();
             if let Some(wake_us) = instance.prefill.shares_late_until_us(now_us, work, pass_tokens) {
                 self.timers.set(id, wake_us);
+                return;
+            }
+            // Beside decodes there is little time: another router may have chosen it at the same moment.
+            let settles_us = waiting.since_us + TURN_US;
+            if self.router.is_some() && instance.spec.role == Role::Decode && now_us < settles_us {
+                self.timers.set(id, settles_us);
+                return;
+            }
+            if waiting.peer.is_some() {
+                self.timers.set(id, turn_us);
                 return;
             }
             if !self.send_waiting(id, at, request, effects) {

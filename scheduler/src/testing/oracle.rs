@@ -229,7 +229,7 @@ impl Oracle {
                 );
                 assert!(self.copying.insert(to), "two copies to {to} at a time");
             }
-            Effect::Explain(_) => {}
+            Effect::Explain(_) | Effect::Share(_) => {}
         }
     }
 

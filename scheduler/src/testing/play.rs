@@ -392,7 +392,8 @@ impl Play {
     /// Another router places that request.
     pub(crate) fn peer_places(&mut self, request: Request, at: (InstanceId, InstanceId), work_us: u64) {
         self.foreign.push((request.id, Phase::Prefilling));
-        self.feed(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us });
+        let placed = super::peer_sent(request, at, work_us);
+        self.feed(Input::PeerPlaced(Box::new(placed)));
     }
 
     /// A message about something that never existed, has ended, or is elsewhere.

@@ -1,11 +1,14 @@
 //! A conversation returns to the engine that holds its prefix, and the predicted time of a prefill there follows the
 //! measured ones.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use baton_types::{BlockHash, CostProfile, InstanceId, RequestId, Role, SloClass, Tier};
 
-use crate::testing::{conductor_of, finished, hold, offer, profile, request, spec, started, step};
+use crate::testing::{
+    burden, conductor_of, finished, hold, offer, peer_sent, profile, request, spec, started, step,
+};
 use crate::{Conductor, Effect, Input, InstanceSpec, Request, SchedulerConfig};
 
 const BLOCK_TOKENS: u64 = 32;
@@ -101,21 +104,14 @@ fn predicted_after(role: Role, beside: usize, measured_us: u64) -> u64 {
     let mut conductor = conductor_of(config(100_000, false), &[spec(0, role), spec(1, Role::Decode)]);
     for id in 0..beside as u64 {
         let long = Request { known_output_tokens: Some(1_000), ..request(9_000 + id, 1_000, 0) };
-        let placed =
-            Input::PeerPlaced { request: long, prefill: InstanceId(0), decode: InstanceId(0), work_us: 0 };
-        step(&mut conductor, 0, placed);
+        burden(&mut conductor, long, (0, 0), 0);
         step(&mut conductor, 0, finished(9_000 + id));
         step(&mut conductor, 0, Input::HandoffFinished { request: RequestId(9_000 + id) });
     }
     for id in 0..200 {
         let now_us = id * 10_000;
-        let placed = Input::PeerPlaced {
-            request: request(id, 4_000, 0),
-            prefill: InstanceId(0),
-            decode: InstanceId(1),
-            work_us: 0,
-        };
-        step(&mut conductor, now_us, placed);
+        let placed = peer_sent(request(id, 4_000, 0), (InstanceId(0), InstanceId(1)), 0);
+        step(&mut conductor, now_us, Input::PeerPlaced(Box::new(placed)));
         let done =
             Input::PrefillFinished { request: RequestId(id), compute_us: measured_us, cached_tokens: 0 };
         step(&mut conductor, now_us, done);

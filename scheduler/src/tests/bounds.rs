@@ -1,13 +1,17 @@
 //! Settings outside their bounds, and absurd numbers in messages.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baton_types::{
     BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantId, Tier,
 };
 use proptest::prelude::*;
 
-use crate::testing::{burden, conductor, finished, offer, plain, request, spec, step};
-use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, Request, SchedulerConfig};
+use crate::testing::{burden, conductor, finished, offer, peer_sent, plain, request, spec, step};
+use crate::{
+    AdmissionMode, Conductor, FetchPlan, Input, InstanceSpec, PeerPlacement, PeerStage, PolicyName, Request,
+    SchedulerConfig,
+};
 
 /// Asserts that every value of the setting but those in `good` is refused by its name.
 fn only(name: &str, good: &[u64], bad: &[u64], set: impl Fn(&mut SchedulerConfig, u64)) {
@@ -164,12 +168,28 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         5 => Input::FetchFinished { request, ok: n[1].is_multiple_of(2) },
         6 => Input::DecodeFinished { request, output_tokens: low(n[1]) },
         7 => Input::TokensEmitted { request, emitted_tokens: low(n[2]) },
-        8 => Input::PeerPlaced {
-            request: Request { id: RequestId(4 + n[0] % 4), prompt_tokens: n[1], ..Request::default() },
-            prefill: instance,
-            decode: InstanceId(low(n[2]) % 5),
-            work_us: n[3],
-        },
+        8 => {
+            let request = Request { id: RequestId(2 + n[0] % 6), prompt_tokens: n[1], ..Request::default() };
+            let at = (instance, InstanceId(low(n[2]) % 5));
+            let stage = match n[3] % 5 {
+                0 | 1 => PeerStage::Waiting { held_until_us: n[2] / 3 },
+                2 => PeerStage::Prefilled,
+                _ => PeerStage::Sent { order: n[1] },
+            };
+            let fetch = n[2]
+                .is_multiple_of(2)
+                .then_some(FetchPlan { from: InstanceId(low(n[1]) % 6), blocks: low(n[2]) });
+            let (arrived_us, promised_us, decode_at_us) = (n[1], n[2], n[0]);
+            let said = peer_sent(request, at, n[3]);
+            Input::PeerPlaced(Box::new(PeerPlacement {
+                stage,
+                fetch,
+                arrived_us,
+                promised_us,
+                decode_at_us,
+                ..said
+            }))
+        }
         9 => Input::InstanceLost { instance, epoch: Epoch(low(n[2]) % 3) },
         10 => Input::InstanceJoined(InstanceSpec {
             epoch: Epoch(low(n[2])),
@@ -186,6 +206,7 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         }),
         12 => Input::ReplicateFinished { to: instance },
         13 => Input::Preempted { request, emitted_tokens: low(n[1]) },
+        15 => Input::PeerDisplaced { request: RequestId(n[0] % 8) },
         14 => Input::RoomOutgrown { request, emitted_tokens: low(n[1]) },
         _ => Input::TimerFired,
     }
@@ -197,7 +218,7 @@ proptest! {
     /// `step` is total: no number in any message stops the conductor or breaks its ledgers.
     #[test]
     fn no_number_in_any_message_stops_the_conductor(
-        script in proptest::collection::vec((0u8..16, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
+        script in proptest::collection::vec((0u8..17, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
         policy in 0..PolicyName::ALL.len(),
     ) {
         let config = SchedulerConfig { explain_every: 1, ..plain(PolicyName::ALL[policy], AdmissionMode::Auto) };

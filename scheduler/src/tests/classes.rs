@@ -206,7 +206,7 @@ proptest! {
         let weights = [weights.0, weights.1];
         let classes = weights.iter().map(|&weight| SloClass { weight, ..lax() }).collect();
         let mut conductor = fleet(patient(classes), 1);
-        burden(&mut conductor, request(900, 1, 0), (0, 1), 1_000_000);
+        burden(&mut conductor, of_tenant(2, request(900, 1, 0)), (0, 1), 1_000_000);
         let mut left = [0u32; 2];
         for (id, (tokens, tenant)) in (0u64..).zip(&works) {
             let class = u16::try_from(*tenant).expect("0 or 1");

@@ -31,6 +31,8 @@ fn waiting(id: u64, drawn: WorkDraw) -> WaitingPrefill {
         held_until_us: 0,
         tag_us: 0,
         weight: 1,
+        since_us: 0,
+        peer: None,
     }
 }
 
@@ -100,7 +102,7 @@ proptest! {
         let ledger = ledger(&works, ahead_us);
         let mut fair = FairShares::default();
         fair.charge(TenantId(1), 1, 50);
-        let next = ledger.waiting()[ledger.next(now_us, &fair).expect("something waits")];
+        let next = ledger.waiting()[ledger.next(now_us, &fair, |_| true).expect("something waits")];
         let aged = |w: &&WaitingPrefill| {
             now_us - w.arrived_us > 2 * w.deadline_us.saturating_sub(w.arrived_us)
         };

@@ -1,11 +1,14 @@
 //! Several routers: requests of other routers count in the loads, get no orders, and vanish when they end.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId, Role, SloClass};
 use proptest::prelude::*;
 
+use crate::placement::TURN_US;
 use crate::testing::{
-    assert_idle, burden, conductor, finished, foretold, offer, plain, rejection, request, started, step,
+    assert_idle, burden, conductor, finished, foretold, offer, peer_sent, plain, rejection, request, started,
+    starts, step,
 };
 use crate::{AdmissionMode, Conductor, Effect, Input, PolicyName, SchedulerConfig};
 
@@ -86,13 +89,8 @@ fn what_cannot_be_placed_here_is_stale() {
     let ours = started(&offer(&mut conductor, 0, request(1, 100, 0)));
     assert_eq!(ours.prefill, 0);
     for (id, prefill, decode) in [(901, 1, 2), (902, 0, 77), (903, 4_000_000, 2), (1, 0, 2)] {
-        let placed = Input::PeerPlaced {
-            request: request(id, 100, 0),
-            prefill: InstanceId(prefill),
-            decode: InstanceId(decode),
-            work_us: 5,
-        };
-        assert!(step(&mut conductor, 0, placed).is_empty());
+        let placed = peer_sent(request(id, 100, 0), (InstanceId(prefill), InstanceId(decode)), 5);
+        assert!(step(&mut conductor, 0, Input::PeerPlaced(Box::new(placed))).is_empty());
     }
     assert_eq!(conductor.stats().stale_inputs, 4);
     assert_eq!(conductor.snapshot().requests, 1);
@@ -106,6 +104,140 @@ fn peers_cannot_outgrow_the_bound() {
         burden(&mut conductor, request(900 + id, 10, 0), (0, 1), 1);
     }
     assert_eq!(conductor.snapshot().requests, 5);
+}
+
+/// Baton among routers.
+fn among(router: u32, prefills: u32) -> Conductor {
+    let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), prefills, 1);
+    conductor.share_as(router);
+    conductor
+}
+
+/// What the effects give to the other routers.
+fn shared(effects: &[Effect]) -> Vec<Input> {
+    effects
+        .iter()
+        .filter_map(|e| if let Effect::Share(input) = e { Some((**input).clone()) } else { None })
+        .collect()
+}
+
+/// Takes in what another router said; returns the effects.
+fn hear(conductor: &mut Conductor, now_us: u64, said: &[Input]) -> Vec<Effect> {
+    said.iter().flat_map(|input| step(conductor, now_us, input.clone())).collect()
+}
+
+fn loads(conductor: &Conductor) -> Vec<(u32, u32, u64, u64)> {
+    let load = |i: &crate::InstanceLoad| (i.waiting, i.dispatched, i.backlog_us, i.reserved_tokens);
+    conductor.snapshot().instances.iter().map(load).collect()
+}
+
+#[test]
+fn what_waits_with_one_router_waits_with_the_other() {
+    let (mut one, mut other) = (among(0, 1), among(1, 1));
+    let mut said = Vec::new();
+    for id in 1..4 {
+        said.extend(shared(&offer(&mut one, 0, request(id, 20_000, 2))));
+    }
+    let effects = hear(&mut other, 0, &said);
+    assert!(starts(&effects).is_empty() && shared(&effects).is_empty(), "{effects:?}");
+    let (known, heard) = (loads(&one), loads(&other));
+    assert_eq!((known[0].0, heard[0].0), (2, 2), "one was sent, two wait");
+    assert_eq!(known, heard);
+    for input in [finished(1), Input::RequestCancelled { request: RequestId(2) }] {
+        let said = shared(&step(&mut one, 20_000, input));
+        hear(&mut other, 20_000, &said);
+        assert_eq!(loads(&one), loads(&other));
+    }
+}
+
+#[test]
+fn the_next_in_a_queue_is_its_routers_to_send_for_a_while() {
+    let (mut one, mut other) = (among(0, 1), among(1, 1));
+    let sent = offer(&mut one, 0, request(1, 60_000, 0));
+    hear(&mut other, 0, &shared(&sent));
+    let short = shared(&offer(&mut one, 0, request(2, 2_000, 0)));
+    hear(&mut other, 0, &short);
+    assert!(starts(&offer(&mut other, 0, request(3, 4_000, 0))).is_empty(), "the engine has enough");
+    hear(&mut other, 1_000_000, &[finished(1)]);
+    assert!(
+        starts(&step(&mut other, 1_000_000 + TURN_US - 1, Input::TimerFired)).is_empty(),
+        "it is the other's turn"
+    );
+    let passed_over = starts(&step(&mut other, 1_000_000 + TURN_US, Input::TimerFired));
+    assert_eq!(passed_over.iter().map(|start| start.request).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn of_two_that_take_the_same_place_the_later_one_yields() {
+    // Each takes 4 s behind 21.5 s, of 30.
+    let long = |id| request(id, 40_000, 0);
+    let (mut one, mut other) = (among(0, 1), among(1, 1));
+    burden(&mut one, request(900, 1, 0), (0, 1), 21_500_000);
+    burden(&mut other, request(900, 1, 0), (0, 1), 21_500_000);
+    let first = shared(&offer(&mut one, 0, long(1)));
+    let second = shared(&offer(&mut other, 0, long(2)));
+    assert!(
+        hear(&mut one, 10_000, &second).iter().all(|e| !matches!(e, Effect::Reject(_))),
+        "the first stays"
+    );
+    let yields = hear(&mut other, 10_000, &first);
+    assert_eq!(rejection(&yields).map(|r| (r.request.0, r.reason)), Some((2, crate::RejectReason::Costly)));
+    hear(&mut one, 20_000, &shared(&yields));
+    assert_eq!(loads(&one)[0].0, 1);
+    assert_eq!(loads(&other)[0].0, 1);
+}
+
+#[test]
+fn a_higher_band_takes_the_place_of_what_waits_with_another_router() {
+    let bands = |router| {
+        let urgent = SloClass { name: "urgent".into(), priority: 1, ..SloClass::default() };
+        let classes = Vec::from([SloClass::default(), urgent]);
+        let config = SchedulerConfig { classes, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
+        let mut conductor = conductor(config, 1, 1);
+        conductor.share_as(router);
+        burden(&mut conductor, request(900, 1, 0), (0, 1), 21_500_000);
+        conductor
+    };
+    let (mut one, mut other) = (bands(0), bands(1));
+    let low = shared(&offer(&mut one, 0, request(1, 40_000, 0)));
+    hear(&mut other, 10_000, &low);
+    let urgent = crate::Request { class: baton_types::ClassId(1), ..request(2, 40_000, 0) };
+    let said = shared(&offer(&mut other, 500_000, urgent));
+    assert!(said.contains(&Input::PeerDisplaced { request: RequestId(1) }), "{said:?}");
+    let effects = hear(&mut one, 510_000, &said);
+    assert_eq!(rejection(&effects).map(|r| r.request.0), Some(1));
+    assert_eq!(
+        step(&mut one, 510_000, Input::PeerDisplaced { request: RequestId(1) }),
+        [],
+        "it is gone already"
+    );
+    assert_eq!(one.stats().stale_inputs, 1);
+}
+
+#[test]
+fn a_refused_client_may_return_to_another_router() {
+    let (mut one, mut other) = (among(0, 1), among(1, 1));
+    for conductor in [&mut one, &mut other] {
+        burden(conductor, request(900, 1, 0), (0, 1), 40_000_000);
+    }
+    let refused = offer(&mut one, 0, request(1, 1_000, 0));
+    let after_us = rejection(&refused).expect("40 s of work").retry_after_us;
+    hear(&mut other, 0, &shared(&refused));
+    let back = offer(&mut other, after_us, request(1, 1_000, 0));
+    assert_eq!((rejection(&back), other.stats().tickets_used), (None, 1));
+    let taken = shared(&back);
+    assert!(taken.iter().any(|said| matches!(said, Input::PeerTicketTaken { .. })), "{taken:?}");
+    hear(&mut one, after_us, &taken);
+    assert_eq!(one.stats().stale_inputs, 0);
+}
+
+#[test]
+fn what_is_said_in_another_version_is_not_heard() {
+    let mut conductor = pool();
+    let said = peer_sent(request(900, 100, 0), (InstanceId(0), InstanceId(2)), 5);
+    let newer = crate::PeerPlacement { version: crate::PEER_VERSION + 1, ..said };
+    assert_eq!(step(&mut conductor, 0, Input::PeerPlaced(Box::new(newer))), []);
+    assert_eq!((conductor.snapshot().requests, conductor.stats().stale_inputs), (0, 1));
 }
 
 proptest! {
@@ -128,7 +260,6 @@ proptest! {
             let work_us = crate::testing::naive_prefill_us(*tokens) + 1;
             burden(&mut routers[1 - at], foretold(id, *tokens, 50), (chosen.prefill, chosen.decode), work_us);
         }
-        let loads = |c: &Conductor| c.snapshot().instances.iter().map(|i| (i.backlog_us, i.reserved_tokens)).collect::<Vec<_>>();
         prop_assert_eq!(loads(&alone), loads(&routers[0]));
         prop_assert_eq!(loads(&alone), loads(&routers[1]));
     }
@@ -140,12 +271,11 @@ proptest! {
         for (kind, id) in what {
             let request = RequestId(900 + id);
             let effects: Vec<Effect> = step(&mut conductor, 0, match kind {
-                0 => Input::PeerPlaced {
-                    request: crate::testing::request(900 + id, 500, 0),
-                    prefill: InstanceId(u32::try_from(id % 2).expect("small")),
-                    decode: InstanceId(2),
-                    work_us: 1_000,
-                },
+                0 => {
+                    let prefill = InstanceId(u32::try_from(id % 2).expect("small"));
+                    let request = crate::testing::request(900 + id, 500, 0);
+                    Input::PeerPlaced(Box::new(peer_sent(request, (prefill, InstanceId(2)), 1_000)))
+                }
                 1 => finished(900 + id),
                 2 => Input::HandoffFinished { request },
                 3 => Input::HandoffFailed { request },

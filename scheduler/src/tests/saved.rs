@@ -86,7 +86,6 @@ fn a_state_that_contradicts_itself_is_refused_by_name() {
         ("\"egress_flights\":0", "\"egress_flights\":1", "I5"),
         ("\"replicating\":false", "\"replicating\":true", "I5"),
         ("\"unplaced\":[]", "\"unplaced\":[1]", "I5"),
-        ("\"foreign\":false", "\"foreign\":true", "I5"),
         ("\"prompt_tokens\":1000", "\"prompt_tokens\":0", "no prompt"),
         ("\"prefills\":[0,1]", "\"prefills\":[0,1,9]", "pools"),
         ("\"state\":\"serving\"", "\"state\":\"lost\"", "pools"),

@@ -99,6 +99,7 @@ fn kinds(effects: &[Effect]) -> BTreeSet<&'static str> {
         Effect::Reject(rejection) => rejection.reason.name(),
         Effect::Fail { stage, .. } => stage.name(),
         Effect::Explain(_) => "explain",
+        Effect::Share(_) => "share",
     };
     effects.iter().map(kind).collect()
 }

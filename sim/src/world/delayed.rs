@@ -2,9 +2,8 @@
 
 use std::collections::VecDeque;
 
-use baton_legs::pairs::Effect;
-use baton_scheduler::{Input, Request};
-use baton_types::{CacheChange, CacheEvent, InstanceId, Role, Tier};
+use baton_scheduler::Input;
+use baton_types::{CacheChange, CacheEvent, Role, Tier};
 
 use super::World;
 use super::inbox::ConductorInput;
@@ -75,39 +74,5 @@ impl World {
                 self.send(router, ConductorInput::Fact(input));
             }
         }
-    }
-
-    /// Reports an order of `router` to the other routers if it changes loads.
-    pub(crate) fn share_order(&mut self, router: u32, effect: &Effect) {
-        match *effect {
-            Effect::Prefill { request, instance, decode, .. } => {
-                let Some(slot) = self.slot_of(request) else { return };
-                let prompt_tokens = self.live[slot as usize].prompt_tokens;
-                let spec = &self.nodes[instance.index()].spec;
-                let pass = spec.pass_tokens.into();
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "a positive time"
-                )]
-                let work_us = spec.profile.chunked_prefill_us(prompt_tokens, 0, pass) as u64;
-                self.share_placement(router, slot, (instance, decode), work_us);
-            }
-            Effect::Handoff { request, from, to, .. } => {
-                let Some(slot) = self.slot_of(request) else { return };
-                self.share_placement(router, slot, (from, to), 0);
-            }
-            Effect::Release { request, .. } => {
-                self.send_to_peers(router, &Input::RequestCancelled { request })
-            }
-            _ => {}
-        }
-    }
-
-    fn share_placement(&mut self, router: u32, slot: u32, legs: (InstanceId, InstanceId), work_us: u64) {
-        let live = &self.live[slot as usize];
-        let request = Request { id: live.id, prompt_tokens: live.prompt_tokens, ..Request::default() };
-        let (prefill, decode) = legs;
-        self.send_to_peers(router, &Input::PeerPlaced { request, prefill, decode, work_us });
     }
 }

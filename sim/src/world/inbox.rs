@@ -62,8 +62,6 @@ struct ModelledCore<'a> {
     setup: &'a Setup,
     /// The request that has just arrived.
     arrived: Option<Box<Request>>,
-    /// Inputs to send to the other routers; `None` when this step sends none.
-    peers: Option<&'a mut Vec<Input>>,
 }
 
 impl ModelledCore<'_> {
@@ -74,26 +72,8 @@ impl ModelledCore<'_> {
     }
 }
 
-/// Whether the other routers need an input: it shows where a request's load is, and for how long.
-const fn is_shared(input: &Input) -> bool {
-    matches!(
-        input,
-        Input::PrefillFinished { .. }
-            | Input::PrefillFailed { .. }
-            | Input::HandoffFinished { .. }
-            | Input::HandoffFailed { .. }
-            | Input::TokensEmitted { .. }
-            | Input::DecodeFailed { .. }
-            | Input::Preempted { .. }
-            | Input::DecodeFinished { .. }
-    )
-}
-
 impl Core for ModelledCore<'_> {
     fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>) {
-        if let Some(peers) = self.peers.as_mut().filter(|_| is_shared(&input)) {
-            peers.push(input.clone());
-        }
         self.conductor.step(now_us, input, orders);
         orders.iter().for_each(|order| self.oracle.ordered(order));
     }
@@ -188,8 +168,6 @@ impl World {
     fn read(&mut self, RoutedInput { router, input }: RoutedInput) {
         let (at, now_us) = (router as usize, self.now_us);
         let mut effects: Vec<Effect> = std::mem::take(&mut self.pair_effects);
-        let mut to_peers = Vec::new();
-        let own = !matches!(input, ConductorInput::Fact(_));
         let recorded = self.schedule.is_some().then(|| input.clone());
         let mut core = ModelledCore {
             now_us,
@@ -199,7 +177,6 @@ impl World {
             nodes: &self.nodes,
             setup: &self.setup,
             arrived: None,
-            peers: (own && self.setup.routers > 1).then_some(&mut to_peers),
         };
         let pairs: &mut Pairs = &mut self.pairs[at];
         match input {
@@ -232,9 +209,6 @@ impl World {
                 pairs.expire(now_us, &mut core, &mut effects);
                 pairs.try_parked(now_us, &mut core, &mut effects);
             }
-        }
-        for input in to_peers {
-            self.send_to_peers(router, &input);
         }
         if let Some((schedule, recorded)) = self.schedule.as_mut().zip(recorded) {
             schedule.push(Step { now_us, input: recorded, effects: effects.clone() });

@@ -12,9 +12,6 @@ use crate::metrics::Status;
 
 impl World {
     pub(crate) fn carry_out(&mut self, router: u32, effect: Effect) {
-        if self.setup.routers > 1 {
-            self.share_order(router, &effect);
-        }
         match effect {
             Effect::Prefill { request, attempt, instance, decode, fetch, room_tokens, order, .. } => {
                 let Some(slot) = self.slot_of(request) else { return };
@@ -41,6 +38,7 @@ impl World {
             }
             Effect::Handoff { request, from, .. } => self.leg(from.0, LegInput::HandOff { request }),
             Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from.0, to.0, &chain),
+            Effect::Order(Order::Share(input)) => self.send_to_peers(router, &input),
             Effect::Order(Order::Explain(decision)) => self.metrics.explained(decision),
             Effect::Release { request, instance, .. } => self.release(request, instance),
             Effect::Refuse(rejection) => {

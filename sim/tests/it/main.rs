@@ -10,7 +10,7 @@ mod determinism;
 mod directed;
 mod liveness;
 mod pinned;
-
+mod routers;
 mod scenario;
 mod seeds;
 mod sharing;

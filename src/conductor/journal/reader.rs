@@ -65,7 +65,7 @@ impl Summary {
             Effect::Replicate { .. } => add("replicate"),
             Effect::Reject(r) => *self.rejections.entry(r.reason.name()).or_default() += 1,
             Effect::Fail { stage, .. } => *self.failures.entry(stage.name()).or_default() += 1,
-            Effect::Release { .. } | Effect::Explain(_) => {}
+            Effect::Release { .. } | Effect::Explain(_) | Effect::Share(_) => {}
         }
     }
 }

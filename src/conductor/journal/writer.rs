@@ -272,7 +272,8 @@ impl Drop for JournalWriter {
 /// Memory of a step in the queue, about: what can be large is counted.
 pub(super) fn step_bytes(step: &Step) -> u64 {
     let of_input = match &step.input {
-        Input::RequestArrived(request) | Input::PeerPlaced { request, .. } => size_of_val(&*request.chain),
+        Input::RequestArrived(request) => size_of_val(&*request.chain),
+        Input::PeerPlaced(placed) => size_of_val(&**placed) + size_of_val(&*placed.request.chain),
         Input::Cache(event) => match &event.change {
             CacheChange::Stored { hashes, .. } | CacheChange::Removed { hashes, .. } => {
                 size_of_val(&**hashes)

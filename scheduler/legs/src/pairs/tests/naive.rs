@@ -293,7 +293,9 @@ impl Naive {
             Order::Release { request, instance } => self.released(request, instance),
             Order::Reject(rejection) => self.rejected(rejection),
             Order::Fail { request, stage } => self.failed(request, stage),
-            Order::Replicate { .. } | Order::Explain(_) => self.effects.push(Effect::Order(order)),
+            Order::Replicate { .. } | Order::Explain(_) | Order::Share(_) => {
+                self.effects.push(Effect::Order(order))
+            }
             Order::StartPrefill { .. } => {}
         }
     }
