@@ -302,3 +302,120 @@ fn a_peer_that_does_both_legs_on_one_instance_counts_once_on_it() {
     assert_eq!((load.dispatched, load.decodes), (1, 1));
     assert_eq!(started(&offer(&mut conductor, 0, request(1, 100, 0))).prefill, 1);
 }
+
+/// Routers whose words to each other are on the way until they are delivered.
+struct Routers {
+    conductors: Vec<Conductor>,
+    /// To each router, in the order in which they were said.
+    under_way: Vec<Vec<Input>>,
+    now_us: u64,
+    /// Live requests of each router, with those of them that compute their prompts.
+    live: Vec<Vec<(u64, bool)>>,
+}
+
+impl Routers {
+    fn new(count: u32) -> Self {
+        let conductors: Vec<Conductor> = (0..count).map(|router| among(router, 2)).collect();
+        let live = conductors.iter().map(|_| Vec::new()).collect();
+        let under_way = conductors.iter().map(|_| Vec::new()).collect();
+        Self { conductors, under_way, now_us: 0, live }
+    }
+
+    /// One router takes an input; what it says is on its way to the others.
+    fn feed(&mut self, at: usize, input: Input) {
+        let effects = step(&mut self.conductors[at], self.now_us, input);
+        for start in starts(&effects) {
+            let own = self.live[at].iter_mut().find(|(id, _)| *id == start.request);
+            let own = own.expect("a router sends its own requests only");
+            assert!(!own.1, "request {} is sent twice", own.0);
+            own.1 = true;
+        }
+        let over = |id: u64| effects.iter().any(|e| matches!(e, Effect::Reject(r) if r.request.0 == id));
+        self.live[at].retain(|(id, _)| !over(*id));
+        for to in (0..self.conductors.len()).filter(|to| *to != at) {
+            self.under_way[to].extend(shared(&effects));
+        }
+    }
+
+    fn offer(&mut self, at: usize, id: u64, tokens: u64) {
+        self.live[at].push((id, false));
+        self.feed(at, Input::RequestArrived(foretold(id, tokens, 20)));
+    }
+
+    /// The prefill of one of a router's requests ends, or its client leaves.
+    fn end(&mut self, at: usize, nth: u64) {
+        let count = self.live[at].len() as u64;
+        if count == 0 {
+            return;
+        }
+        let (id, sent) = self.live[at].remove(usize::try_from(nth % count).expect("small"));
+        let request = RequestId(id);
+        if sent && nth.is_multiple_of(2) {
+            for input in [finished(id), Input::HandoffFinished { request }] {
+                self.feed(at, input);
+            }
+            self.feed(at, Input::DecodeFinished { request, output_tokens: 20 });
+        } else {
+            self.feed(at, Input::RequestCancelled { request });
+        }
+    }
+
+    /// A router hears the first of what is on its way to it.
+    fn deliver(&mut self, at: usize, most: usize) {
+        for _ in 0..most.min(self.under_way[at].len()) {
+            let input = self.under_way[at].remove(0);
+            self.feed(at, input);
+        }
+    }
+
+    /// Everything is heard, and what is said for that as well.
+    fn settle(&mut self) {
+        for _ in 0..200 {
+            (0..self.conductors.len()).for_each(|at| self.deliver(at, usize::MAX));
+        }
+        assert!(self.under_way.iter().all(Vec::is_empty), "they never agree");
+    }
+
+    /// Requests that wait, compute and keep room on each instance, as a router counts them.
+    fn counts(&self, at: usize) -> Vec<(u32, u32, u32, u64)> {
+        let of = |i: &crate::InstanceLoad| (i.waiting, i.dispatched, i.decodes, i.reserved_tokens);
+        self.conductors[at].snapshot().instances.iter().map(of).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However late words come, no request is sent twice, all routers count the same once they have heard everything, and
+    /// nothing is left when all have ended.
+    #[test]
+    fn routers_that_have_heard_everything_count_the_same(
+        count in 2u32..4,
+        ops in proptest::collection::vec((0u8..6, 0usize..4, 0u64..40_000), 1..60),
+    ) {
+        let mut routers = Routers::new(count);
+        for (id, (kind, at, n)) in (1u64..).zip(ops) {
+            let at = at % count as usize;
+            routers.now_us += n % 30_000;
+            match kind {
+                0..=2 => routers.offer(at, id, n + 1),
+                3 => routers.end(at, n),
+                4 => routers.deliver(at, usize::try_from(n % 4).expect("small")),
+                _ => routers.feed(at, Input::TimerFired),
+            }
+        }
+        routers.settle();
+        let live: usize = routers.live.iter().map(Vec::len).sum();
+        for at in 0..count as usize {
+            prop_assert_eq!(routers.counts(at), routers.counts(0), "router {}", at);
+            prop_assert_eq!(routers.conductors[at].live_requests(), live);
+        }
+        for at in 0..count as usize {
+            while !routers.live[at].is_empty() {
+                routers.end(at, 1);
+            }
+        }
+        routers.settle();
+        routers.conductors.iter().for_each(|conductor| assert_idle(&conductor.snapshot()));
+    }
+}
