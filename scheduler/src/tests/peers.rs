@@ -304,7 +304,7 @@ fn a_peer_that_does_both_legs_on_one_instance_counts_once_on_it() {
 }
 
 /// Routers whose words to each other are on the way until they are delivered.
-struct Routers {
+struct RouterGroup {
     conductors: Vec<Conductor>,
     /// To each router, in the order in which they were said.
     under_way: Vec<Vec<Input>>,
@@ -313,7 +313,7 @@ struct Routers {
     live: Vec<Vec<(u64, bool)>>,
 }
 
-impl Routers {
+impl RouterGroup {
     fn new(count: u32) -> Self {
         let conductors: Vec<Conductor> = (0..count).map(|router| among(router, 2)).collect();
         let live = conductors.iter().map(|_| Vec::new()).collect();
@@ -393,7 +393,7 @@ proptest! {
         count in 2u32..4,
         ops in proptest::collection::vec((0u8..6, 0usize..4, 0u64..40_000), 1..60),
     ) {
-        let mut routers = Routers::new(count);
+        let mut routers = RouterGroup::new(count);
         for (id, (kind, at, n)) in (1u64..).zip(ops) {
             let at = at % count as usize;
             routers.now_us += n % 30_000;
