@@ -232,6 +232,29 @@ fn a_refused_client_may_return_to_another_router() {
 }
 
 #[test]
+fn what_routers_say_is_plain_data_that_comes_back_as_it_was() {
+    let mut conductor = among(3, 2);
+    let mut said = shared(&offer(&mut conductor, 0, request(1, 30_000, 3)));
+    said.extend(shared(&step(&mut conductor, 9_000, finished(1))));
+    assert!(
+        said.iter().any(|input| matches!(input, Input::PeerPlaced(placed) if placed.router == 3)),
+        "{said:?}"
+    );
+    for input in said {
+        let json = serde_json::to_value(&input).expect("plain data");
+        assert_eq!(serde_json::from_value::<Input>(json.clone()).expect("as it was written"), input);
+        if let Input::PeerPlaced(placed) = input {
+            let mut odd = serde_json::to_value(placed).expect("plain data");
+            odd["mood"] = "good".into();
+            assert!(
+                serde_json::from_value::<crate::PeerPlacement>(odd).is_err(),
+                "a field of another version"
+            );
+        }
+    }
+}
+
+#[test]
 fn what_is_said_in_another_version_is_not_heard() {
     let mut conductor = pool();
     let said = peer_sent(request(900, 100, 0), (InstanceId(0), InstanceId(2)), 5);
