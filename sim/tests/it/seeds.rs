@@ -22,7 +22,12 @@ pub fn judge(scenario: &Scenario, run: &Collector) -> Result<(), String> {
     for outcome in &run.outcomes {
         judge_one(outcome).map_err(|what| format!("{what}: {outcome:?}"))?;
     }
-    let failed = run.outcomes.iter().filter(|o| o.status == Status::Failed).count();
+    // What fits nowhere with its answer, in whole blocks, cannot be served to its end.
+    let smallest = scenario.setup.pools.iter().filter_map(|pool| pool.hbm_tokens).min().unwrap_or(u64::MAX);
+    let block_tokens = u64::from(scenario.setup.scheduler.block_tokens);
+    let whole_tokens = |o: &Outcome| o.prompt_tokens + u64::from(o.output_tokens) + 2 * block_tokens;
+    let failed =
+        run.outcomes.iter().filter(|o| o.status == Status::Failed && whole_tokens(o) <= smallest).count();
     // Where stages have limits, an overload that no policy refuses ends requests.
     let untroubled = scenario.setup.stage_floor_us == NO_STAGE_LIMIT_US
         && scenario.setup.faults.deaths + scenario.setup.faults.lost_links == 0
