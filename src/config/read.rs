@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
+use super::units::is_setting;
 use super::{BLOCK_TOKENS, Config, plain};
 
 /// Bytes of a configuration at most: reading it delays nobody for long.
@@ -131,18 +132,6 @@ pub fn place(error: &toml::de::Error, text: &str) -> String {
     let key = text[start..].lines().next().and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
     let at = key.filter(|key| is_setting(key)).map(|key| format!(", {key}")).unwrap_or_default();
     format!("TOML line {line}, column {column}{at}: {}", error.message())
-}
-
-/// Whether a word is the name of a setting: only those are repeated from a file.
-fn is_setting(word: &str) -> bool {
-    fn within(value: &toml::Value, word: &str) -> bool {
-        match value {
-            toml::Value::Table(table) => table.iter().any(|(key, value)| key == word || within(value, word)),
-            toml::Value::Array(list) => list.iter().any(|value| within(value, word)),
-            _ => false,
-        }
-    }
-    toml::Value::try_from(Config::default()).is_ok_and(|all| within(&all, word))
 }
 
 /// Adds the nearest known key to an error about an unknown one.

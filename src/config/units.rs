@@ -35,6 +35,11 @@ static SETTINGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     names
 });
 
+/// Whether a word is the name of a setting: only those are repeated from a file.
+pub fn is_setting(word: &str) -> bool {
+    SETTINGS.contains(word)
+}
+
 fn collect(schema: &Value, names: &mut BTreeSet<String>) {
     match schema {
         Value::Object(fields) => {
@@ -99,7 +104,7 @@ fn inside(value: &DeValue<'_>, text: &str, edits: &mut Vec<(Range<usize>, String
 /// The setting that a name without the unit stands for.
 fn meant(name: &str) -> Option<(String, UnitKind)> {
     let mut all = UNITS.iter().map(|(end, quantity)| (format!("{name}{end}"), *quantity));
-    all.find(|(setting, _)| !SETTINGS.contains(name) && SETTINGS.contains(setting))
+    all.find(|(setting, _)| !is_setting(name) && is_setting(setting))
 }
 
 /// The name of a setting without its unit, and what to give there.
