@@ -72,14 +72,9 @@ impl World {
         }
         let live = &self.live[slot as usize];
         let left_tokens = live.output_tokens - live.streamed_tokens;
-        let drawn = u64::from(local || live.prefill_streamed);
-        let context_tokens = live.prompt_tokens + drawn;
-        // Each step writes the KV of the token before it.
-        let free_tokens = live.kv_tokens.saturating_sub(live.prompt_tokens - (1 - drawn));
-        let free_tokens = u32::try_from(free_tokens).unwrap_or(u32::MAX);
-        let room_tokens = live.promised_tokens(live.streamed_tokens).min(free_tokens);
+        let context_tokens = live.prompt_tokens + u64::from(live.drawn_token());
+        let room_tokens = live.promised_tokens(live.streamed_tokens).min(live.free_tokens());
         let sequence = Sequence { slot, left_tokens, room_tokens, context_tokens, first_token_due: !local };
-        self.live[slot as usize].free_tokens = free_tokens;
         self.engine(at, |engine, moment, ended| engine.add_sequence(moment, sequence, ended));
     }
 
@@ -108,14 +103,14 @@ impl World {
             let (router, input) = (live.router, ConductorInput::Emitted(request, answer_tokens));
             self.send(router, input);
         }
-        while self.live[slot as usize].free_tokens <= emitted_tokens {
+        while self.live[slot as usize].free_tokens() <= emitted_tokens {
             self.leg(at, LegInput::Starved { request });
             if !matches!(self.leg_at(at, slot), Some(Leg::Decoding { .. })) {
                 return None;
             }
         }
         let live = &self.live[slot as usize];
-        Some(live.promised_tokens(answer_tokens).min(live.free_tokens - emitted_tokens))
+        Some(live.promised_tokens(answer_tokens).min(live.free_tokens() - emitted_tokens))
     }
 
     /// Reserves more blocks for an answer.
@@ -123,8 +118,8 @@ impl World {
         let request = self.live[slot as usize].id;
         for room_blocks in [blocks, 1] {
             if self.grow_store(at, request, room_blocks) {
-                let tokens = room_blocks * self.setup.scheduler.block_tokens;
-                self.live[slot as usize].free_tokens += tokens;
+                let tokens = u64::from(room_blocks) * u64::from(self.setup.scheduler.block_tokens);
+                self.live[slot as usize].kv_tokens += tokens;
                 return;
             }
         }

@@ -134,11 +134,14 @@ impl World {
         self.oracle.witness(!matches!(why, LegFailure::NotReady | LegFailure::NothingToSend), || {
             format!("{request} was ordered to go on where its KV was not: {why:?}")
         });
-        let failure = if why == LegFailure::GaveWay { Failure::Preempted } else { Failure::Other };
+        let gave_way = why == LegFailure::GaveWay;
         if let Some(lost) = self.nodes[at as usize].engine.preempt(slot) {
-            self.metrics.preempted();
+            if gave_way {
+                self.metrics.preempted();
+            }
             self.interrupted(lost);
         }
+        let failure = if gave_way { Failure::Preempted } else { Failure::Other };
         self.report(slot, at, Fact::Failed(failure));
     }
 

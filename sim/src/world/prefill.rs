@@ -169,14 +169,21 @@ impl World {
 
     /// Steps a node's store, publishes its news and carries its orders out.
     pub(crate) fn step_store(&mut self, at: u32, input: StoreInput<'_>) {
+        self.ask_store(at, input, |_| false);
+        // Room may have come back, or blocks that others wait for.
+        self.mark_admittable(at);
+    }
+
+    /// Steps a node's store and carries out what it wants, but for the effects that are an `answer`.
+    fn ask_store(&mut self, at: u32, input: StoreInput<'_>, mut answer: impl FnMut(&StoreEffect) -> bool) {
         let mut effects = std::mem::take(&mut self.store_effects);
         self.nodes[at as usize].store.step(self.now_us, input, &mut effects);
         for effect in effects.drain(..) {
-            self.on_store_effect(at, effect);
+            if !answer(&effect) {
+                self.on_store_effect(at, effect);
+            }
         }
         self.store_effects = effects;
-        // Room may have come back, or blocks that others wait for.
-        self.mark_admittable(at);
     }
 
     pub(crate) fn on_store_effect(&mut self, at: u32, effect: StoreEffect) {
@@ -213,15 +220,12 @@ impl World {
 
     /// Whether a node's store has more room for an answer, which then has it.
     pub(crate) fn grow_store(&mut self, at: u32, owner: RequestId, room_blocks: u32) -> bool {
-        let mut effects = std::mem::take(&mut self.store_effects);
-        let grow = StoreInput::GrowRoom { owner, room_blocks };
-        self.nodes[at as usize].store.step(self.now_us, grow, &mut effects);
         let mut grown = false;
-        for effect in effects.drain(..) {
-            grown |= matches!(effect, StoreEffect::Grown { .. });
-            self.on_store_effect(at, effect);
-        }
-        self.store_effects = effects;
+        self.ask_store(at, StoreInput::GrowRoom { owner, room_blocks }, |effect| {
+            let answers = matches!(effect, StoreEffect::Grown { .. });
+            grown |= answers;
+            answers
+        });
         grown
     }
 
@@ -233,27 +237,21 @@ impl World {
         keys: &[baton_types::BlockKey],
         room_blocks: u32,
     ) -> Option<StoreGrant> {
-        let mut effects = std::mem::take(&mut self.store_effects);
-        self.nodes[at as usize].store.step(
-            self.now_us,
-            StoreInput::Open { owner, chain: keys, room_blocks },
-            &mut effects,
-        );
         let mut opened = None;
         let mut onboarding = (0, 0);
-        for effect in effects.drain(..) {
-            match effect {
+        self.ask_store(at, StoreInput::Open { owner, chain: keys, room_blocks }, |effect| {
+            match *effect {
                 StoreEffect::Opened { hbm, dram, ssd, pending, .. } => {
-                    opened =
-                        Some(StoreGrant { hits: hbm + dram + ssd + pending, hbm, pending, onboard: (0, 0) });
+                    let hits = hbm + dram + ssd + pending;
+                    opened = Some(StoreGrant { hits, hbm, pending, onboard: (0, 0) });
                 }
                 StoreEffect::Onboard { dram_blocks, ssd_blocks, .. } => {
-                    onboarding = (dram_blocks, ssd_blocks)
+                    onboarding = (dram_blocks, ssd_blocks);
                 }
-                other => self.on_store_effect(at, other),
+                _ => return false,
             }
-        }
-        self.store_effects = effects;
+            true
+        });
         opened.map(|o| StoreGrant { onboard: onboarding, ..o })
     }
 
@@ -264,21 +262,12 @@ impl World {
         owner: RequestId,
         keys: &[baton_types::BlockKey],
     ) -> (u32, u32) {
-        let mut effects = std::mem::take(&mut self.store_effects);
-        self.nodes[at as usize].store.step(
-            self.now_us,
-            StoreInput::Read { owner, chain: keys },
-            &mut effects,
-        );
         let mut readable = (0, 0);
-        for effect in effects.drain(..) {
-            if let StoreEffect::Opened { hbm, dram, ssd, .. } = effect {
-                readable = (hbm + dram + ssd, ssd);
-            } else {
-                self.on_store_effect(at, effect);
-            }
-        }
-        self.store_effects = effects;
+        self.ask_store(at, StoreInput::Read { owner, chain: keys }, |effect| {
+            let StoreEffect::Opened { hbm, dram, ssd, .. } = *effect else { return false };
+            readable = (hbm + dram + ssd, ssd);
+            true
+        });
         readable
     }
 }

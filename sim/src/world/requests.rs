@@ -53,8 +53,6 @@ pub(crate) struct LiveRequest {
     pub room_tokens: u32,
     /// Tokens that fit into the blocks of the leg that decodes, or will.
     pub kv_tokens: u64,
-    /// Tokens that the decode may emit where it runs, from its start there, before its KV is full.
-    pub free_tokens: u32,
     pub fetch: Option<FetchPlan>,
     /// Leading blocks that its prefill node has, or is about to have.
     pub hit_blocks: u32,
@@ -83,9 +81,19 @@ impl LiveRequest {
     pub(crate) fn promised_tokens(&self, answer_tokens: u32) -> u32 {
         self.given_tokens.saturating_add(self.room_tokens).saturating_sub(answer_tokens).max(1)
     }
-}
 
-impl LiveRequest {
+    /// Whether its prefill drew a token with which its decode begins.
+    pub(crate) const fn drawn_token(&self) -> bool {
+        self.prefill == self.decode || self.prefill_streamed
+    }
+
+    /// Tokens that its decode may emit, from its start where it runs, before its KV is full. Each step writes the KV of
+    /// the token before it.
+    pub(crate) fn free_tokens(&self) -> u32 {
+        let written_tokens = self.prompt_tokens - u64::from(!self.drawn_token());
+        u32::try_from(self.kv_tokens.saturating_sub(written_tokens)).unwrap_or(u32::MAX)
+    }
+
     /// The request as its conductor receives it.
     pub(crate) fn request(&self) -> Request {
         Request {
@@ -304,7 +312,6 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
         given_tokens: 0,
         room_tokens: 0,
         kv_tokens: 0,
-        free_tokens: 0,
         fetch: None,
         hit_blocks: 0,
         cached_tokens: 0,
