@@ -100,12 +100,8 @@ impl Worker {
         self.leg(Input::StartDecode { request: RequestId(request) });
     }
 
-    /// Decodes on: with the sequence that waits in the engine, or with KV that has landed.
-    pub(super) fn decode(&mut self, request: u64, local: bool) {
-        if local {
-            self.engine.proceed(SequenceId(request));
-            return;
-        }
+    /// Decodes with KV that has landed.
+    pub(super) fn decode(&mut self, request: u64) {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         let computed_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
         let given = job.tokens.len() - job.prompt_tokens as usize;
@@ -117,8 +113,7 @@ impl Worker {
             computed_tokens,
             blocks: job.slots().to_vec(),
             sampling: without_prompt_logprobs(&job.sampling),
-            hold: false,
-            layerwise: false,
+            leaves: false,
             order: 0,
         };
         if let Err(why) = self.engine.start(sequence) {

@@ -196,8 +196,7 @@ fn sequence(engine: &dyn Engine, id: u64, tokens: u32, max_tokens: u32) -> Seque
             ignore_eos: true,
             ..Sampling::default()
         }),
-        hold: false,
-        layerwise: false,
+        leaves: false,
         order: id,
     }
 }

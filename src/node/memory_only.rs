@@ -50,8 +50,6 @@ impl Engine for MemoryOnlyEngine {
         Err(StartError("this node has no engine: its role is store".into()))
     }
 
-    fn proceed(&mut self, _: SequenceId) {}
-
     fn extend(&mut self, _: SequenceId, _: &[u32]) {}
 
     fn stop(&mut self, _: SequenceId) {}

@@ -142,8 +142,7 @@ impl Worker {
             computed_tokens,
             blocks: job.slots().to_vec(),
             sampling: job.sampling.clone(),
-            hold: true,
-            layerwise: job.to.is_some(),
+            leaves: job.to.is_some(),
             order: job.order,
         };
         if let Err(why) = self.engine.start(sequence) {
@@ -190,8 +189,9 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.drawn.push(token.token);
         let finished = token.finish != 0;
-        let computed = matches!(self.legs.get(RequestId(request)), Some(Leg::Held(_)));
-        let first = computed && job.drawn.len() == 1;
+        let leg = self.legs.get(RequestId(request));
+        let prefilled = matches!(leg, Some(Leg::Held(_) | Leg::Decoding { local: true }));
+        let first = prefilled && job.drawn.len() == 1;
         let done = v1::Prefilled { compute_us: job.compute_us, cached_tokens: job.cached_tokens };
         let local = job.to.is_none();
         if first {

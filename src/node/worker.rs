@@ -300,7 +300,7 @@ impl Worker {
             Effect::Withdraw { request, to } => self.withdraw(request, to),
             Effect::Admit { request } => self.admit(request.0),
             Effect::Send { request } => self.send_all(request.0),
-            Effect::Decode { request, local } => self.decode(request.0, local),
+            Effect::Decode { request } => self.decode(request.0),
             Effect::Grow { request, blocks } => self.grow(request, blocks),
             Effect::Close { request, held } => self.close(request.0, held),
             Effect::Fail { request, why } => {

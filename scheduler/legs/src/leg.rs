@@ -87,8 +87,6 @@ pub struct ComputingPrefill {
 /// A prefill that is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Complete {
-    /// It is decoded here as soon as the conductor says so.
-    Stays,
     /// Its KV leaves.
     Leaves,
     /// Its hand-off failed at this time, µs; the conductor says what shall become of it.
@@ -154,7 +152,6 @@ impl LoadingPrefill {
 impl ComputingPrefill {
     pub(crate) const fn computed(self) -> Complete {
         match self.failed_us {
-            _ if self.pinned.stays => Complete::Stays,
             Some(since_us) => Complete::Stranded(since_us),
             None => Complete::Leaves,
         }
@@ -182,7 +179,7 @@ impl Leg {
             Self::Loading(_) | Self::Expecting(_) | Self::Landed => {
                 LegHoldings { blocks: true, engine: false }
             }
-            // A prefill that is over waits in its engine: for the word to decode, or for its KV to have left.
+            // A prefill that is over waits in its engine until its KV has left.
             Self::Computing(_) | Self::Held(_) | Self::Decoding { .. } => {
                 LegHoldings { blocks: true, engine: true }
             }
@@ -196,7 +193,7 @@ impl Leg {
             Self::Queued(q) => !q.stays,
             Self::Loading(l) => !l.pinned.stays,
             Self::Computing(c) => !c.pinned.stays,
-            Self::Held(complete) => !matches!(complete, Complete::Stays),
+            Self::Held(_) => true,
             Self::WaitingForRoom(_) | Self::Expecting(_) | Self::Landed | Self::Decoding { .. } => false,
         }
     }

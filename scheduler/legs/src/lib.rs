@@ -259,12 +259,10 @@ pub enum Effect {
         /// The request that the leg serves.
         request: RequestId,
     },
-    /// Decode: on with what the engine computed here, or with what has landed.
+    /// Decode, with the KV that has landed. A prompt that was computed here is decoded without this.
     Decode {
         /// The request that the leg serves.
         request: RequestId,
-        /// Whether its prompt was computed here.
-        local: bool,
     },
     /// Reserve 1 to `blocks` more blocks for an answer. If not even one is free, the driver answers with
     /// [`Input::NotGrown`] before any other input.

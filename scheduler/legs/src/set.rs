@@ -307,7 +307,10 @@ impl Legs {
     fn computed(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Some(Leg::Computing(computing)) = self.legs.get(&request).copied() else { return };
         self.opened_tokens -= Leg::Computing(computing).open_tokens(&self.config);
-        self.legs.insert(request, Leg::Held(computing.computed()));
+        let stays = computing.pinned.stays;
+        // Its engine goes on by itself: to wait for the conductor's word would cost a pass.
+        let leg = if stays { Leg::Decoding { local: true } } else { Leg::Held(computing.computed()) };
+        self.legs.insert(request, leg);
         effects.push(Effect::Seal { request });
     }
 
@@ -335,19 +338,18 @@ impl Legs {
     }
 
     fn start_decode(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        let local = match self.legs.get(&request) {
-            Some(Leg::Held(Complete::Stays)) => true,
-            Some(Leg::Landed) => false,
-            // The request is gone, or the order came twice.
-            None | Some(Leg::Decoding { .. }) => return,
+        match self.legs.get(&request) {
+            Some(Leg::Landed) => {
+                self.legs.insert(request, Leg::Decoding { local: false });
+                effects.push(Effect::Decode { request });
+            }
+            // The request is gone, it decodes where it was computed, or the order came twice.
+            None | Some(Leg::Decoding { .. }) => {}
             Some(_) => {
                 effects.push(Effect::Fail { request, why: LegFailure::NotReady });
                 self.release(request, effects);
-                return;
             }
-        };
-        self.legs.insert(request, Leg::Decoding { local });
-        effects.push(Effect::Decode { request, local });
+        }
     }
 
     fn grow(&self, request: RequestId, effects: &mut Vec<Effect>) {

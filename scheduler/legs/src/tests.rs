@@ -141,10 +141,7 @@ fn who_finds_no_room_to_decode_is_tried_again_in_order() {
     assert_eq!(step(&mut legs, opened(1)), [Effect::Admit { request: A }]);
     assert_eq!(step(&mut legs, Input::RoomFreed), [open(B)]);
     assert_eq!(step(&mut legs, Input::Landed { request: A }), [Effect::Seal { request: A }]);
-    assert_eq!(
-        step(&mut legs, Input::StartDecode { request: A }),
-        [Effect::Decode { request: A, local: false }]
-    );
+    assert_eq!(step(&mut legs, Input::StartDecode { request: A }), [Effect::Decode { request: A }]);
     // The order came twice.
     assert_eq!(step(&mut legs, Input::StartDecode { request: A }), []);
 }
@@ -281,11 +278,8 @@ impl Account {
                     self.asked.push(*effect);
                 }
                 Effect::Fetch { .. } => self.asked.push(*effect),
-                Effect::Compute { request, .. } | Effect::Decode { request, local: false } => {
+                Effect::Compute { request, .. } | Effect::Decode { request } => {
                     prop_assert_eq!(self.holds.insert(request, true), Some(false), "no blocks, or twice");
-                }
-                Effect::Decode { request, local: true } => {
-                    prop_assert_eq!(self.holds.get(&request), Some(&true), "it was never computed here");
                 }
                 Effect::Withdraw { request, .. } => {
                     prop_assert_eq!(self.holds.get(&request), Some(&false), "it has no room to give");

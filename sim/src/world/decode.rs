@@ -56,24 +56,25 @@ impl World {
 
     /// The conductor orders that decoding begins.
     pub(crate) fn start_decode(&mut self, slot: u32, at: u32) {
-        let live = &self.live[slot as usize];
+        let live = &mut self.live[slot as usize];
         let request = live.id;
         self.oracle.witness(live.decode == at, || format!("{request} decodes elsewhere: {live:?}"));
-        self.leg(at, LegInput::StartDecode { request });
-    }
-
-    /// The engine decodes, on with what it computed or with what has landed.
-    pub(crate) fn decode(&mut self, slot: u32, at: u32, local: bool) {
-        let live = &mut self.live[slot as usize];
-        if local {
+        if live.prefill == at {
             // Computed by the prefill, and let out now that the request may stay (ADR 0004).
             live.streamed_tokens += 1;
             self.first_token(slot, self.now_us);
         }
+        self.leg(at, LegInput::StartDecode { request });
+    }
+
+    /// The engine decodes: on with what it computed, of which a token is drawn already, or with what has landed.
+    pub(crate) fn decode(&mut self, slot: u32, at: u32) {
         let live = &self.live[slot as usize];
-        let left_tokens = live.output_tokens - live.streamed_tokens;
+        let local = live.prefill == at;
+        let answer_tokens = live.streamed_tokens + u32::from(local);
+        let left_tokens = live.output_tokens - answer_tokens;
         let context_tokens = live.prompt_tokens + u64::from(live.drawn_token());
-        let room_tokens = live.promised_tokens(live.streamed_tokens).min(live.free_tokens());
+        let room_tokens = live.promised_tokens(answer_tokens).min(live.free_tokens());
         let sequence = Sequence { slot, left_tokens, room_tokens, context_tokens, first_token_due: !local };
         self.engine(at, |engine, moment, ended| engine.add_sequence(moment, sequence, ended));
     }

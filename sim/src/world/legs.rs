@@ -48,7 +48,7 @@ impl World {
         | Effect::Withdraw { request, .. }
         | Effect::Admit { request }
         | Effect::Send { request }
-        | Effect::Decode { request, .. }
+        | Effect::Decode { request }
         | Effect::Grow { request, .. }
         | Effect::Close { request, .. }
         | Effect::Fail { request, .. }) = effect;
@@ -65,7 +65,7 @@ impl World {
             Effect::Withdraw { to, .. } => self.withdraw_room(slot, at, to),
             Effect::Admit { .. } | Effect::Send { .. } => self.begin_handoff(slot),
             Effect::Grow { blocks, .. } => self.grow(slot, at, blocks),
-            Effect::Decode { local, .. } => self.decode(slot, at, local),
+            Effect::Decode { .. } => self.decode(slot, at),
             Effect::Close { held, .. } => self.close(slot, at, held),
             Effect::Fail { why, .. } => self.leg_failed(slot, at, why),
         }

@@ -151,6 +151,9 @@ impl World {
             self.gaps_us.clear();
             self.finish_request(at, slot);
         }
+        if !last && local {
+            self.decode(slot, at);
+        }
         let live = &self.live[slot as usize];
         if !last && (local || live.prefill_streamed) {
             let drawn = ConductorInput::Emitted(id, live.streamed_tokens + u32::from(local));

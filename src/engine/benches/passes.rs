@@ -36,8 +36,7 @@ fn sequence(id: u64, tokens: usize, first_block: u32) -> Sequence {
         computed_tokens: 0,
         blocks: (first_block..first_block + 128).collect(),
         sampling: Arc::new(Sampling { max_tokens: 1_000_000, ignore_eos: true, ..Sampling::default() }),
-        hold: false,
-        layerwise: false,
+        leaves: false,
         order: 0,
     }
 }

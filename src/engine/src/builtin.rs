@@ -114,8 +114,7 @@ impl Builtin {
             computed_tokens: 0,
             blocks: blocks.clone(),
             sampling: std::sync::Arc::default(),
-            hold: false,
-            layerwise: false,
+            leaves: false,
             order: 0,
         })?;
         let row = |(position, token): (u32, &u32)| Row { token: *token, position, blocks: &blocks };
@@ -142,7 +141,7 @@ impl Builtin {
         self.forward.pass(&rows, &mut self.pool, &mut |layer, pool| {
             for chunk in chunks {
                 let sequence = &roster.entry(chunk.id).sequence;
-                if sequence.layerwise {
+                if sequence.leaves {
                     sink.layer_computed(chunk.id, layer, chunk.tokens.clone(), (&sequence.blocks, &pool.kv));
                 }
             }
@@ -200,10 +199,6 @@ impl Engine for Builtin {
         self.roster.admits(&sequence)?;
         self.roster.start(sequence, ());
         Ok(())
-    }
-
-    fn proceed(&mut self, id: SequenceId) {
-        self.roster.proceed(id);
     }
 
     fn extend(&mut self, id: SequenceId, blocks: &[u32]) {

@@ -71,10 +71,9 @@ pub struct Sequence {
     pub blocks: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: Arc<Sampling>,
-    /// Whether it stops after its first token until [`Engine::proceed`].
-    pub hold: bool,
-    /// Whether each layer's KV is shown to the sink as soon as it is computed.
-    pub layerwise: bool,
+    /// Whether its KV is for elsewhere: each layer is shown to the sink as soon as it is computed, and after its
+    /// first token it rests until [`Engine::stop`].
+    pub leaves: bool,
     /// Sequences with much to compute are begun in ascending order of this, then of arrival; one that has
     /// begun is not overtaken.
     pub order: u64,
@@ -152,8 +151,6 @@ pub trait Engine: Send {
     /// Names what does not fit: an id in use, a slot or token out of range, too few slots for the
     /// tokens, nothing left to compute, too many tokens for the model.
     fn start(&mut self, sequence: Sequence) -> Result<(), StartError>;
-    /// Lets a held sequence go on. Unknown ones are ignored.
-    fn proceed(&mut self, id: SequenceId);
     /// Appends slots to a sequence's table. Unknown ones are ignored.
     fn extend(&mut self, id: SequenceId, blocks: &[u32]);
     /// Drops a sequence; its slots are not touched from here on. Unknown ones are ignored.

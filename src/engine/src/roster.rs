@@ -12,11 +12,11 @@ use crate::{Event, ModelCard, PoolSpec, Sequence, SequenceId, StartError, StepTa
 /// The state of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Waits for its first pass, or for its turn after a hold or a lack of slots.
+    /// Waits for its first pass, or for its turn after a lack of slots.
     Waiting,
     /// Has its place in the passes.
     Running,
-    /// Drew its first token and waits for [`Roster::proceed`].
+    /// Drew its first token, and its KV leaves.
     Held,
     /// Has no slot for its next token and waits for [`Roster::extend`].
     Starved,
@@ -147,16 +147,6 @@ impl<X> Roster<X> {
         self.target = target;
     }
 
-    /// As [`crate::Engine::proceed`].
-    pub(crate) fn proceed(&mut self, id: SequenceId) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.sequence.hold = false;
-            if entry.state == State::Held {
-                entry.state = State::Waiting;
-            }
-        }
-    }
-
     /// As [`crate::Engine::extend`]. Slots that the pool does not have are left out.
     pub(crate) fn extend(&mut self, id: SequenceId, blocks: &[u32]) {
         if let Some(entry) = self.entries.get_mut(&id) {
@@ -274,7 +264,7 @@ impl<X> Roster<X> {
         };
         if finish.is_some() {
             self.entries.remove(&id);
-        } else if entry.sequence.hold {
+        } else if entry.sequence.leaves {
             entry.state = State::Held;
         }
         events.push(Event::Token { id, index, token, logprob, finish });
@@ -388,5 +378,84 @@ fn check_sampling(sequence: &Sequence, model: &ModelCard) -> Result<(), String> 
     match sampling.logit_bias.iter().find(|(token, bias)| *token >= model.vocab_tokens || !bias.is_finite()) {
         Some((token, bias)) => Err(format!("logit_bias {bias} of token {token} is out of range")),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn roster(pass_tokens: u32, max_running: u32) -> Roster<()> {
+        let pool = PoolSpec { block_tokens: 4, blocks: 256, pass_tokens, max_running, threads: None };
+        let model = ModelCard {
+            name: "tokens alone".into(),
+            revision: "1".into(),
+            vocab_tokens: 300,
+            end_tokens: Vec::new(),
+            max_model_tokens: 400,
+        };
+        Roster::new(pool, model)
+    }
+
+    /// A prompt of `len` tokens, answered with nine.
+    fn prompt(id: u64, len: u32, order: u64) -> Sequence {
+        Sequence {
+            id: SequenceId(id),
+            tokens: vec![1; len as usize],
+            prompt_tokens: len,
+            computed_tokens: 0,
+            blocks: (0..20).collect(),
+            sampling: Arc::new(Sampling { max_tokens: 9, ..Sampling::default() }),
+            leaves: false,
+            order,
+        }
+    }
+
+    /// One pass: what it computed of each sequence.
+    fn pass(roster: &mut Roster<()>) -> Vec<(u64, std::ops::Range<u32>)> {
+        let mut events = Vec::new();
+        let chunks = roster.plan(&mut events);
+        for chunk in &chunks {
+            roster.computed(chunk, &mut events);
+            if chunk.draws {
+                roster.drawn(chunk.id, 1, None, &mut events);
+            }
+        }
+        chunks.into_iter().map(|chunk| (chunk.id.0, chunk.tokens)).collect()
+    }
+
+    #[test]
+    fn decodes_come_first_then_prompts_in_order_up_to_the_pass() {
+        let mut roster = roster(10, 8);
+        roster.start(prompt(1, 4, 5), ());
+        assert_eq!(pass(&mut roster), [(1, 0..4)]);
+        roster.start(prompt(2, 25, 7), ());
+        roster.start(prompt(3, 8, 6), ());
+        roster.start(prompt(4, 1, 99), ());
+        assert_eq!(roster.load(), (1, 3));
+        assert_eq!(pass(&mut roster), [(1, 4..5), (4, 0..1), (3, 0..8), (2, 0..2)]);
+        roster.start(prompt(5, 3, 1), ());
+        // A sequence that has begun is not overtaken, whatever its order.
+        assert_eq!(pass(&mut roster), [(1, 5..6), (4, 1..2), (3, 8..9), (2, 2..12)]);
+        assert_eq!(roster.load(), (4, 1));
+        roster.start(prompt(6, 3, 0), ());
+        let next = pass(&mut roster);
+        assert_eq!(next[3..], [(2, 12..22)], "{next:?}");
+        assert_eq!(pass(&mut roster)[3..], [(2, 22..25), (6, 0..3), (5, 0..3)]);
+    }
+
+    #[test]
+    fn no_more_run_than_may_and_those_that_leave_make_room() {
+        let mut roster = roster(100, 2);
+        for id in 1..=4 {
+            roster.start(Sequence { leaves: id == 1, ..prompt(id, 5, 0) }, ());
+        }
+        assert_eq!(pass(&mut roster), [(1, 0..5), (2, 0..5)]);
+        assert_eq!(roster.load(), (1, 2), "the first neither runs nor waits");
+        assert_eq!(pass(&mut roster), [(2, 5..6), (3, 0..5)]);
+        roster.stop(SequenceId(3));
+        assert_eq!(pass(&mut roster), [(2, 6..7), (4, 0..5)]);
+        assert_eq!(roster.load(), (2, 0));
     }
 }

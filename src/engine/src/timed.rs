@@ -190,7 +190,7 @@ impl TimedEngine {
         let shown: Vec<_> = chunks
             .iter()
             .map(|chunk| (chunk, &roster.entry(chunk.id).sequence))
-            .filter(|(_, sequence)| sequence.layerwise)
+            .filter(|(_, sequence)| sequence.leaves)
             .collect();
         if shown.is_empty() {
             return self.pace.wait(pass);
@@ -259,10 +259,6 @@ impl Engine for TimedEngine {
         let digests = Digests { computed, all: digest(computed, rest) };
         self.roster.start(sequence, digests);
         Ok(())
-    }
-
-    fn proceed(&mut self, id: SequenceId) {
-        self.roster.proceed(id);
     }
 
     fn extend(&mut self, id: SequenceId, blocks: &[u32]) {

@@ -188,7 +188,7 @@ async fn goes_on(signals: &mut LegSignals) -> bool {
     }
 }
 
-/// A request that is prefilled and decoded on one engine: it waits after its first token, as orders have it.
+/// A request that is prefilled and decoded on one engine.
 pub(super) async fn whole(engine: RemoteEngine, work: Work, sender: FactSender, signals: LegSignals) {
     let over = signals.over.clone();
     let outcome = tokio::select! {
@@ -203,7 +203,7 @@ async fn alone(
     engine: &RemoteEngine,
     work: &Work,
     sender: &FactSender,
-    mut signals: LegSignals,
+    signals: LegSignals,
 ) -> Result<(), RemoteError> {
     let began = Instant::now();
     let held = sender.held(&work.chain);
@@ -229,9 +229,6 @@ async fn alone(
     sender.computed(&work.chain).await;
     facts.push(prefilled_fact(us_since(began), None));
     sender.send(facts).await;
-    if !goes_on(&mut signals).await {
-        return Ok(());
-    }
     let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held: Some((work, held)) };
     forward(generation, answer, sender, &signals).await
 }

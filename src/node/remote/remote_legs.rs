@@ -236,7 +236,7 @@ impl RemoteLegs {
                     self.decode(life, request);
                 }
             }
-            Effect::Decode { request, .. } => {
+            Effect::Decode { request } => {
                 if let Some(job) = life.jobs.get_mut(&request) {
                     job.go_on();
                 }

@@ -288,8 +288,7 @@ pub(super) fn alone(engine: &mut dyn Engine, tokens: &[u32], sampling: &Sampling
         computed_tokens: 0,
         blocks: (0..blocks).collect(),
         sampling: Arc::new(sampling.clone()),
-        hold: false,
-        layerwise: false,
+        leaves: false,
         order: 0,
     };
     engine.start(sequence).unwrap();

@@ -11,11 +11,7 @@ fn prefill_life(stays: bool) -> Vec<Input> {
     let order = Input::Prefill { request: A, work: work(160), stays, fetch: None, order: 1 };
     let waiting = Input::Opened { request: A, cached_blocks: 2, waits: true };
     let ready = Input::Cached { request: A, cached_blocks: 2, waits: false };
-    let mut life = vec![order, waiting, ready, Input::Computed { request: A }];
-    if stays {
-        life.push(Input::StartDecode { request: A });
-    }
-    life
+    vec![order, waiting, ready, Input::Computed { request: A }]
 }
 
 /// The inputs that bring a decode leg from one state to the next.
@@ -31,7 +27,7 @@ fn wherever_a_leg_is_cut_short_it_gives_back_what_it_held_and_no_more() {
     let all = LegHoldings { blocks: true, engine: true };
     let lives = [
         (prefill_life(false), vec![nothing, blocks, all, all]),
-        (prefill_life(true), vec![nothing, blocks, all, all, all]),
+        (prefill_life(true), vec![nothing, blocks, all, all]),
         (decode_life(), vec![nothing, blocks, blocks, all]),
     ];
     for (life, helds) in lives {
@@ -50,28 +46,26 @@ fn wherever_a_leg_is_cut_short_it_gives_back_what_it_held_and_no_more() {
 }
 
 #[test]
-fn a_prefill_that_stays_is_decoded_where_it_was_computed() {
+fn a_prefill_that_stays_is_decoded_where_it_was_computed_without_a_word() {
     let mut legs = Legs::new(CONFIG);
     let mut effects: Vec<Effect> = Vec::new();
     for input in prefill_life(true) {
         effects.extend(step(&mut legs, input));
     }
-    let wanted = [
-        Effect::Compute { request: A, cached_tokens: 32 },
-        Effect::Seal { request: A },
-        Effect::Decode { request: A, local: true },
-    ];
-    assert_eq!(effects, wanted);
+    assert_eq!(effects, [Effect::Compute { request: A, cached_tokens: 32 }, Effect::Seal { request: A }]);
+    assert_eq!(legs.get(A), Some(&Leg::Decoding { local: true }));
+    // The conductor's order comes after the fact, and there is no KV to send any more.
+    assert_eq!(step(&mut legs, Input::StartDecode { request: A }), []);
+    let nothing = Effect::Fail { request: A, why: LegFailure::NothingToSend };
+    assert_eq!(step(&mut legs, Input::HandOff { request: A }), [nothing]);
     assert_eq!(legs.get(A), Some(&Leg::Decoding { local: true }));
 }
 
 #[test]
-fn one_that_was_to_stay_may_be_sent_elsewhere_and_then_leaves() {
+fn one_that_leaves_cannot_decode_here() {
     let mut legs = Legs::new(CONFIG);
-    prefill_life(true)[..4].iter().for_each(|input| _ = step(&mut legs, *input));
-    assert_eq!(legs.get(A), Some(&Leg::Held(Complete::Stays)));
-    assert_eq!(step(&mut legs, Input::HandOff { request: A }), [Effect::Send { request: A }]);
-    // After the hand-off it cannot decode here.
+    prefill_life(false).iter().for_each(|input| _ = step(&mut legs, *input));
+    assert_eq!(legs.get(A), Some(&Leg::Held(Complete::Leaves)));
     let effects = step(&mut legs, Input::StartDecode { request: A });
     assert_eq!(effects[0], Effect::Fail { request: A, why: LegFailure::NotReady });
     assert_eq!(legs.get(A), None);

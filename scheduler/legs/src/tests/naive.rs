@@ -232,10 +232,9 @@ impl Naive {
 
     fn start_decode(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Some(row) = self.find(request) else { return };
-        let local = row.at == NaiveLegState::Held && row.stays;
-        if local || row.at == NaiveLegState::Landed {
+        if row.at == NaiveLegState::Landed {
             row.at = NaiveLegState::Decoding;
-            effects.push(Effect::Decode { request, local });
+            effects.push(Effect::Decode { request });
         } else if row.at != NaiveLegState::Decoding {
             effects.push(Effect::Fail { request, why: LegFailure::NotReady });
             self.drop_leg(request, effects);
@@ -244,7 +243,7 @@ impl Naive {
 
     fn handed_off(&mut self, request: RequestId, ok: bool, now_us: u64, effects: &mut Vec<Effect>) {
         let Some(row) = self.find(request) else { return };
-        let leaves = row.at == NaiveLegState::Held && !row.stays && row.failed_us.is_none();
+        let leaves = row.at == NaiveLegState::Held && row.failed_us.is_none();
         if leaves && ok {
             self.drop_leg(request, effects);
         } else if (leaves || row.at == NaiveLegState::Computing) && !ok {
@@ -295,7 +294,7 @@ impl Naive {
             }),
             Input::Computed { request } => {
                 if let Some(row) = self.find(request).filter(|row| row.at == NaiveLegState::Computing) {
-                    row.at = NaiveLegState::Held;
+                    row.at = if row.stays { NaiveLegState::Decoding } else { NaiveLegState::Held };
                     effects.push(Effect::Seal { request });
                 }
             }
@@ -303,7 +302,7 @@ impl Naive {
             Input::HandOff { request } => {
                 match self.find(request).filter(|row| row.at == NaiveLegState::Held) {
                     Some(row) => {
-                        (row.stays, row.failed_us) = (false, None);
+                        row.failed_us = None;
                         effects.push(Effect::Send { request });
                     }
                     None => effects.push(Effect::Fail { request, why: LegFailure::NothingToSend }),
@@ -321,7 +320,7 @@ impl Naive {
             Input::Ended { request } | Input::Release { request } => self.drop_leg(request, effects),
             Input::Tick { now_us } => {
                 let over = |row: &&Row| {
-                    let since_us = row.failed_us.filter(|_| row.at == NaiveLegState::Held && !row.stays);
+                    let since_us = row.failed_us.filter(|_| row.at == NaiveLegState::Held);
                     since_us.is_some_and(|since_us| now_us > since_us + STRANDED_LEASE_US)
                 };
                 let mut gone: Vec<RequestId> = self.0.iter().filter(over).map(|row| row.request).collect();

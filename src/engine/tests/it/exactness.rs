@@ -100,7 +100,7 @@ fn a_layerwise_hand_off_after_the_prefill_changes_nothing() {
         let (here, there) = (slots(&mut rng, 0..256, count), slots(&mut rng, 0..256, count));
         let (mut prefill, mut decode) = (builtin(1 + u32::try_from(rng.below(30)).unwrap()), builtin(9));
         let first = sequence(1, tokens.clone(), sampling.clone(), here);
-        prefill.start(Sequence { hold: true, layerwise: true, ..first.clone() }).unwrap();
+        prefill.start(Sequence { leaves: true, ..first.clone() }).unwrap();
         let mut relay = Relay { to: &mut decode, blocks: &there, seen: Vec::new() };
         let mut events = Vec::new();
         while prefill.step(&mut events, &mut relay) {}

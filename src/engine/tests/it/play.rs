@@ -59,8 +59,7 @@ pub fn sequence(id: u64, tokens: Vec<u32>, sampling: Sampling, blocks: Vec<u32>)
         tokens,
         blocks,
         sampling: Arc::new(sampling),
-        hold: false,
-        layerwise: false,
+        leaves: false,
         order: 0,
     }
 }

@@ -1,81 +1,15 @@
-//! The order of computation: holds, starvation, orders and bounds. Also the ends of answers.
+//! Starvation, sequences whose KV leaves, and the ends of answers.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
-use baton_engine::{Builtin, Engine, Event, KvPool, KvSink, Sequence, SequenceId, TimedEngine, TimedSpec};
+use baton_engine::{Builtin, Engine, Event, Sequence, SequenceId, TimedEngine, TimedSpec};
 use baton_types::{Finish, Sampling};
 
 use crate::play::{NullSink, builtin, idle, note, play, pool, sequence, tiny};
 
 fn long(max_tokens: u32) -> Sampling {
     Sampling { max_tokens, ignore_eos: true, ..Sampling::default() }
-}
-
-/// Notes the chunks of the pass, by the first layer.
-#[derive(Default)]
-struct Chunks(Vec<(u64, Range<u32>)>);
-
-impl KvSink for Chunks {
-    fn layer_computed(&mut self, id: SequenceId, layer: u32, tokens: Range<u32>, _: (&[u32], &KvPool)) {
-        if layer == 0 {
-            self.0.push((id.0, tokens));
-        }
-    }
-}
-
-fn pass(engine: &mut dyn Engine) -> Vec<(u64, Range<u32>)> {
-    let mut chunks = Chunks::default();
-    engine.step(&mut Vec::new(), &mut chunks);
-    chunks.0
-}
-
-fn prompt(id: u64, len: usize, order: u64) -> Sequence {
-    let first = u32::try_from(id * 20).unwrap();
-    let blocks = (first..first + 20).collect();
-    Sequence { order, layerwise: true, ..sequence(id, vec![1; len], long(9), blocks) }
-}
-
-#[test]
-fn decodes_come_first_then_prompts_in_order_up_to_the_pass() {
-    let mut engine = idle(pool(10));
-    engine.start(prompt(1, 4, 5)).unwrap();
-    assert_eq!(pass(&mut engine), [(1, 0..4)]);
-    engine.start(prompt(2, 25, 7)).unwrap();
-    engine.start(prompt(3, 8, 6)).unwrap();
-    engine.start(prompt(4, 1, 99)).unwrap();
-    assert_eq!(engine.load(), (1, 3));
-    assert_eq!(pass(&mut engine), [(1, 4..5), (4, 0..1), (3, 0..8), (2, 0..2)]);
-    engine.start(prompt(5, 3, 1)).unwrap();
-    // A sequence that has begun is not overtaken, whatever its order.
-    assert_eq!(pass(&mut engine), [(1, 5..6), (4, 1..2), (3, 8..9), (2, 2..12)]);
-    assert_eq!(engine.load(), (4, 1));
-    engine.start(prompt(6, 3, 0)).unwrap();
-    let next = pass(&mut engine);
-    assert_eq!(next[3..], [(2, 12..22)], "{next:?}");
-    assert_eq!(pass(&mut engine)[3..], [(2, 22..25), (6, 0..3), (5, 0..3)]);
-}
-
-#[test]
-fn no_more_run_than_may_and_held_ones_make_room() {
-    let mut spec = pool(100);
-    spec.max_running = 2;
-    let mut engine = idle(spec);
-    for id in 1..=4 {
-        engine.start(Sequence { hold: id == 1, ..prompt(id, 5, 0) }).unwrap();
-    }
-    assert_eq!(pass(&mut engine), [(1, 0..5), (2, 0..5)]);
-    assert_eq!(engine.load(), (1, 2), "the held one neither runs nor waits");
-    assert_eq!(pass(&mut engine), [(2, 5..6), (3, 0..5)]);
-    engine.proceed(SequenceId(1));
-    engine.stop(SequenceId(3));
-    assert_eq!(
-        pass(&mut engine),
-        [(1, 5..6), (2, 6..7)],
-        "those that have begun come before one that begins"
-    );
-    assert_eq!(engine.load(), (2, 1));
 }
 
 #[test]
@@ -108,27 +42,15 @@ fn a_starved_sequence_says_so_once_and_goes_on_as_if_it_had_not() {
 }
 
 #[test]
-fn a_held_sequence_draws_one_token_until_it_may_go_on() {
+fn a_sequence_whose_kv_leaves_draws_one_token() {
     let mut engine = builtin(8);
-    engine.start(sequence(1, vec![1; 9], long(5), (0..9).collect())).unwrap();
+    let one = sequence(1, vec![1; 9], long(5), (0..9).collect());
+    engine.start(one.clone()).unwrap();
     let want = play(&mut engine).remove(&1).unwrap();
-    let held = Sequence { hold: true, ..sequence(1, vec![1; 9], long(5), (0..9).collect()) };
-    engine.start(held.clone()).unwrap();
-    let mut outcomes = play(&mut engine);
-    assert_eq!(outcomes[&1].answer, want.answer[..1]);
-    engine.proceed(SequenceId(1));
-    let rest = play_on(&mut engine, &mut outcomes);
-    assert_eq!(rest, want);
-    engine.start(held).unwrap();
-    engine.proceed(SequenceId(1));
-    assert_eq!(play(&mut engine)[&1], want, "a word in advance counts");
-}
-
-fn play_on(engine: &mut Builtin, outcomes: &mut BTreeMap<u64, crate::play::Outcome>) -> crate::play::Outcome {
-    let mut events = Vec::new();
-    while engine.step(&mut events, &mut NullSink) {}
-    note(outcomes, events);
-    outcomes.remove(&1).unwrap()
+    engine.start(Sequence { leaves: true, ..one }).unwrap();
+    assert_eq!(play(&mut engine)[&1].answer, want.answer[..1]);
+    assert_eq!(engine.load(), (0, 0), "it rests");
+    engine.stop(SequenceId(1));
 }
 
 /// The answer to a fixed prompt of 10 tokens, of which `drawn` more were drawn elsewhere.

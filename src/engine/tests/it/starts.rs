@@ -90,7 +90,6 @@ fn there_are_no_more_sequences_than_slots() {
 #[test]
 fn unknown_sequences_are_ignored() {
     let mut engine = builtin(8);
-    engine.proceed(SequenceId(9));
     engine.extend(SequenceId(9), &[1]);
     engine.stop(SequenceId(9));
     assert!(play(&mut engine).is_empty());

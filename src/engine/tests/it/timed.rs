@@ -68,7 +68,7 @@ fn first_layer_took() -> Duration {
     let mut engine = timed(5.0);
     assert_eq!((engine.shape().layer_bytes, engine.shape().block_bytes()), (256, 1024));
     let one = sequence(1, vec![1; 100], sampling(1), (0..60).collect());
-    engine.start(Sequence { layerwise: true, hold: true, ..one }).unwrap();
+    engine.start(Sequence { leaves: true, ..one }).unwrap();
     let mut watch = Watch(Vec::new());
     let mut events = Vec::new();
     let from = Instant::now();
@@ -99,7 +99,7 @@ fn a_long_prompt_beside_decodes_keeps_every_pass_within_the_target() {
     let mut engine = timed(0.0);
     let long = |id, first| {
         let blocks = (first..first + 70).collect();
-        Sequence { layerwise: true, hold: true, ..sequence(id, vec![1; 250], sampling(1), blocks) }
+        Sequence { leaves: true, ..sequence(id, vec![1; 250], sampling(1), blocks) }
     };
     let decode = sequence(1, vec![1], Sampling { max_tokens: 100, ..sampling(1) }, (0..26).collect());
     engine.start(decode).unwrap();
@@ -146,7 +146,7 @@ fn answers_are_equal_wherever_they_run_and_kv_proves_its_origin() {
         alone.start(first.clone()).unwrap();
         let want = play(&mut alone).remove(&1).unwrap();
         let (mut prefill, mut decode) = (idle(pool(7)), idle(pool(64)));
-        prefill.start(Sequence { hold: true, ..first.clone() }).unwrap();
+        prefill.start(Sequence { leaves: true, ..first.clone() }).unwrap();
         let mut got = play(&mut prefill).remove(&1).unwrap();
         let moved = Sequence {
             computed_tokens: first.prompt_tokens,
