@@ -14,6 +14,7 @@ mod facts;
 mod fleet;
 mod forget;
 mod gap_tally;
+mod gauges;
 mod inbox;
 mod instance_ids;
 pub mod journal;

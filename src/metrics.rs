@@ -4,11 +4,12 @@
 mod by_class;
 mod by_node;
 mod edge;
+mod nodes;
 pub(crate) mod objects;
 
 use std::sync::{Arc, Weak};
 
-use baton_http::{Figure, Kind, Page};
+use baton_http::{Figure, Kind, Page, label};
 use baton_router::Router;
 use baton_scheduler::{Prediction, ServedRequest};
 use by_class::ByClass;
@@ -20,6 +21,8 @@ use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use nodes::AllNodeGauges;
+pub(crate) use nodes::NodeGauges;
 
 /// Every exported number, in the order of the documentation.
 pub const NAMES: &[Figure] = &[
@@ -63,7 +66,31 @@ pub const NAMES: &[Figure] = &[
         "baton_prediction_covered_total",
         "Answers that were served, within what was promised of them or beyond, by `class`, `path`, `target` and `covered`",
     ),
-    Figure::gauge("baton_nodes", "Nodes attached"),
+    Figure::histogram(
+        "baton_stage_seconds",
+        "Time of a request in a stage that ended well, by `stage` and `role`",
+    ),
+    Figure::gauge("baton_nodes", "Nodes attached, by `role` and `state`"),
+    Figure::gauge(
+        "baton_node_backlog_seconds",
+        "Predicted time until a node has computed all prefills that it was given, by `node` and `role`",
+    ),
+    Figure::gauge("baton_node_step_seconds", "Predicted time of a node's decode step, by `node` and `role`"),
+    Figure::gauge(
+        "baton_node_queued_requests",
+        "Prefills that were sent to a node or are held back for it, by `node` and `role`",
+    ),
+    Figure::gauge(
+        "baton_node_decodes",
+        "Answers that a node generates or was promised, by `node` and `role`",
+    ),
+    Figure::gauge(
+        "baton_node_running_sequences",
+        "Sequences that a node's engine runs, by `node` and `role`",
+    ),
+    Figure::gauge("baton_kv_used_blocks", "KV blocks that a tier holds, by `node` and `tier`"),
+    Figure::gauge("baton_kv_capacity_blocks", "KV blocks that a tier has room for, by `node` and `tier`"),
+    Figure::gauge("baton_build_info", "1, with the version of this program, by `version`"),
     Figure::counter("baton_nodes_lost_total", "Lives of nodes that ended"),
     Figure::counter("baton_stage_timeouts_total", "Stages that took too long, by `stage`"),
     Figure::counter("baton_leg_failures_total", "Failures that nodes reported, by `stage`"),
@@ -160,6 +187,7 @@ struct Shared {
     handle: PrometheusHandle,
     by_node: ByNode,
     by_class: ByClass,
+    node_gauges: AllNodeGauges,
     edge: Edge,
     arrived: Counter,
     admitted: Counter,
@@ -173,7 +201,6 @@ struct Shared {
     nodes_refused: Counter,
     audit_failures: Counter,
     live: Gauge,
-    nodes: Gauge,
     policy: Gauge,
     tbt: Histogram,
     error: Histogram,
@@ -192,6 +219,7 @@ impl Metrics {
             .set_buckets_for_metric(matcher("baton_ttft_seconds"), TIME_BUCKETS)
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_tbt_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_request_tbt_seconds"), TIME_BUCKETS))
+            .and_then(|b| b.set_buckets_for_metric(matcher("baton_stage_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_ttft_error_ratio"), RATIO_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_prediction_error_ratio"), RATIO_BUCKETS))
             .map_err(|e| format!("metrics: {e}"))?
@@ -221,13 +249,13 @@ impl Metrics {
             nodes_refused: count("baton_nodes_refused_total"),
             audit_failures: count("baton_audit_failures_total"),
             live: gauge("baton_requests_live"),
-            nodes: gauge("baton_nodes"),
             policy: gauge("baton_policy_version"),
             tbt: spread("baton_tbt_seconds"),
             error: spread("baton_ttft_error_ratio"),
             handle: recorder.handle(),
             by_node: ByNode::default(),
             by_class: ByClass::default(),
+            node_gauges: AllNodeGauges::default(),
             edge: Edge::default(),
             recorder,
         };
@@ -238,6 +266,9 @@ impl Metrics {
     #[must_use]
     pub fn page(&self) -> String {
         let mut page = Page::after(self.shared.handle.render());
+        let version = label("version", env!("CARGO_PKG_VERSION"));
+        page.family(figure("baton_build_info"), [(version, 1)]);
+        self.shared.node_gauges.write(&mut page);
         self.shared.by_node.write(&mut page);
         self.shared.edge.write(&mut page);
         page.into_text()
@@ -367,8 +398,16 @@ impl Metrics {
         self.shared.cached_tokens.increment(cached_tokens);
     }
 
-    pub(crate) fn nodes(&self, count: usize) {
-        self.shared.nodes.set(count as f64);
+    /// Shows these nodes and no other.
+    pub(crate) fn nodes(&self, nodes: Vec<NodeGauges>) {
+        self.shared.node_gauges.set(nodes);
+    }
+
+    /// A stage of a request, at a node of this role, ended as it should.
+    pub(crate) fn stage(&self, stage: &'static str, role: &'static str, time_us: u64) {
+        let labels = vec![Label::new("stage", stage), Label::new("role", role)];
+        let key = Key::from_parts("baton_stage_seconds", labels);
+        self.shared.recorder.register_histogram(&key, &METADATA).record(time_us as f64 / 1e6);
     }
 
     pub(crate) fn node_lost(&self) {

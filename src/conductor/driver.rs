@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_legs::pairs::{Arrival, Effect, Pairs};
+use baton_legs::pairs::{Arrival, Effect, Pairs, Phase};
 use baton_router::{Event, Readiness, Refusal, Submission};
 use baton_scheduler::{Conductor, FirstToken, Input, SchedulerConfig};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
@@ -17,6 +17,7 @@ use super::backend::{Door, Shared};
 use super::block_keys::BlockKeys;
 use super::fleet::Fleet;
 use super::gap_tally::GapTally;
+use super::gauges::ShownNodes;
 use super::inbox::{Inbox, Loss, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
@@ -84,6 +85,7 @@ pub struct Driver {
     pub(super) ordered: Vec<Effect>,
     pub(super) clock: Clock,
     pub(super) audit: Audit,
+    pub(super) shown: ShownNodes,
     /// Whether orders may be given, and under which leadership.
     pub(super) lead: Lead,
     /// The front door's; empty where it is not known.
@@ -152,6 +154,7 @@ impl Driver {
             clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
             audit: Audit::new(started),
+            shown: ShownNodes::default(),
             lead: Lead::alone(),
             tokenizer: String::new(),
         };
@@ -204,6 +207,7 @@ impl Driver {
         self.forget_names();
         self.send_orders();
         self.answer_quiesce();
+        self.show_nodes();
         self.look_over();
     }
 
@@ -346,6 +350,7 @@ impl Driver {
             expected: None,
             prediction: None,
             decodes_at_us: None,
+            stage: Some((Phase::Waiting, self.now_us, "none")),
             arrived_us: self.now_us,
             first_token_us: None,
             last_token_us: self.now_us,
@@ -420,7 +425,6 @@ impl Driver {
             (false, true) => format!("{nodes} nodes; no prefill instance: decode instances prefill"),
             (false, false) => format!("{nodes} nodes; a prefill or a decode instance is missing"),
         };
-        self.metrics.nodes(nodes);
         let ready = self.core.can_serve() && self.canary.passed() && !self.closing;
         *self.shared.readiness.lock() = Some(Readiness { ready, detail });
     }

@@ -154,6 +154,11 @@ impl Driver {
             self.metrics.next_token(now_us - session.last_token_us);
         }
         session.last_token_us = now_us;
+        if let Some((role, time_us)) = session.first_step(now_us)
+            && self.canary.request != Some(request)
+        {
+            self.metrics.stage("decode_step", role, time_us);
+        }
         if !reads {
             return self.cancel(request, "client_left_or_slow");
         }

@@ -28,6 +28,18 @@ pub(super) struct Node {
     pub load: v1::NodeLoad,
 }
 
+impl Node {
+    /// Where it stands, in a word.
+    pub(super) const fn state(&self) -> &'static str {
+        let idle = self.load.holds == 0 && self.load.serving_reads == 0;
+        match (self.draining, idle) {
+            (false, _) => "serving",
+            (true, false) => "draining",
+            (true, true) => "drained",
+        }
+    }
+}
+
 /// The instances by number; `None` while one is away, or where a number is nobody's.
 #[derive(Default)]
 pub(super) struct Fleet {

@@ -83,7 +83,17 @@ impl Driver {
     }
 
     fn entered(&mut self, request: RequestId, phase: Phase, attempt: u32, legs: [Option<InstanceId>; 2]) {
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| s.trace.is_kept()) else { return };
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let leg = legs[usize::from(matches!(phase, Phase::HandingOff | Phase::Decoding))];
+        let role = leg.and_then(|leg| self.fleet.get(leg)).map_or("none", |node| node.role.name());
+        if let Some((stage, role, time_us)) = session.enter(phase, role, self.now_us)
+            && self.canary.request != Some(request)
+        {
+            self.metrics.stage(stage, role, time_us);
+        }
+        if !session.trace.is_kept() {
+            return;
+        }
         let name = |leg: Option<InstanceId>| self.fleet.get(leg?).map(|node| node.name.as_str().into());
         let [prefill, decode] = legs.map(name);
         session.trace.enter(Place { stage: phase.name(), attempt, prefill, decode }, self.now_us);

@@ -1,5 +1,6 @@
 //! A request under way: its client, and how far its answer has come. Its legs are `baton_legs::pairs`'.
 
+use baton_legs::pairs::Phase;
 use baton_router::{Event, Fault, Submission, Usage};
 use baton_scheduler::Prediction;
 use baton_types::{BlockKey, ChainHasher, ClassId, Finish, InstanceId, TenantId, TokenLogprob};
@@ -45,6 +46,8 @@ pub(super) struct Session {
     pub satisfied: bool,
     /// It failed because of its client: its input is invalid, or its own time limit ended.
     pub excused: bool,
+    /// Where it is, since when, µs, and the role of the node there.
+    pub stage: Option<(Phase, u64, &'static str)>,
     /// Its place in a trace, and what is written down for it.
     pub trace: Trace,
 }
@@ -68,6 +71,30 @@ impl Session {
         let mut hasher = ChainHasher::resume(seed, named.last().copied().unwrap_or(*root));
         let further = rest.chunks_exact(block_tokens).map(|block| hasher.push_tokens(block));
         named.iter().copied().chain(further).collect()
+    }
+
+    /// It comes to a phase at a node of this role. Returns the stage that it leaves, if that led here as it should,
+    /// with the role of the node there and the time, µs.
+    pub(super) fn enter(
+        &mut self,
+        phase: Phase,
+        role: &'static str,
+        now_us: u64,
+    ) -> Option<(&'static str, &'static str, u64)> {
+        let (left, since_us, left_role) = self.stage.replace((phase, now_us, role))?;
+        let time_us = now_us - since_us;
+        match (left, phase) {
+            (Phase::Waiting, Phase::Prefilling) => Some((left.name(), role, time_us)),
+            (Phase::Prefilling, Phase::HandingOff | Phase::Decoding)
+            | (Phase::HandingOff, Phase::Decoding) => Some((left.name(), left_role, time_us)),
+            _ => None,
+        }
+    }
+
+    /// Its decode has given a token; returns role and time, µs, of the first one's step.
+    pub(super) fn first_step(&mut self, now_us: u64) -> Option<(&'static str, u64)> {
+        let (_, since_us, role) = self.stage.take_if(|(phase, ..)| *phase == Phase::Decoding)?;
+        Some((role, now_us - since_us))
     }
 
     /// Counts what was in a cache.

@@ -322,19 +322,15 @@ impl Driver {
 
     fn status(&self) -> Status {
         let loads = self.core.snapshot().instances;
+        let loads: BTreeMap<_, _> = loads.iter().map(|load| (load.instance, load)).collect();
         let nodes = self.fleet.iter().map(|(id, node)| {
-            let load = loads.iter().find(|load| load.instance == id);
-            let idle = node.load.holds == 0 && node.load.serving_reads == 0;
+            let load = loads.get(&id);
             NodeStatus {
                 name: node.name.clone(),
                 instance: id.0,
                 epoch: node.epoch.0,
                 role: node.role.name().into(),
-                state: match (node.draining, idle) {
-                    (false, _) => "serving".into(),
-                    (true, false) => "draining".into(),
-                    (true, true) => "drained".into(),
-                },
+                state: node.state().into(),
                 build: build_of(&node.hello),
                 heard_us_ago: self.now_us.saturating_sub(node.last_contact_us),
                 backlog_us: load.map_or(0, |l| l.backlog_us),

@@ -35,6 +35,12 @@ impl OvershootHistogram {
         Self { weights: alloc::vec![0.0; BINS].into(), total: 0.0, margin_percent: LEAST as u64 }
     }
 
+    /// What was read may be anything.
+    fn is_sound(&self) -> bool {
+        let bounded = |weight: &f64| (0.0..=f64::from(u32::MAX)).contains(weight);
+        self.weights.len() == BINS && self.margin_percent < BINS as u64 && self.weights.iter().all(bounded)
+    }
+
     fn observe(&mut self, percent: u64, target_permille: u32) {
         self.weights.iter_mut().for_each(|weight| *weight *= FADE);
         self.total = self.total * FADE + 1.0;
@@ -102,9 +108,9 @@ impl MarginEstimator {
         }
     }
 
-    /// Whether the estimator has an entry for each of `classes` classes.
-    pub(crate) const fn knows(&self, classes: usize) -> bool {
-        self.classes.len() == classes
+    /// Whether the estimator has an entry for each of `classes` classes, and each is one that it could have learnt.
+    pub(crate) fn knows(&self, classes: usize) -> bool {
+        self.classes.len() == classes && self.classes.iter().flatten().all(OvershootHistogram::is_sound)
     }
 }
 
@@ -145,6 +151,19 @@ mod tests {
         let of = |class| margins.of_slack_us(ClassId(class), Role::Both, 1_000);
         assert_eq!((of(0), of(1), of(2)), (200, 40, 40));
         assert!(margins.knows(3) && !margins.knows(2));
+    }
+
+    #[test]
+    fn histograms_that_nobody_could_have_learnt_are_not_known() {
+        let with = |change: fn(&mut OvershootHistogram)| {
+            let mut margins = MarginEstimator::new(2);
+            change(&mut margins.classes[1][2]);
+            margins.knows(2)
+        };
+        assert!(with(|_| {}));
+        assert!(!with(|histogram| histogram.margin_percent = u64::MAX / 99));
+        assert!(!with(|histogram| histogram.weights = Box::new([])));
+        assert!(!with(|histogram| histogram.weights[3] = f64::NAN));
     }
 
     proptest! {

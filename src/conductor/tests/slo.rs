@@ -53,6 +53,40 @@ async fn serve(bench: &mut Bench, name: &str, (ttft_us, gap_us): (u64, u64)) {
 }
 
 #[tokio::test]
+async fn each_stage_that_ended_well_is_in_the_histogram_of_its_role_and_nodes_have_gauges() {
+    let mut bench = bench().await;
+    bench.send(submission("a", "gold", 4)).await;
+    bench.send(submission("left", "gold", 4)).await;
+    bench.leave("left").await;
+    bench.wait_alive_us(300_000, &[]).await;
+    bench.do_prefill("a").await;
+    bench.wait_alive_us(40_000, &[]).await;
+    bench.do_handoff("a").await;
+    for upto in 2..=4 {
+        bench.wait_alive_us(15_000, &[]).await;
+        bench.do_decode("a", upto).await;
+    }
+    // The request that left was not prefilled, and the canary does not count.
+    let stages = [
+        ("queue", "prefill", 2, 0.0),
+        ("prefill", "prefill", 1, 0.3),
+        ("handoff", "decode", 1, 0.04),
+        ("decode_step", "decode", 1, 0.015),
+    ];
+    for (stage, role, count, sum) in stages {
+        let of =
+            |what| value(&bench, &format!("baton_stage_seconds_{what}{{stage=\"{stage}\",role=\"{role}\"}}"));
+        assert_eq!(of("count"), Some(f64::from(count)), "{stage}: {}", bench.driver.metrics.page());
+        assert!((of("sum").unwrap() - sum).abs() < 1e-3, "{stage}: {:?}", of("sum"));
+    }
+    for (role, node) in [("prefill", "p0"), ("decode", "d0")] {
+        assert_eq!(value(&bench, &format!("baton_nodes{{role=\"{role}\",state=\"serving\"}}")), Some(1.0));
+        let backlog = format!("baton_node_backlog_seconds{{node=\"{node}\",role=\"{role}\"}}");
+        assert!(value(&bench, &backlog).is_some());
+    }
+}
+
+#[tokio::test]
 async fn each_request_ends_in_one_outcome_of_its_class() {
     let mut bench = bench().await;
     let served = [

@@ -1,0 +1,118 @@
+//! Gauges of the nodes that are attached: what an autoscaler and a dashboard need to know of each.
+
+use std::collections::BTreeMap;
+
+use baton_http::{Page, label};
+use parking_lot::Mutex;
+
+use super::figure;
+
+/// One attached node, as its conductor sees it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeGauges {
+    pub(crate) name: String,
+    pub(crate) role: &'static str,
+    /// `serving`, `draining` or `drained`.
+    pub(crate) state: &'static str,
+    /// Predicted time until all prefills that it was given are computed.
+    pub(crate) backlog_us: u64,
+    /// Predicted time of its next decode step.
+    pub(crate) step_us: u64,
+    /// Prefills that are sent to it or held back for it.
+    pub(crate) queued: u64,
+    /// Answers that it generates, or was promised.
+    pub(crate) decodes: u64,
+    pub(crate) running: u64,
+    /// Name, used blocks and capacity of each of its tiers.
+    pub(crate) tiers: Vec<(&'static str, u64, u64)>,
+}
+
+/// The gauges of all nodes, replaced as a whole.
+#[derive(Debug, Default)]
+pub(super) struct AllNodeGauges(Mutex<Vec<NodeGauges>>);
+
+impl AllNodeGauges {
+    pub(super) fn set(&self, nodes: Vec<NodeGauges>) {
+        *self.0.lock() = nodes;
+    }
+
+    /// Adds all of it to a page that Prometheus reads.
+    pub(super) fn write(&self, page: &mut Page) {
+        let nodes = self.0.lock();
+        let mut counts: BTreeMap<_, u32> = BTreeMap::new();
+        for node in nodes.iter() {
+            *counts.entry((node.role, node.state)).or_default() += 1;
+        }
+        let counts = counts.into_iter();
+        let of_state =
+            |((role, state), count)| (format!("{},{}", label("role", role), label("state", state)), count);
+        page.family(figure("baton_nodes"), counts.map(of_state));
+        let labels =
+            |node: &NodeGauges| format!("{},{}", label("node", &node.name), label("role", node.role));
+        let seconds = |us: u64| us as f64 / 1e6;
+        let mut times = |name, value: fn(&NodeGauges) -> u64| {
+            page.family(figure(name), nodes.iter().map(|node| (labels(node), seconds(value(node)))));
+        };
+        times("baton_node_backlog_seconds", |node| node.backlog_us);
+        times("baton_node_step_seconds", |node| node.step_us);
+        let mut counts = |name, value: fn(&NodeGauges) -> u64| {
+            page.family(figure(name), nodes.iter().map(|node| (labels(node), value(node))));
+        };
+        counts("baton_node_queued_requests", |node| node.queued);
+        counts("baton_node_decodes", |node| node.decodes);
+        counts("baton_node_running_sequences", |node| node.running);
+        let mut tiers = |name, value: fn(&(&'static str, u64, u64)) -> u64| {
+            let series = nodes.iter().flat_map(|node| node.tiers.iter().map(move |tier| (node, tier)));
+            let of_tier = |(node, tier): (&NodeGauges, &(&'static str, u64, u64))| {
+                (format!("{},{}", label("node", &node.name), label("tier", tier.0)), value(tier))
+            };
+            page.family(figure(name), series.map(of_tier));
+        };
+        tiers("baton_kv_used_blocks", |tier| tier.1);
+        tiers("baton_kv_capacity_blocks", |tier| tier.2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_has_its_gauges_and_none_is_left_of_one_that_went() {
+        let gauges = AllNodeGauges::default();
+        let written = || {
+            let mut page = Page::default();
+            gauges.write(&mut page);
+            page.into_text()
+        };
+        assert_eq!(written(), "");
+        let node =
+            |name: &str, role, state| NodeGauges { name: name.into(), role, state, ..NodeGauges::default() };
+        let busy = NodeGauges {
+            backlog_us: 1_500_000,
+            step_us: 20_000,
+            queued: 3,
+            decodes: 7,
+            running: 5,
+            tiers: vec![("hbm", 10, 64), ("dram", 2, 128)],
+            ..node("p0", "prefill", "serving")
+        };
+        gauges.set(vec![busy, node("d0", "decode", "serving"), node("d1", "decode", "draining")]);
+        let page = written();
+        for line in [
+            "baton_nodes{role=\"decode\",state=\"draining\"} 1",
+            "baton_nodes{role=\"prefill\",state=\"serving\"} 1",
+            "baton_node_backlog_seconds{node=\"p0\",role=\"prefill\"} 1.5",
+            "baton_node_step_seconds{node=\"p0\",role=\"prefill\"} 0.02",
+            "baton_node_queued_requests{node=\"p0\",role=\"prefill\"} 3",
+            "baton_node_decodes{node=\"p0\",role=\"prefill\"} 7",
+            "baton_node_running_sequences{node=\"d0\",role=\"decode\"} 0",
+            "baton_kv_used_blocks{node=\"p0\",tier=\"hbm\"} 10",
+            "baton_kv_capacity_blocks{node=\"p0\",tier=\"dram\"} 128",
+        ] {
+            assert!(page.lines().any(|other| other == line), "{line} is not in {page}");
+        }
+        gauges.set(vec![node("d0", "decode", "serving")]);
+        assert!(!written().contains("p0") && !written().contains("d1"), "{}", written());
+    }
+}
