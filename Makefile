@@ -11,7 +11,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 sanitize miri wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability sanitize miri wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-lints ready-prometheus
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -49,6 +49,9 @@ test-mooncake: ready ## Try Baton with a real Mooncake from PyPI, or the one in 
 
 test-lmcache: build ## Try the object store with a real LMCache from PyPI (6 GB), or the one in LMCACHE (docs/operations.md)
 	scripts/lmcache.sh
+
+test-observability: build ready-prometheus ## Try the dashboard and the alerts with a real Prometheus (Debian package) before a real service
+	scripts/observability.py $(BATON)
 
 test-s3: build ## Try the object store over an S3 service: moto from PyPI, or the one in S3 (docs/operations.md)
 	scripts/s3.sh
@@ -107,6 +110,9 @@ ready-clients:
 
 ready-etcd:
 	@CARGO="$(CARGO)" scripts/ready.sh etcd
+
+ready-prometheus:
+	@scripts/ready.sh prometheus
 
 ready-lints:
 	@CARGO="$(CARGO)" scripts/ready.sh lints

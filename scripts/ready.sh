@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints|clients|etcd
+# Usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -52,6 +52,12 @@ need_etcd() {
     install_packages "'etcd' with 'etcdctl'" etcd-server etcd-client
 }
 
+# The dashboard and the alerts are tried with a real Prometheus.
+need_prometheus() {
+    command -v prometheus >/dev/null && command -v promtool >/dev/null && return
+    install_packages "'prometheus' with 'promtool'" prometheus
+}
+
 need_component() {
     "$cargo" "$1" --version >/dev/null 2>&1 && return
     command -v rustup >/dev/null || fail "there is no 'cargo $1'; install $2 for this toolchain and try again"
@@ -64,9 +70,10 @@ case "${1:-}" in
     compiler) need_cc ;;
     clients) need_clients ;;
     etcd) need_etcd ;;
+    prometheus) need_prometheus ;;
     lints)
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus" ;;
 esac

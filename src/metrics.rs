@@ -4,7 +4,7 @@
 mod by_class;
 mod by_node;
 mod edge;
-mod nodes;
+mod gauges;
 pub(crate) mod objects;
 
 use std::sync::{Arc, Weak};
@@ -17,12 +17,12 @@ pub(crate) use by_class::SloOutcome;
 use by_node::ByNode;
 pub(crate) use edge::ControlCloseReason;
 use edge::Edge;
+use gauges::ShownGauges;
+pub(crate) use gauges::{ClusterGauges, NodeGauges};
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use nodes::AllNodeGauges;
-pub(crate) use nodes::NodeGauges;
 
 /// Every exported number, in the order of the documentation.
 pub const NAMES: &[Figure] = &[
@@ -51,6 +51,7 @@ pub const NAMES: &[Figure] = &[
         "baton_slo_requests_total",
         "Requests that ended, judged by the objectives of their class, by `class` and `outcome`",
     ),
+    Figure::gauge("baton_slo_target_ratio", "Target share of a class (`target_permille`), by `class`"),
     Figure::histogram("baton_ttft_seconds", "From a request's arrival to its first token, by `class`"),
     Figure::histogram("baton_tbt_seconds", "Between two tokens of an answer"),
     Figure::histogram(
@@ -187,7 +188,7 @@ struct Shared {
     handle: PrometheusHandle,
     by_node: ByNode,
     by_class: ByClass,
-    node_gauges: AllNodeGauges,
+    gauges: ShownGauges,
     edge: Edge,
     arrived: Counter,
     admitted: Counter,
@@ -255,7 +256,7 @@ impl Metrics {
             handle: recorder.handle(),
             by_node: ByNode::default(),
             by_class: ByClass::default(),
-            node_gauges: AllNodeGauges::default(),
+            gauges: ShownGauges::default(),
             edge: Edge::default(),
             recorder,
         };
@@ -268,7 +269,7 @@ impl Metrics {
         let mut page = Page::after(self.shared.handle.render());
         let version = label("version", env!("CARGO_PKG_VERSION"));
         page.family(figure("baton_build_info"), [(version, 1)]);
-        self.shared.node_gauges.write(&mut page);
+        self.shared.gauges.write(&mut page);
         self.shared.by_node.write(&mut page);
         self.shared.edge.write(&mut page);
         page.into_text()
@@ -398,9 +399,9 @@ impl Metrics {
         self.shared.cached_tokens.increment(cached_tokens);
     }
 
-    /// Shows these nodes and no other.
-    pub(crate) fn nodes(&self, nodes: Vec<NodeGauges>) {
-        self.shared.node_gauges.set(nodes);
+    /// Shows these nodes and classes, and no other.
+    pub(crate) fn show(&self, gauges: ClusterGauges) {
+        self.shared.gauges.set(gauges);
     }
 
     /// A stage of a request, at a node of this role, ended as it should.
@@ -511,6 +512,27 @@ mod tests {
         let rows = rows.filter(|line| !others.iter().any(|other| line.starts_with(other)));
         rows.map(|row| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect())
             .collect()
+    }
+
+    #[test]
+    fn the_dashboard_and_the_rules_name_nothing_that_is_not_exported() {
+        let known = |name: &str| {
+            let ends = ["_bucket", "_count", "_sum"];
+            let base = ends.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            NAMES.iter().any(|figure| figure.name == name || figure.name == base)
+        };
+        let mut seen = 0;
+        for kit in [
+            include_str!("../deploy/observability/dashboard.json"),
+            include_str!("../deploy/observability/rules.yml"),
+        ] {
+            let words = kit.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            for name in words.filter(|word| word.starts_with("baton_")) {
+                assert!(known(name), "{name}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 40, "{seen}");
     }
 
     #[test]

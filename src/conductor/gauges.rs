@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use baton_types::Tier;
 
 use super::driver::Driver;
-use crate::metrics::NodeGauges;
+use crate::metrics::{ClusterGauges, NodeGauges};
 
 /// The gauges are at most this old, µs, while anything happens at all.
 const FRESH_US: u64 = 1_000_000;
@@ -27,7 +27,7 @@ impl Driver {
         self.shown = ShownNodes { at_us: self.now_us, nodes };
         let loads = self.core.snapshot().instances;
         let loads: BTreeMap<_, _> = loads.iter().map(|load| (load.instance, load)).collect();
-        let gauges = self.fleet.iter().map(|(id, node)| {
+        let nodes = self.fleet.iter().map(|(id, node)| {
             let load = loads.get(&id);
             let count =
                 |of: fn(&baton_scheduler::InstanceLoad) -> u32| load.map_or(0, |load| of(load).into());
@@ -46,6 +46,8 @@ impl Driver {
                 tiers: tiers.collect(),
             }
         });
-        self.metrics.nodes(gauges.collect());
+        let classes = self.config.scheduler.classes.iter();
+        let targets = classes.map(|class| (class.name.clone(), f64::from(class.target_permille) / 1000.0));
+        self.metrics.show(ClusterGauges { nodes: nodes.collect(), targets: targets.collect() });
     }
 }

@@ -1,4 +1,4 @@
-//! Gauges of the nodes that are attached: what an autoscaler and a dashboard need to know of each.
+//! What an autoscaler and a dashboard need to know of the cluster: its nodes, and the classes' targets.
 
 use std::collections::BTreeMap;
 
@@ -27,18 +27,28 @@ pub(crate) struct NodeGauges {
     pub(crate) tiers: Vec<(&'static str, u64, u64)>,
 }
 
-/// The gauges of all nodes, replaced as a whole.
-#[derive(Debug, Default)]
-pub(super) struct AllNodeGauges(Mutex<Vec<NodeGauges>>);
+/// The gauges of a cluster, replaced as a whole.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClusterGauges {
+    pub(crate) nodes: Vec<NodeGauges>,
+    /// Each class with its target share.
+    pub(crate) targets: Vec<(String, f64)>,
+}
 
-impl AllNodeGauges {
-    pub(super) fn set(&self, nodes: Vec<NodeGauges>) {
-        *self.0.lock() = nodes;
+/// The gauges that the page shows.
+#[derive(Debug, Default)]
+pub(super) struct ShownGauges(Mutex<ClusterGauges>);
+
+impl ShownGauges {
+    pub(super) fn set(&self, gauges: ClusterGauges) {
+        *self.0.lock() = gauges;
     }
 
     /// Adds all of it to a page that Prometheus reads.
     pub(super) fn write(&self, page: &mut Page) {
-        let nodes = self.0.lock();
+        let ClusterGauges { nodes, targets } = &*self.0.lock();
+        let targets = targets.iter().map(|(class, target)| (label("class", class), target));
+        page.family(figure("baton_slo_target_ratio"), targets);
         let mut counts: BTreeMap<_, u32> = BTreeMap::new();
         for node in nodes.iter() {
             *counts.entry((node.role, node.state)).or_default() += 1;
@@ -79,7 +89,8 @@ mod tests {
 
     #[test]
     fn each_node_has_its_gauges_and_none_is_left_of_one_that_went() {
-        let gauges = AllNodeGauges::default();
+        let gauges = ShownGauges::default();
+        let set = |nodes| gauges.set(ClusterGauges { nodes, targets: vec![("gold".into(), 0.99)] });
         let written = || {
             let mut page = Page::default();
             gauges.write(&mut page);
@@ -97,9 +108,10 @@ mod tests {
             tiers: vec![("hbm", 10, 64), ("dram", 2, 128)],
             ..node("p0", "prefill", "serving")
         };
-        gauges.set(vec![busy, node("d0", "decode", "serving"), node("d1", "decode", "draining")]);
+        set(vec![busy, node("d0", "decode", "serving"), node("d1", "decode", "draining")]);
         let page = written();
         for line in [
+            "baton_slo_target_ratio{class=\"gold\"} 0.99",
             "baton_nodes{role=\"decode\",state=\"draining\"} 1",
             "baton_nodes{role=\"prefill\",state=\"serving\"} 1",
             "baton_node_backlog_seconds{node=\"p0\",role=\"prefill\"} 1.5",
@@ -112,7 +124,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|other| other == line), "{line} is not in {page}");
         }
-        gauges.set(vec![node("d0", "decode", "serving")]);
+        set(vec![node("d0", "decode", "serving")]);
         assert!(!written().contains("p0") && !written().contains("d1"), "{}", written());
     }
 }
