@@ -1,12 +1,13 @@
 //! What one decision costs, end to end: a `RequestArrived` step with its look-up, every
 //! candidate's terms, the decode choice and the dispatch, in a cluster that is warm and loaded.
 //!
-//! The cluster: 32 prefill and 32 decode instances that serve a made-up conversation workload
-//! (growing chats over a few shared openings, Poisson arrivals at about seven tenths of what the
-//! prefill side can do), so that queues, decode batches and the index are as they would be. Then
-//! requests are offered and withdrawn again, and only the offering is timed.
+//! The cluster serves a made-up conversation workload (growing chats over a few shared openings, Poisson arrivals at
+//! about seven tenths of what the prefill side can do), so that queues, decode batches and the index are as they would
+//! be. Then requests are offered and withdrawn again, and only the offering is timed. In a large cluster the same
+//! requests are also offered to a conductor that looks at all instances.
 //!
-//! Bars: p99 at most 20 µs for a prompt of 24 blocks, at most 150 µs for one of 8,192.
+//! Bars: with 32 prefill and 32 decode instances p99 at most 20 µs for a prompt of 24 blocks, at most 150 µs for one of
+//! 8,192; with 1,000 instances p50 at most 30 µs, with 10,000 at most 60 µs.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,27 +22,57 @@ use baton_types::{
 };
 use criterion::{BenchmarkId, Criterion};
 
-const PREFILLS: u32 = 32;
-const DECODES: u32 = 32;
-const SAMPLES: u64 = 20_000;
+/// Offers that are timed where few instances are looked at, and where all are.
+const SAMPLES: [u64; 2] = [20_000, 500];
 
-/// One of the two cases.
+/// One cluster and its prompts.
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    /// Prefill instances, and as many decode instances.
+    pairs: u32,
     block_tokens: u32,
     /// Blocks of the prompts that are timed.
     blocks: u64,
     /// Of those, how many are known from before.
     known: u64,
+    /// How many instances hold these: one measurement for each number.
+    holders: &'static [u32],
     /// Requests served beforehand.
     warm_requests: u64,
-    p99_bar_us: f64,
+    /// The quantile that has a bar, per mille, and the bar, µs.
+    bar: (usize, f64),
 }
 
-const CASES: [Case; 2] = [
-    Case { block_tokens: 512, blocks: 24, known: 18, warm_requests: 20_000, p99_bar_us: 20.0 },
-    Case { block_tokens: 16, blocks: 8_192, known: 7_168, warm_requests: 3_000, p99_bar_us: 150.0 },
+const CASES: [Case; 5] = [
+    Case { pairs: 8, warm_requests: 5_000, ..CONVERSATION },
+    CONVERSATION,
+    Case {
+        block_tokens: 16,
+        blocks: 8_192,
+        known: 7_168,
+        warm_requests: 3_000,
+        bar: (990, 150.0),
+        ..CONVERSATION
+    },
+    Case { pairs: 500, holders: &[3, 30, 1_000], bar: (500, 30.0), ..CONVERSATION },
+    Case {
+        pairs: 5_000,
+        holders: &[3, 300, 10_000],
+        warm_requests: 150_000,
+        bar: (500, 60.0),
+        ..CONVERSATION
+    },
 ];
+
+const CONVERSATION: Case = Case {
+    pairs: 32,
+    block_tokens: 512,
+    blocks: 24,
+    known: 18,
+    holders: &[3],
+    warm_requests: 20_000,
+    bar: (990, 20.0),
+};
 
 /// About a 70B model on eight GPUs: 1.3 s for 12,000 tokens, 28 s for 128,000.
 fn profile() -> Arc<CostProfile> {
@@ -79,11 +110,11 @@ fn profile() -> Arc<CostProfile> {
     })
 }
 
-fn spec(id: u32, profile: &Arc<CostProfile>) -> InstanceSpec {
+fn spec(id: u32, role: Role, profile: &Arc<CostProfile>) -> InstanceSpec {
     InstanceSpec {
         id: InstanceId(id),
         epoch: Epoch(1),
-        role: if id < PREFILLS { Role::Prefill } else { Role::Decode },
+        role,
         profile: profile.clone(),
         capacity_tokens: 1_500_000,
         pass_tokens: 8192,
@@ -126,14 +157,15 @@ impl Cluster {
         let config = SchedulerConfig { block_tokens: case.block_tokens, ..SchedulerConfig::default() };
         let mut conductor = Conductor::new(config).expect("a valid config");
         let mut effects = Vec::new();
-        for id in 0..PREFILLS + DECODES {
-            conductor.step(0, Input::InstanceJoined(spec(id, &profile)), &mut effects);
+        for id in 0..2 * case.pairs {
+            let role = if id < case.pairs { Role::Prefill } else { Role::Decode };
+            conductor.step(0, Input::InstanceJoined(spec(id, role, &profile)), &mut effects);
         }
         Self {
             case,
             conductor,
             profile,
-            nodes: (0..PREFILLS + DECODES).map(|_| Node::default()).collect(),
+            nodes: (0..2 * case.pairs).map(|_| Node::default()).collect(),
             rng: Rng::new(42),
             now_us: 0,
             next_id: 0,
@@ -169,7 +201,7 @@ impl Cluster {
         };
         chain.extend(self.fresh_blocks(grown));
         self.chats.push(chain.clone());
-        if self.chats.len() > 2_000 {
+        if self.chats.len() > 60 * self.case.pairs as usize {
             self.chats.swap_remove(0);
         }
         chain
@@ -282,7 +314,7 @@ impl Cluster {
     /// Serves the workload up to the middle of a busy day.
     fn warm_up(&mut self) {
         for _ in 0..self.case.warm_requests {
-            let gap_us = self.exponential(1e6 / 23.0) as u64;
+            let gap_us = self.exponential(1e6 * 32.0 / 23.0 / f64::from(self.case.pairs)) as u64;
             self.catch_up(self.now_us + gap_us);
             let chain = self.next_prompt();
             let request = self.request(chain);
@@ -292,12 +324,13 @@ impl Cluster {
     }
 
     /// A prompt of exactly the case's length whose beginning is known in a few places.
-    fn probes(&mut self) -> Vec<Vec<BlockHash>> {
+    fn probes(&mut self, holders: u32) -> Vec<Vec<BlockHash>> {
         let mut known = Vec::new();
         for _ in 0..16 {
             let chain: Vec<BlockHash> = self.fresh_blocks(self.case.known).collect();
-            for _ in 0..3 {
-                let instance = InstanceId(self.rng.below(u64::from(PREFILLS + DECODES)) as u32);
+            let (all, first) = (2 * self.case.pairs, self.rng.below(u64::from(2 * self.case.pairs)) as u32);
+            for nth in 0..holders {
+                let instance = InstanceId((first + nth * (all / holders)) % all);
                 let change = CacheChange::Stored { parent: None, hashes: chain.clone(), tier: Tier::Hbm };
                 self.feed(Input::Cache(CacheEvent { instance, epoch: Epoch(1), change }));
             }
@@ -324,37 +357,55 @@ impl Cluster {
     }
 }
 
-/// Prints what a decision costs beside its bar, and the state in which it was measured.
-fn print(cluster: &mut Cluster, known: &[Vec<BlockHash>]) {
-    let case = cluster.case;
+/// What a decision costs, in ascending order, µs, and how many requests were let in.
+fn measure(cluster: &mut Cluster, known: &[Vec<BlockHash>], samples: u64) -> (Vec<f64>, u64) {
     let mut each_us = Vec::new();
     let mut admitted = 0;
-    for _ in 0..SAMPLES {
+    for _ in 0..samples {
         let (took, in_) = cluster.offer(known);
         each_us.push(took.as_secs_f64() * 1e6);
         admitted += u64::from(in_);
     }
     each_us.sort_by(f64::total_cmp);
-    let quantile = |permille: usize| each_us[(each_us.len() * permille / 1000).min(each_us.len() - 1)];
+    (each_us, admitted)
+}
+
+/// Prints what a decision costs beside its bar, and the state in which it was measured.
+fn print(cluster: &mut Cluster, known: &[Vec<BlockHash>], holders: u32) {
+    let case = cluster.case;
+    let (each_us, admitted) = measure(cluster, known, SAMPLES[0]);
+    let at = |all: &[f64], permille: usize| all[(all.len() * permille / 1000).min(all.len() - 1)];
+    let quantile = |permille| at(&each_us, permille);
     let load = cluster.conductor.snapshot();
     let decodes: u32 = load.instances.iter().map(|i| i.decodes).sum();
     let waiting: u32 = load.instances.iter().map(|i| i.waiting).sum();
     println!(
-        "decision, {PREFILLS}P+{DECODES}D, {} blocks: p50 {:.1} us, p99 {:.1} us (bar {}), p99.9 {:.1}, longest {:.0}",
+        "decision, {0}P+{0}D, {1} blocks, {holders} holders: p50 {2:.1} us, p99 {3:.1} us (bar of p{4} {5}), p99.9 {6:.1}, longest {7:.0}",
+        case.pairs,
         case.blocks,
         quantile(500),
         quantile(990),
-        case.p99_bar_us,
+        case.bar.0 / 10,
+        case.bar.1,
         quantile(999),
         quantile(1000)
     );
-    let share = admitted as f64 / SAMPLES as f64;
+    let share = admitted as f64 / SAMPLES[0] as f64;
     println!(
         "  {share:.3} admitted; {} live, {waiting} waiting, {decodes} decodes; index {} blocks in {} runs",
         load.requests,
         cluster.conductor.index().len(),
         cluster.conductor.index().runs()
     );
+    if case.pairs > 32 {
+        let few = cluster.conductor.config().clone();
+        let all = SchedulerConfig { candidates: usize::MAX, ..few.clone() };
+        cluster.feed(Input::PolicyChanged(Box::new(all)));
+        let (of_all_us, _) = measure(cluster, known, SAMPLES[1]);
+        cluster.feed(Input::PolicyChanged(Box::new(few)));
+        let p50 = at(&of_all_us, 500);
+        println!("  looking at all: p50 {p50:.1} us, {:.1} times as long", p50 / quantile(500));
+    }
 }
 
 fn main() {
@@ -362,21 +413,26 @@ fn main() {
     let mut criterion = measured.then(|| Criterion::default().configure_from_args());
     for mut case in CASES {
         // `cargo test --benches` runs each bench once, unoptimised: show that it works and stop.
-        case.warm_requests = if measured { case.warm_requests } else { 50 };
+        if !measured {
+            (case.warm_requests, case.pairs) = (50, case.pairs.min(500));
+        }
         let mut cluster = Cluster::new(case);
         cluster.warm_up();
-        let known = cluster.probes();
-        let Some(criterion) = criterion.as_mut() else {
-            assert!(cluster.offer(&known).1, "an idle cluster lets the request in");
-            continue;
-        };
-        print(&mut cluster, &known);
-        let mut group = criterion.benchmark_group("decision");
-        group.sample_size(20).measurement_time(Duration::from_secs(2));
-        group.bench_function(BenchmarkId::from_parameter(case.blocks), |bench| {
-            bench.iter_custom(|times| (0..times).map(|_| cluster.offer(&known).0).sum());
-        });
-        group.finish();
+        for &holders in case.holders {
+            let known = cluster.probes(holders);
+            let Some(criterion) = criterion.as_mut() else {
+                assert!(cluster.offer(&known).1, "an idle cluster lets the request in");
+                continue;
+            };
+            print(&mut cluster, &known, holders);
+            let mut group = criterion.benchmark_group("decision");
+            group.sample_size(20).measurement_time(Duration::from_secs(2));
+            let name = format!("{0}P+{0}D, {1} blocks, {holders} holders", case.pairs, case.blocks);
+            group.bench_function(BenchmarkId::from_parameter(name), |bench| {
+                bench.iter_custom(|times| (0..times).map(|_| cluster.offer(&known).0).sum());
+            });
+            group.finish();
+        }
     }
     if let Some(criterion) = criterion.as_mut() {
         criterion.final_summary();

@@ -110,6 +110,7 @@ impl Conductor {
         if before != after {
             self.tickets = TicketLedger::default();
         }
+        self.fleet.keep_orders(new.step_target_us());
         self.config = new;
         self.wake_waiting();
     }

@@ -95,7 +95,7 @@ impl Conductor {
         config.validate()?;
         let lengths = LengthEstimator::new(config.classes.len(), config.prior_output_tokens);
         let rng = Rng::fork(config.seed, 1);
-        Ok(Self {
+        let mut conductor = Self {
             now_us: 0,
             fleet: Fleet::default(),
             index: PrefixIndex::new(),
@@ -121,7 +121,9 @@ impl Conductor {
             #[cfg(test)]
             ahead_for_test_us: None,
             config,
-        })
+        };
+        conductor.fleet.keep_orders(conductor.config.step_target_us());
+        Ok(conductor)
     }
 
     /// Handles one fact and appends the effects. It is total: an input that does not fit the state (an unknown request,

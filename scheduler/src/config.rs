@@ -115,6 +115,11 @@ pub struct SchedulerConfig {
     #[schemars(skip)]
     #[serde(skip_serializing_if = "FirstToken::is_default")]
     pub first_token: FirstToken,
+    /// Most instances that are compared in detail for one request, all of a fleet that has no more, and twice as many as
+    /// are compared for its decode. Not a setting: only measurements change it.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub candidates: usize,
     /// Times that a request may be placed again after losing an instance.
     pub max_retries: u32,
     /// One decision in this many is recorded with every candidate's terms; 0 records none.
@@ -143,6 +148,7 @@ impl Default for SchedulerConfig {
             queue_threshold_permille: 1000,
             replicate: true,
             first_token: FirstToken::Decode,
+            candidates: 48,
             max_retries: 2,
             explain_every: 0,
             seed: 1,

@@ -1,15 +1,21 @@
 //! The instances: what each can do, what it has been given, and how its measured times differ from its profile.
 
+mod orders;
+
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use baton_types::{CostProfile, Epoch, InstanceId, Role};
+use baton_types::{CostProfile, Epoch, InstanceId, RequestId, Role};
+use core::ops::{Deref, DerefMut};
 use serde::{Deserialize, Serialize};
 
 use crate::estimate::DecodeLedger;
 use crate::estimate::Residual;
 use crate::queue::PrefillLedger;
+
+pub(crate) use orders::FleetOrders;
 
 /// What an instance announces when it joins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,6 +136,11 @@ impl Instance {
         self.state == InstanceState::Serving
     }
 
+    /// Whether it decodes, and may prefill what it decodes.
+    pub(crate) fn mixes(&self) -> bool {
+        self.spec.role == Role::Decode && self.spec.mixed_chunk_tokens != Some(0)
+    }
+
     /// Bytes of KV for `tokens` tokens of this instance's model.
     pub(crate) fn kv_bytes(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(self.spec.profile.kv_bytes_per_token)
@@ -153,9 +164,64 @@ pub(crate) struct Fleet {
     pub stores: Vec<InstanceId>,
     /// KV tokens that the largest decode instance holds.
     pub largest_decode_tokens: u64,
+    /// What a decode step with prompt tokens in it may take, µs.
+    #[serde(skip)]
+    step_target_us: u64,
+    /// Orders of its instances, if it is large.
+    #[serde(skip)]
+    orders: Option<Box<FleetOrders>>,
+}
+
+/// An instance that is being changed: at the end its positions in the fleet's orders follow.
+pub(crate) struct InstanceChange<'a> {
+    fleet: &'a mut Fleet,
+    at: usize,
+}
+
+impl Deref for InstanceChange<'_> {
+    type Target = Instance;
+    fn deref(&self) -> &Instance {
+        self.fleet.instances[self.at].as_ref().expect("looked up when the change began")
+    }
+}
+
+impl DerefMut for InstanceChange<'_> {
+    fn deref_mut(&mut self) -> &mut Instance {
+        self.fleet.instances[self.at].as_mut().expect("looked up when the change began")
+    }
+}
+
+impl Drop for InstanceChange<'_> {
+    fn drop(&mut self) {
+        self.fleet.reorder(self.at);
+    }
 }
 
 impl Fleet {
+    /// Orders the instances, which a saved fleet does not have in order, by what a step with prompt tokens in it may take.
+    pub(crate) fn keep_orders(&mut self, step_target_us: u64) {
+        self.step_target_us = step_target_us;
+        self.orders = self.present_orders();
+    }
+
+    /// The orders of a large fleet as its instances are now.
+    fn present_orders(&self) -> Option<Box<FleetOrders>> {
+        let large = self.instances.len() > orders::KEPT_BEYOND;
+        large.then(|| Box::new(FleetOrders::of(self.iter(), self.step_target_us)))
+    }
+
+    /// Puts an instance where it belongs now.
+    fn reorder(&mut self, at: usize) {
+        if let (Some(orders), Some(instance)) = (&mut self.orders, &self.instances[at]) {
+            orders.update(instance, self.step_target_us);
+        }
+    }
+
+    /// The orders of the instances, if the fleet is large.
+    pub(crate) fn orders(&self) -> Option<&FleetOrders> {
+        self.orders.as_deref()
+    }
+
     /// Adds or replaces an instance; false when the epoch is not newer than the known one, or the
     /// id is beyond what the index takes (ids are dense: each one below it costs memory).
     pub(crate) fn join(&mut self, spec: InstanceSpec) -> bool {
@@ -174,17 +240,22 @@ impl Fleet {
         }
         self.instances[at] = Some(Instance::new(spec));
         self.rebuild_pools();
+        if self.orders.is_none() {
+            self.orders = self.present_orders();
+        }
+        self.reorder(at);
         true
     }
 
     /// Changes an instance's state.
     pub(crate) fn set_state(&mut self, id: InstanceId, state: InstanceState) {
-        let instance = self.known_mut(id);
+        let mut instance = self.known_mut(id);
         assert!(
             instance.state != InstanceState::Lost,
             "instance {id} is gone; only a new life brings it back"
         );
         instance.state = state;
+        drop(instance);
         self.rebuild_pools();
     }
 
@@ -221,6 +292,9 @@ impl Fleet {
                 return Err(format!("instance {} stands in place {at}", instance.spec.id));
             }
         }
+        if self.orders != self.present_orders() {
+            return Err(String::from("the orders of instances are not what their ledgers say"));
+        }
         let (prefills, decodes, stores, largest) = self.pools();
         let same = self.prefills == prefills && self.decodes == decodes && self.stores == stores;
         if same && self.largest_decode_tokens == largest {
@@ -240,15 +314,37 @@ impl Fleet {
         both.is_some_and(|(one, other)| one.spec.kind == other.spec.kind)
     }
 
-    /// Serving instances that decode what is prefilled on `from`, ascending.
+    /// Serving instances that decode what is prefilled on `from`. In a large fleet those with the least promised tokens
+    /// come first.
     pub(crate) fn decodes_of(&self, from: InstanceId) -> impl Iterator<Item = InstanceId> {
         let kind = self.get(from).map(|i| i.spec.kind);
         let of_kind = move |id: &InstanceId| self.get(*id).map(|i| i.spec.kind) == kind;
-        self.decodes.iter().copied().filter(of_kind)
+        let ordered = self.orders().zip(kind).map(|(orders, kind)| orders.roomiest(kind));
+        let all = self.orders.is_none().then(|| self.decodes.iter().copied().filter(of_kind));
+        ordered.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
-    pub(crate) fn get_mut(&mut self, id: InstanceId) -> Option<&mut Instance> {
-        self.instances.get_mut(id.index())?.as_mut()
+    /// The least fair-share tag of all waiting requests.
+    pub(crate) fn least_tag_us(&self) -> Option<u64> {
+        match self.orders() {
+            Some(orders) => orders.least_tag_us(),
+            None => self.iter().flat_map(|i| i.prefill.waiting()).map(|w| w.tag_us).min(),
+        }
+    }
+
+    /// Requests of this router that are held back for want of room, the oldest first, with their arrivals.
+    pub(crate) fn held(&self) -> Vec<(u64, RequestId)> {
+        let mut held: Vec<_> = match self.orders() {
+            Some(orders) => orders.held().flat_map(|id| self.known(id).prefill.held()).collect(),
+            None => self.iter().flat_map(|i| i.prefill.held()).collect(),
+        };
+        held.sort_unstable();
+        held
+    }
+
+    pub(crate) fn get_mut(&mut self, id: InstanceId) -> Option<InstanceChange<'_>> {
+        self.get(id)?;
+        Some(InstanceChange { fleet: self, at: id.index() })
     }
 
     /// An instance that a live request or a placement refers to. Lost instances keep their entry.
@@ -257,7 +353,7 @@ impl Fleet {
     }
 
     /// See [`Self::known`].
-    pub(crate) fn known_mut(&mut self, id: InstanceId) -> &mut Instance {
+    pub(crate) fn known_mut(&mut self, id: InstanceId) -> InstanceChange<'_> {
         self.get_mut(id).expect("an instance that is spoken of is known")
     }
 

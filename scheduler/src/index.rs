@@ -24,6 +24,7 @@ use baton_types::{BlockHash, InstanceId, Tier};
 use arena::{Arena, CHUNK_BYTES};
 use edit::{Step, WARMED};
 use holdings::Holdings;
+pub(crate) use lookup::WideMatch;
 pub use lookup::{Match, MatchScratch};
 use run::{Holder, RunId, Runs, SLAB_BYTES};
 use table::Table;

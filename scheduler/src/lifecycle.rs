@@ -31,7 +31,7 @@ impl Conductor {
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
         self.stats.cached_tokens += cached_tokens;
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
-        let instance = self.fleet.known_mut(at);
+        let mut instance = self.fleet.known_mut(at);
         assert!(instance.prefill.finish(now_us, id).is_some(), "request {id} ends where it was not sent");
         // The present decodes, without this request and without planned ones, are what the steps of its prefill
         // carried.
@@ -40,6 +40,7 @@ impl Conductor {
         let prior_us = prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), target_us);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         instance.prefill_residual.observe(prior_us.unwrap_or(0.0), compute_us as f64);
+        drop(instance);
         self.timers.set(at, now_us);
         if !foreign && self.refuse_at_decode(id, effects) {
             return;
@@ -140,10 +141,11 @@ impl Conductor {
     }
 
     fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {
-        let source = self.fleet.known_mut(from);
+        let mut source = self.fleet.known_mut(from);
         assert!(source.egress_flights > 0, "a fetch from {from} ends that never began");
         source.egress_flights -= 1;
-        let target = self.fleet.known_mut(to);
+        drop(source);
+        let mut target = self.fleet.known_mut(to);
         assert!(target.ingress_flights > 0, "a fetch to {to} ends that never began");
         target.ingress_flights -= 1;
     }
@@ -176,9 +178,9 @@ impl Conductor {
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
         let decode = entry.decode.expect("a request that decodes has a decode instance (I8)");
-        let residual = &mut self.fleet.known_mut(decode).decode_residual;
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        residual.observe(entry.decode_prior_us as f64, duration_us as f64);
+        let (prior_us, measured_us) = (entry.decode_prior_us as f64, duration_us as f64);
+        self.fleet.known_mut(decode).decode_residual.observe(prior_us, measured_us);
         self.release_decode(id, decode);
         self.stats.finished += u64::from(entry.peer.is_none());
     }

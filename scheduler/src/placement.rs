@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use baton_types::InstanceId;
 
 use crate::estimate::NEVER_US;
+use crate::index::WideMatch;
 use crate::queue::NewWork;
 use crate::{FetchPlan, RejectReason};
 
@@ -40,6 +41,8 @@ pub(crate) struct Hits {
     touched: Vec<InstanceId>,
     /// Holders with the longest hits, longest first, at most [`Hits::TOP`].
     top: Vec<(u32, InstanceId)>,
+    /// Holders of the beginning, where they are many: those without a hit of their own hold no more.
+    pub wide: WideMatch,
 }
 
 impl Hits {
@@ -54,6 +57,7 @@ impl Hits {
             self.by_instance.resize(bound, Hit::default());
         }
         self.top.clear();
+        self.wide.clear();
     }
 
     pub(crate) fn record(&mut self, instance: InstanceId, hit: Hit) {
@@ -76,6 +80,11 @@ impl Hits {
         }
     }
 
+    /// Whether so many blocks would be among the longest hits.
+    pub(crate) fn lacks_sources(&self, blocks: u32) -> bool {
+        self.top.len() < Self::TOP || self.top.last().is_some_and(|(least, _)| *least < blocks)
+    }
+
     /// Keeps a possible fetch source.
     pub(crate) fn offer_source(&mut self, instance: InstanceId, blocks: u32) {
         let at = self.top.partition_point(|(b, _)| *b >= blocks);
@@ -87,7 +96,19 @@ impl Hits {
     }
 
     pub(crate) fn of(&self, instance: InstanceId) -> Hit {
-        self.by_instance.get(instance.index()).copied().unwrap_or_default()
+        let hit = self.by_instance.get(instance.index()).copied().unwrap_or_default();
+        if hit.blocks > 0 {
+            return hit;
+        }
+        let held = self.wide.of(instance).filter(|_| instance.index() < self.by_instance.len());
+        held.map_or(hit, |m| Hit { blocks: m.blocks, by_tier: m.by_tier, coming: hit.coming })
+    }
+
+    /// Instances that hold some of it or will, about as many as asked for; some come twice.
+    pub(crate) fn some_holders(&self, count: usize) -> impl Iterator<Item = InstanceId> {
+        let of_many = |holders: usize| holders.div_ceil(count).max(1);
+        let wide = self.wide.matches().map(|m| m.instance).step_by(of_many(self.wide.matches().len()));
+        self.touched.iter().copied().step_by(of_many(self.touched.len())).chain(wide)
     }
 
     pub(crate) fn sources(&self) -> &[(u32, InstanceId)] {

@@ -119,6 +119,16 @@ impl PrefillLedger {
         self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
     }
 
+    /// When the engine has done all that is here, by the predictions; at any time before now without sent work, µs.
+    pub(crate) fn free_at_us(&self) -> u64 {
+        let sent_until_us = if self.dispatched.is_empty() {
+            0
+        } else {
+            self.head_since_us.saturating_add(self.dispatched_us)
+        };
+        sent_until_us.saturating_add(self.waiting_us)
+    }
+
     /// Requests of this router that are held back for want of room, with their arrivals.
     pub(crate) fn held(&self) -> impl Iterator<Item = (u64, RequestId)> {
         self.waiting
@@ -454,12 +464,12 @@ impl FairShares {
     }
 
     /// Moves virtual time to the least tag of the waiting requests, or past all tags where none waits.
-    pub(crate) fn move_on(&mut self, now_us: u64, tags_us: impl Iterator<Item = u64>) {
+    pub(crate) fn move_on(&mut self, now_us: u64, least_tag_us: impl FnOnce() -> Option<u64>) {
         if now_us < self.virtual_at_us + VIRTUAL_FOR_US {
             return;
         }
         self.virtual_at_us = now_us;
-        let least = tags_us.min().unwrap_or_else(|| self.admitted.iter().copied().max().unwrap_or(0));
+        let least = least_tag_us().unwrap_or_else(|| self.admitted.iter().copied().max().unwrap_or(0));
         self.virtual_us = self.virtual_us.max(least);
     }
 
@@ -600,11 +610,11 @@ mod tests {
         assert_eq!(fair.admit(TenantId(1), 1, 100), 0, "its first stands where the flood's first did");
         assert_eq!(fair.admit(TenantId(1), 4, 100), 100);
         assert_eq!(fair.tag_us(TenantId(1)), 125, "a weight divides");
-        fair.move_on(20_000, [500, 700].into_iter());
+        fair.move_on(20_000, || Some(500));
         assert_eq!(fair.tag_us(TenantId(2)), 500, "a newcomer begins with those that wait");
-        fair.move_on(20_001, [600].into_iter());
+        fair.move_on(20_001, || Some(600));
         assert_eq!(fair.tag_us(TenantId(2)), 500, "virtual time rests for a while");
-        fair.move_on(40_000, core::iter::empty());
+        fair.move_on(40_000, || None);
         assert_eq!(fair.tag_us(TenantId(2)), 1_000, "nobody waits: nothing is saved up");
     }
 

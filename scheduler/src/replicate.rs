@@ -79,8 +79,11 @@ impl Conductor {
             i.serves() && i.spec.role == Role::Prefill && !i.replicating && i.backlog_us(self.now_us) == 0
         };
         let lacks = |i: &&crate::fleet::Instance| self.hits.of(i.spec.id).blocks * 2 < blocks;
-        let pool = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
-        let to = pool.filter(idle).filter(lacks).map(|i| i.spec.id).next();
+        let soonest = self.fleet.orders().map(|orders| orders.prefills().take(self.config.candidates));
+        let all = soonest.is_none().then(|| self.fleet.prefills.iter().copied());
+        let pool = soonest.into_iter().flatten().chain(all.into_iter().flatten());
+        let to =
+            pool.filter_map(|id| self.fleet.get(id)).filter(idle).filter(lacks).map(|i| i.spec.id).next();
         let Some(to) = to.or_else(|| self.store_without(blocks)) else { return };
         let able = |id: InstanceId| id != to && self.fleet.share(id, to);
         let holder = self.hits.sources().iter().find(|(b, id)| *b >= blocks && able(*id)).map(|(_, id)| *id);
@@ -94,7 +97,7 @@ impl Conductor {
     /// Records an ordered copy. An instance receives one at a time.
     pub(crate) fn copy_begins(&mut self, from: InstanceId, to: InstanceId) {
         assert!(from != to, "instance {to} would copy from itself");
-        let target = self.fleet.known_mut(to);
+        let mut target = self.fleet.known_mut(to);
         assert!(!target.replicating, "instance {to} gets a second copy beside the first");
         target.replicating = true;
         target.ingress_flights += 1;
@@ -113,15 +116,16 @@ impl Conductor {
 
     pub(crate) fn replicate_finished(&mut self, to: InstanceId, effects: &mut Vec<Effect>) {
         let now_us = self.now_us;
-        let Some(instance) = self.fleet.get_mut(to).filter(|i| i.replicating) else { return };
+        let Some(mut instance) = self.fleet.get_mut(to).filter(|i| i.replicating) else { return };
         instance.replicating = false;
         assert!(instance.ingress_flights > 0, "a copy to {to} ends that never began");
         instance.ingress_flights -= 1;
-        if instance.spec.role != Role::Store {
+        let (role, rested_us) = (instance.spec.role, instance.rests_until_us);
+        drop(instance);
+        if role != Role::Store {
             return;
         }
-        if instance.rests_until_us > now_us {
-            let rested_us = instance.rests_until_us;
+        if rested_us > now_us {
             self.timers.set(to, rested_us);
         } else {
             self.save_from_any(effects);

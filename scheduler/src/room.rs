@@ -101,9 +101,7 @@ impl Conductor {
         if !core::mem::take(&mut self.room_came) {
             return;
         }
-        let mut held: Vec<(u64, RequestId)> = self.fleet.iter().flat_map(|i| i.prefill.held()).collect();
-        held.sort_unstable();
-        for (_, id) in held.into_iter().take(LOOKS) {
+        for (_, id) in self.fleet.held().into_iter().take(LOOKS) {
             let entry = self.requests.get(id).expect("a request that waits is live");
             assert!(entry.stage == Stage::Waiting, "request {id} waits for room, and for nothing else");
             let gave_way = entry.gave_way;
@@ -132,11 +130,8 @@ impl Conductor {
         let from = entry.prefill;
         let at_us = self.now_us + entry.work_us;
         let local = self.fleet.get(from).is_some_and(|i| i.spec.role.decodes());
-        let able: Vec<InstanceId> = if local {
-            Vec::from([from])
-        } else {
-            self.fleet.decodes_of(from).filter(|id| self.holds(*id, &entry.request)).collect()
-        };
+        let able: Vec<InstanceId> =
+            if local { Vec::from([from]) } else { self.decodes_to_ask(&entry.request, from) };
         if able.is_empty() {
             return entry.decode.map(|planned| (from, planned));
         }

@@ -134,6 +134,7 @@ impl Conductor {
         }
         conductor.now_us = saved.now_us;
         conductor.fleet = saved.fleet;
+        conductor.fleet.keep_orders(conductor.config.step_target_us());
         conductor.requests =
             requests.ok_or_else(|| wrong("the table of live requests contradicts itself"))?;
         conductor.coming = saved.coming;

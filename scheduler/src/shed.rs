@@ -53,12 +53,13 @@ impl Conductor {
 
     /// Instances that would take the request if some of lesser claim left, with those, the least work first.
     fn least_in_the_way(&mut self, request: &Request, deadline_us: u64) -> Vec<(InstanceId, Vec<RequestId>)> {
-        let mut waiting = self.fleet.iter().flat_map(|i| i.prefill.waiting());
+        let ids = self.candidate_ids(request, None);
+        let mut waiting = ids.iter().flat_map(|id| self.waiting_on(*id));
         if !waiting.any(|w| self.claim(w, request).is_some()) {
             return Vec::new();
         }
         let mut found = Vec::new();
-        for id in self.candidate_ids(request, None) {
+        for id in ids {
             let Some(leave) = self.in_the_way_on(id, request, deadline_us) else { continue };
             let work_us: u64 = leave.iter().filter_map(|id| self.requests.get(*id)).map(|e| e.work_us).sum();
             found.push((work_us, id, leave));
@@ -134,9 +135,12 @@ impl Conductor {
         let waited = self.fleet.known_mut(instance).prefill.remove_waiting(id);
         assert!(waited, "request {id} leaves a queue that it was not in (I5)");
         let slot = decode.map(|decode| {
-            let ledger = &mut self.fleet.known_mut(decode).decode;
-            let slot = ledger.slots().iter().find(|s| s.request == id).copied();
-            assert!(ledger.release(id), "request {id} gives room back on {decode} that it did not have (I5)");
+            let mut instance = self.fleet.known_mut(decode);
+            let slot = instance.decode.slots().iter().find(|s| s.request == id).copied();
+            assert!(
+                instance.decode.release(id),
+                "request {id} gives room back on {decode} that it did not have (I5)"
+            );
             (decode, slot.expect("it was given back"))
         });
         Place { instance, waiting, decode: slot }

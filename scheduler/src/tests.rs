@@ -21,6 +21,7 @@ mod resume;
 mod retry_after;
 mod room;
 mod saved;
+mod scale;
 mod scripts;
 mod serial;
 mod sharing;

@@ -374,7 +374,8 @@ impl Conductor {
         let from_us = self.now_us.saturating_add(wait_us).min(LATEST_US);
         let start_us = from_us.saturating_add(closest.takes_us).min(LATEST_US);
         let need = self.decode_need(request, start_us);
-        let decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
+        let pool = self.decodes_to_ask(request, closest.instance);
+        let decodes = pool.iter().filter_map(|id| self.fleet.get(*id));
         // As it is reserved for others: with what was learnt of the instance.
         let lasts = |i| self.predicted_step_us(i, &need) * i.decode_residual.ratio();
         let step_us = decodes.map(lasts).fold(f64::INFINITY, f64::min);

@@ -56,7 +56,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["balancing_threshold_permille"]),
     ("SchedulerConfig", "scheduler/src/config.rs", &["mixed_step_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill", "local_room_permille"]),
-    ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["explain_every"]),
+    ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["explain_every", "candidates"]),
     ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["decode_duration_us"]),
     ("SchedulerConfig", "scheduler/src/conductor.rs", &["prior_output_tokens", "seed"]),
     ("SchedulerConfig", "scheduler/src/policies/baselines/dynamo_wspt.rs", &["queue_threshold_permille"]),

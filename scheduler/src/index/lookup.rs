@@ -27,6 +27,37 @@ pub struct MatchScratch {
     ranks: Vec<u32>,
 }
 
+/// More holders of a chain's first stretch than this are copied as they are, and not reported one by one.
+const WIDE: usize = 256;
+
+/// The holders of a chain's first stretch, where they are many.
+#[derive(Debug, Default)]
+pub(crate) struct WideMatch {
+    holders: Vec<Holder>,
+    blocks: u32,
+}
+
+impl WideMatch {
+    pub(crate) fn clear(&mut self) {
+        self.holders.clear();
+    }
+
+    fn base(&self) -> Base<'_> {
+        Base { holders: &self.holders, blocks: self.blocks }
+    }
+
+    /// What an instance holds of the first stretch.
+    pub(crate) fn of(&self, instance: InstanceId) -> Option<Match> {
+        let at = self.holders.binary_search_by_key(&instance, |holder| holder.instance()).ok()?;
+        Some(self.base().of(self.holders[at]))
+    }
+
+    /// What each holds of the first stretch, in the order of their ids.
+    pub(crate) fn matches(&self) -> impl ExactSizeIterator<Item = Match> {
+        self.holders.iter().map(|holder| self.base().of(*holder))
+    }
+}
+
 /// The first stretch of a chain: every match holds it, and most matches end with it.
 pub(super) struct Base<'a> {
     holders: &'a [Holder],
@@ -96,6 +127,26 @@ impl Base<'_> {
 }
 
 impl PrefixIndex {
+    /// As [`Self::matches`]. Where very many hold the first stretch they are put into `wide`, and only those that hold
+    /// more are reported.
+    pub(crate) fn narrow_matches(
+        &self,
+        chain: &[BlockHash],
+        scratch: &mut MatchScratch,
+        wide: &mut WideMatch,
+        mut report: impl FnMut(Match),
+    ) {
+        wide.clear();
+        let Some(base) = self.walk(chain, scratch) else { return };
+        if base.holders.len() <= WIDE {
+            scratch.emit(&base, report);
+        } else {
+            wide.holders.extend_from_slice(base.holders);
+            wide.blocks = base.blocks;
+            scratch.deep.iter().for_each(|deep| report(*deep));
+        }
+    }
+
     /// Fills `scratch` with the deep matches of a chain; `None` when its first block has no holder.
     pub(super) fn walk<'a>(&'a self, chain: &[BlockHash], scratch: &mut MatchScratch) -> Option<Base<'a>> {
         scratch.deep.clear();

@@ -12,9 +12,6 @@ use crate::prediction::ROOM_PERMILLE;
 use crate::request::Entry;
 use crate::{RejectReason, Request};
 
-/// Most decode instances for which predictions are computed for one request.
-const CLOSER_LOOK: usize = 24;
-
 /// The outcome of choosing a decode instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DecodeChoice {
@@ -204,8 +201,8 @@ impl Conductor {
         let need = self.decode_need(request, at_us);
         let mut best: Option<(f64, InstanceId)> = None;
         let mut reason = RejectReason::NoInstance;
-        for id in self.roomiest_decodes(from) {
-            let Some(instance) = self.fleet.get(id).filter(|_| self.holds(id, request)) else { continue };
+        for id in self.roomiest_decodes(request, from) {
+            let instance = self.fleet.known(id);
             match self.decode_fits(instance, &need) {
                 Ok(step_us) => {
                     if best.is_none_or(|(least, _)| step_us < least) {
@@ -221,18 +218,23 @@ impl Conductor {
         }
     }
 
-    /// Decode instances that are compared in detail, in id order: all of a small pool, those with the most room of a
-    /// large one.
-    pub(crate) fn roomiest_decodes(&self, from: InstanceId) -> Vec<InstanceId> {
-        let pool: Vec<InstanceId> = self.fleet.decodes_of(from).collect();
-        if pool.len() <= CLOSER_LOOK {
-            return pool;
-        }
-        let promised =
-            |id: &InstanceId| (self.fleet.get(*id).map_or(u64::MAX, |i| i.decode.reserved_tokens()), *id);
-        let mut loads: Vec<(u64, InstanceId)> = pool.iter().map(promised).collect();
-        loads.select_nth_unstable(CLOSER_LOOK);
-        let mut ids: Vec<InstanceId> = loads[..CLOSER_LOOK].iter().map(|(_, id)| *id).collect();
+    /// Decode instances that may take the request `from` this prefill instance and are compared in detail, in id order:
+    /// all of a small fleet, those with the most room of a large one.
+    pub(crate) fn roomiest_decodes(&self, request: &Request, from: InstanceId) -> Vec<InstanceId> {
+        let most = if self.fleet.orders().is_some() { self.config.candidates / 2 } else { usize::MAX };
+        self.first_decodes(request, from, most)
+    }
+
+    /// As [`Self::roomiest_decodes`], where the pool is looked at as a whole unless it is larger than all candidates
+    /// together.
+    pub(crate) fn decodes_to_ask(&self, request: &Request, from: InstanceId) -> Vec<InstanceId> {
+        let few = self.fleet.decodes.len() <= self.config.candidates;
+        if few { self.first_decodes(request, from, usize::MAX) } else { self.roomiest_decodes(request, from) }
+    }
+
+    fn first_decodes(&self, request: &Request, from: InstanceId, most: usize) -> Vec<InstanceId> {
+        let able = self.fleet.decodes_of(from).filter(|id| self.holds(*id, request));
+        let mut ids: Vec<InstanceId> = able.take(most).collect();
         ids.sort_unstable();
         ids
     }
@@ -240,7 +242,7 @@ impl Conductor {
     /// The decode instance with the least promised context, whatever its state. Policies that ignore objectives use it.
     pub(crate) fn least_loaded_decode(&self, request: &Request, from: InstanceId) -> Option<InstanceId> {
         let load = |i: &Instance| (i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
-        let able = self.fleet.decodes_of(from).filter(|id| self.holds(*id, request));
+        let able = self.roomiest_decodes(request, from).into_iter();
         able.filter_map(|id| self.fleet.get(id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
     }
 

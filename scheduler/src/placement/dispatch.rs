@@ -51,8 +51,7 @@ impl Conductor {
             let tag_us = self.tag_us(&entry);
             entry.tag_us = Some(tag_us);
             let waiting = WaitingPrefill { held_until_us, tag_us, ..self.waiting_of(&entry) };
-            let planned = self.fleet.known_mut(placement.decode);
-            planned.decode.hold(entry.request.id, held_until_us > 0);
+            self.fleet.known_mut(placement.decode).decode.hold(entry.request.id, held_until_us > 0);
             self.fleet.known_mut(id).prefill.enqueue(waiting);
             self.timers.set(id, self.now_us);
             self.share_placement(&entry, PeerStage::Waiting { held_until_us }, effects);
@@ -98,8 +97,7 @@ impl Conductor {
         if let Some(tag_us) = entry.tag_us {
             return tag_us;
         }
-        let tags_us = self.fleet.iter().flat_map(|i| i.prefill.waiting()).map(|w| w.tag_us);
-        self.fair.move_on(self.now_us, tags_us);
+        self.fair.move_on(self.now_us, || self.fleet.least_tag_us());
         let weight = self.class(&entry.request).weight;
         self.fair.admit(entry.request.tenant, weight, entry.work_us)
     }
@@ -166,7 +164,7 @@ impl Conductor {
     /// Runs every queue whose wake-up time has come.
     pub(crate) fn run_queues(&mut self, effects: &mut Vec<Effect>) {
         while let Some(id) = self.timers.pop_due(self.now_us) {
-            if self.fleet.stores.contains(&id) {
+            if self.fleet.stores.binary_search(&id).is_ok() {
                 self.save_from_any(effects);
             } else {
                 self.run_queue(id, effects);
@@ -370,7 +368,7 @@ impl Conductor {
         from: InstanceId,
         but: Option<InstanceId>,
     ) -> Option<InstanceId> {
-        let able = self.fleet.decodes_of(from).filter(|id| Some(*id) != but && self.holds(*id, request));
+        let able = self.roomiest_decodes(request, from).into_iter().filter(|id| Some(*id) != but);
         let serving = able.filter_map(|id| self.fleet.get(id));
         serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }

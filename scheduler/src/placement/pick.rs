@@ -1,16 +1,16 @@
 //! Picks one placement from the candidates, or a refusal with its Retry-After.
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, Role};
+use baton_types::{InstanceId, Rng, Role};
 
 use super::{Candidate, DecodeChoice, Placement, PlannedPrefill, Refusal, within_reach};
 use crate::conductor::Conductor;
-use crate::fleet::Instance;
+use crate::fleet::{FleetOrders, Instance};
 use crate::policies::{Choice, Ties};
 use crate::{CandidateTerms, Decision, RejectReason, Request};
 
-/// Above this number, candidates are thinned out by a cheap lower bound before their terms are computed.
-const FULL_TERMS: usize = 48;
+/// Most holders of a prefix that are compared by a cheap estimate for one request: of more, every second, or third.
+const HOLDERS: usize = 128;
 
 /// No instance serves: the client may retry in a second.
 const NOWHERE: Refusal = Refusal {
@@ -66,9 +66,73 @@ impl Conductor {
         }
     }
 
-    /// Instances that may prefill the request, thinned when there are many.
+    /// Instances that may prefill the request: of many, a few that are likely to be good.
     pub(crate) fn candidate_ids(&self, request: &Request, excluded: Option<InstanceId>) -> Vec<InstanceId> {
-        let mut ids: Vec<InstanceId> = self.fleet.prefills.clone();
+        let many = |orders: &&FleetOrders| {
+            let (prefills, locals) = orders.prefilling();
+            prefills + if self.may_prefill_locally() { locals } else { 0 } > self.config.candidates
+        };
+        let scored = matches!(self.policy().choice, Choice::Least { .. });
+        if let Some(orders) = self.fleet.orders().filter(many).filter(|_| scored) {
+            let (prefills, locals) = self.promising(orders, request);
+            let ids = self.able_ids(
+                request,
+                excluded,
+                prefills,
+                locals.iter().filter_map(|id| self.fleet.get(*id)),
+            );
+            if !ids.is_empty() {
+                return ids;
+            }
+        }
+        self.able_ids(request, excluded, self.fleet.prefills.clone(), self.mixing())
+    }
+
+    /// Instances of a large fleet that are likely to be good for the request, those for the first leg and those that
+    /// would prefill what they decode: the soonest ready, holders of its prefix, and some by lot.
+    fn promising(&self, orders: &FleetOrders, request: &Request) -> (Vec<InstanceId>, Vec<InstanceId>) {
+        let most = self.config.candidates;
+        let mut ids: Vec<InstanceId> = Vec::with_capacity(most + 16);
+        ids.extend(orders.prefills().take(most / 4));
+        ids.extend(orders.locals().take(most / 4));
+        let mut rng = Rng::fork(self.config.seed, request.id.0);
+        for pool in [&self.fleet.prefills, &self.fleet.decodes] {
+            let any = |_| pool.get(usize::try_from(rng.below(pool.len() as u64)).unwrap_or(0)).copied();
+            ids.extend((0..most / 24).filter_map(any));
+        }
+        ids.extend(self.hits.sources().iter().map(|(_, id)| *id));
+        ids.extend(self.soonest_holders(orders, request, most / 2));
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|id| orders.is_prefill(*id) || orders.is_local(*id));
+        let may = self.may_prefill_locally();
+        let (prefills, locals): (Vec<_>, Vec<_>) = ids.into_iter().partition(|id| orders.is_prefill(*id));
+        (prefills, if may { locals } else { Vec::new() })
+    }
+
+    /// Holders of the request's prefix where it would be over soonest, by a cheap estimate.
+    fn soonest_holders(&self, orders: &FleetOrders, request: &Request, most: usize) -> Vec<InstanceId> {
+        let about = |id: InstanceId| {
+            let cached = self.tokens_of(request, self.hits.of(id).by_its_turn());
+            Some((orders.about_us(id, self.now_us, request.prompt_tokens - cached)?, id))
+        };
+        let mut soonest: Vec<(u64, InstanceId)> = self.hits.some_holders(HOLDERS).filter_map(about).collect();
+        if soonest.len() > most {
+            soonest.select_nth_unstable(most);
+            soonest.truncate(most);
+        }
+        soonest.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Those of the instances that may prefill the request: `prefills` as the first leg, `locals` what they decode.
+    fn able_ids<'a>(
+        &'a self,
+        request: &Request,
+        excluded: Option<InstanceId>,
+        prefills: Vec<InstanceId>,
+        locals: impl Iterator<Item = &'a Instance>,
+    ) -> Vec<InstanceId> {
+        let mut ids = prefills;
         ids.retain(|id| self.holds(*id, request) && self.has_decode(*id, request));
         let permille = u64::from(self.config.local_room_permille);
         let roomy = |i: &&Instance| {
@@ -82,25 +146,11 @@ impl Conductor {
                 || fits(0)
                 || fits(i.decode.shared_with(self.chain_position(&i.decode, &request.chain)))
         };
-        let mixing = self.mixing().filter(roomy).map(|i| i.spec.id);
+        let mixing = locals.filter(roomy).map(|i| i.spec.id);
         let mixing: Vec<InstanceId> = mixing.filter(|id| self.holds(*id, request)).collect();
         ids.extend(mixing);
         if ids.len() > 1 {
             ids.retain(|id| Some(*id) != excluded);
-        }
-        if ids.len() > FULL_TERMS && matches!(self.policy().choice, Choice::Least { .. }) {
-            let bound = |id: &InstanceId| {
-                let cached = self.tokens_of(request, self.hits.of(*id).by_its_turn());
-                self.fleet.get(*id).map_or(u64::MAX, |i| {
-                    let slow = if i.spec.role == Role::Prefill { 100 } else { 150 };
-                    i.backlog_us(self.now_us) + (request.prompt_tokens - cached) * slow
-                })
-            };
-            let mut bounds: Vec<(u64, InstanceId)> = ids.iter().map(|id| (bound(id), *id)).collect();
-            bounds.select_nth_unstable(FULL_TERMS);
-            ids.clear();
-            ids.extend(bounds[..FULL_TERMS].iter().map(|(_, id)| *id));
-            ids.sort_unstable();
         }
         debug_assert!(
             ids.iter().all(|id| self.fleet.get(*id).is_some_and(Instance::serves)),
@@ -111,10 +161,13 @@ impl Conductor {
 
     /// Decode instances that may prefill what they decode.
     pub(crate) fn mixing(&self) -> impl Iterator<Item = &Instance> {
-        let may = self.config.local_prefill && self.config.policy.orders_queues();
+        let may = self.may_prefill_locally();
         let decodes = self.fleet.decodes.iter().filter(move |_| may);
-        let mixes = |i: &&Instance| i.spec.role == Role::Decode && i.spec.mixed_chunk_tokens != Some(0);
-        decodes.filter_map(|id| self.fleet.get(*id)).filter(mixes)
+        decodes.filter_map(|id| self.fleet.get(*id)).filter(|i| i.mixes())
+    }
+
+    fn may_prefill_locally(&self) -> bool {
+        self.config.local_prefill && self.config.policy.orders_queues()
     }
 
     /// Whether some instance can decode what is prefilled there.

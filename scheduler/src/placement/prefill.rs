@@ -33,16 +33,28 @@ impl Conductor {
         self.hits.reset(self.fleet.bound());
         let (hits, fleet) = (&mut self.hits, &self.fleet);
         let anywhere = self.config.policy.orders_queues();
-        self.index.matches(&request.chain, &mut self.scratch, |m| {
-            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0 });
-            let source = fleet.get(m.instance).is_some_and(|i| {
+        let is_source = |id: InstanceId| {
+            fleet.get(id).is_some_and(|i| {
                 let lends = i.spec.role == Role::Store;
                 i.state != crate::InstanceState::Lost && (anywhere || lends || i.spec.role.prefills())
-            });
-            if source {
+            })
+        };
+        let mut wide = core::mem::take(&mut hits.wide);
+        self.index.narrow_matches(&request.chain, &mut self.scratch, &mut wide, |m| {
+            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0 });
+            if hits.lacks_sources(m.blocks) && is_source(m.instance) {
                 hits.offer_source(m.instance, m.blocks);
             }
         });
+        for m in wide.matches() {
+            if !hits.lacks_sources(m.blocks) {
+                break;
+            }
+            if hits.of(m.instance).blocks == 0 && is_source(m.instance) {
+                hits.offer_source(m.instance, m.blocks);
+            }
+        }
+        hits.wide = wide;
         if anywhere {
             let (hits, requests) = (&mut self.hits, &self.requests);
             self.coming.holders(
@@ -236,9 +248,10 @@ impl Conductor {
     pub(crate) fn begin_fetch(&mut self, entry: &Entry) {
         let Some(fetch) = entry.fetch else { return };
         assert!(fetch.from != entry.prefill, "request {} fetches what is there", entry.request.id);
-        let source = self.fleet.known_mut(fetch.from);
+        let mut source = self.fleet.known_mut(fetch.from);
         assert!(source.state != crate::InstanceState::Lost, "a fetch from lost instance {}", fetch.from);
         source.egress_flights += 1;
+        drop(source);
         self.fleet.known_mut(entry.prefill).ingress_flights += 1;
     }
 }

@@ -53,8 +53,8 @@ impl Conductor {
         };
         let need = DecodeNeed { counts_all_tickets: true, ..self.decode_need(request, at_us) };
         let local = self.fleet.get(candidate.instance).is_some_and(|i| i.spec.role != Role::Prefill);
-        let only = [candidate.instance];
-        let pool = if local { &only[..] } else { self.fleet.decodes.as_slice() };
+        let from = candidate.instance;
+        let pool = if local { Vec::from([from]) } else { self.decodes_to_ask(request, from) };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
         let wait_us = able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US);
         let retry_after_us = wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US);
@@ -78,7 +78,7 @@ impl Conductor {
         let slack_us = candidate.deadline_us.checked_sub(at_us)? / WAIT_SHARE;
         let from = candidate.instance;
         let local = self.fleet.get(from)?.spec.role.decodes();
-        let pool = if local { Vec::from([from]) } else { self.roomiest_decodes(from) };
+        let pool = if local { Vec::from([from]) } else { self.roomiest_decodes(request, from) };
         let able = pool.into_iter().filter(|id| self.holds(*id, request)).filter_map(|id| self.fleet.get(id));
         let (wait_us, id) = able
             .map(|i| (self.decode_wait_us(i, &need), i))
@@ -105,10 +105,11 @@ impl Conductor {
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         let slow = |i: &Instance| step_us(i) > need.tbt_us as f64;
         let budget_us = self.deadline_us(request, self.now_us) - self.now_us;
-        let best_us = self.idle_ttft_us(request)?;
-        if best_us <= budget_us && !decodes.all(slow) {
+        let reaches = self.idle_ttfts_us(request).any(|idle_us| idle_us <= budget_us);
+        if reaches && !decodes.all(slow) {
             return None;
         }
+        let best_us = self.idle_ttfts_us(request).min()?;
         Some(Refusal {
             reason: RejectReason::Unreachable,
             retry_after_us: 0,
@@ -117,11 +118,11 @@ impl Conductor {
         })
     }
 
-    /// The best TTFT on idle instances with the present caches, µs.
-    fn idle_ttft_us(&self, request: &Request) -> Option<u64> {
+    /// The TTFT on each instance with its present cache, if all were idle, µs.
+    fn idle_ttfts_us(&self, request: &Request) -> impl Iterator<Item = u64> {
         let prefills = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
         let able = prefills.chain(self.mixing()).filter(|i| self.holds(i.spec.id, request));
-        able.map(|i| self.idle_prefill_us(i, request)).min()
+        able.map(|i| self.idle_prefill_us(i, request))
     }
 
     /// How much later than `need` says the instance is predicted to have room for the decode, µs. Its promises end one
