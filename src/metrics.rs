@@ -7,6 +7,7 @@ mod edge;
 mod gauges;
 pub(crate) mod objects;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use baton_http::{Figure, Kind, Page, label};
@@ -305,6 +306,18 @@ impl Metrics {
         TOTALS.iter().map(|(name, exported)| ((*name).to_owned(), total(exported))).collect()
     }
 
+    /// Requests refused before any work, by reason, for `/admin/status`.
+    #[must_use]
+    pub fn refusals(&self) -> BTreeMap<String, u64> {
+        let page = self.shared.handle.render();
+        let counts = page.lines().filter_map(|line| {
+            let counted = line.strip_prefix("baton_requests_refused_total{reason=\"")?;
+            let (reason, count) = counted.split_once("\"} ")?;
+            Some((reason.to_owned(), count.parse().ok()?))
+        });
+        counts.collect()
+    }
+
     fn labelled(&self, name: &'static str, label: (&'static str, &str)) {
         let key = Key::from_parts(name, vec![Label::new(label.0, label.1.to_owned())]);
         self.shared.recorder.register_counter(&key, &METADATA).increment(1);
@@ -501,6 +514,11 @@ mod tests {
             [("output_tokens", 11), ("nodes_lost", 3), ("stale_messages", 1), ("repeated_tokens", 0)];
         assert_eq!(metrics.totals(), totals.map(|(name, total)| (name.to_owned(), total)));
         assert!(metrics.page().contains("\nbaton_output_tokens_total 11\n"), "{}", metrics.page());
+        assert!(metrics.refusals().is_empty());
+        for reason in ["ttft", "full", "ttft"] {
+            metrics.refused(reason);
+        }
+        assert_eq!(metrics.refusals(), BTreeMap::from([("full".into(), 1), ("ttft".into(), 2)]));
     }
 
     /// The rows of the table in `docs/metrics.md`, cell by cell.

@@ -4,6 +4,7 @@
 //! decisions, and the conductor has the last word about what live requests rely on. Every other
 //! section describes what was built at the start.
 
+use baton_scheduler::FirstToken;
 use toml::Value;
 
 use crate::config::Config;
@@ -129,6 +130,16 @@ pub fn to_share(text: &str) -> Result<String, String> {
         whole.remove("scheduler").ok_or("it has no [scheduler], which is what a cluster shares")?;
     let shared = toml::Table::from_iter([("scheduler".to_owned(), scheduler)]);
     toml::to_string(&shared).map_err(|e| e.to_string())
+}
+
+/// The policy in force as a file that can be edited and sent back.
+#[must_use]
+pub fn text(config: &Config) -> String {
+    let mut scheduler = config.scheduler.clone();
+    // A service sets it by itself, and a file may not.
+    scheduler.first_token = FirstToken::default();
+    let whole = std::collections::BTreeMap::from([("scheduler", scheduler)]);
+    toml::to_string(&whole).expect("a configuration came from TOML, so it is TOML")
 }
 
 fn table(text: &str) -> Result<toml::Table, String> {
@@ -297,6 +308,19 @@ mod tests {
         for section in all.keys() {
             assert!(over(&own, &format!("[{section}]")).is_ok(), "{section}");
         }
+    }
+
+    #[test]
+    fn the_policy_in_force_can_be_sent_back() {
+        let own = config(
+            "[service]\nadmin_key = \"sesame\"\n[scheduler]\nblock_tokens = 64\nshadow = [\"slo\"]\n\
+             [[scheduler.classes]]\nname = \"a\"\n[[scheduler.classes]]\nname = \"b\"\nttft = \"2s\"",
+        );
+        let mut served = own.clone();
+        crate::conductor::as_served(&mut served.scheduler);
+        let text = text(&served);
+        assert!(!text.contains("sesame") && text.contains("ttft_us = 2000000"), "{text}");
+        assert_eq!(over(&served, &text), Ok(own));
     }
 
     #[test]

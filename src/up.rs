@@ -5,6 +5,7 @@ mod control;
 mod front;
 mod limits;
 mod nodes;
+mod page;
 mod policy_watch;
 mod servers;
 mod shared_policy;
@@ -442,7 +443,9 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
     announce!(
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
-    announce!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
+    announce!(
+        "watch: the page {scheme}://{address}/, or baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics"
+    );
     let shown = to_attach(&plan.config.service, control);
     announce!("more:  baton node --name NAME --role prefill {shown}");
 }

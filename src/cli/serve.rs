@@ -190,7 +190,9 @@ fn greet(service: &Service, config: &Config, args: &ServeArgs) {
             "node:  baton node --name {name} --role {role} {to_attach} --block-tokens {block_tokens}{model}"
         );
     }
-    announce!("watch: baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics");
+    announce!(
+        "watch: the page {scheme}://{clients}/, or baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics"
+    );
 }
 
 #[cfg(test)]

@@ -120,6 +120,8 @@ pub enum Question {
     Rollback(oneshot::Sender<Result<Vec<String>, String>>),
     /// Sets the policy from now on. The reply lists the changes.
     Policy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
+    /// What such a policy would change, without a change.
+    CheckPolicy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
     /// Sets the policy from a file that changed. The file may be half-written, so the conductor rejects one that drops
     /// classes in use.
     PolicyFile(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),

@@ -13,6 +13,8 @@ use crate::metrics::SloOutcome;
 
 /// Minutes that are kept of each class.
 const MINUTES: u64 = 60;
+/// Minutes whose counts the status has one by one.
+const SHOWN_MINUTES: u64 = 15;
 /// Minutes of the shorter window.
 const SHORT_MINUTES: u64 = 5;
 const MINUTE_US: u64 = 60_000_000;
@@ -50,6 +52,8 @@ pub struct SloStatus {
     pub attained_5m: Option<f64>,
     /// Likewise, of the current minute and the 59 before it.
     pub attained_1h: Option<f64>,
+    /// Of the current minute and the 14 before it, oldest first: requests in SLO, and those that `attained_5m` would count.
+    pub last_15m: Vec<(u64, u64)>,
     /// How predictions for its served requests held, for each path that had one.
     pub predictions: Vec<PathFigures>,
 }
@@ -107,6 +111,17 @@ impl ClassTally {
             within.fold((0, 0), |sum, counts| (sum.0 + counts.in_slo, sum.1 + counts.judged));
         share(in_slo, judged)
     }
+
+    /// The counts of the latest minutes one by one, oldest first.
+    fn by_minute(&self, now_us: u64) -> Vec<(u64, u64)> {
+        let now = now_us / MINUTE_US;
+        let minutes = (0..SHOWN_MINUTES).rev().map(|ago| {
+            let minute = now.checked_sub(ago)?;
+            let counts = self.minutes.get((minute % MINUTES) as usize)?;
+            (counts.minute == minute).then_some((counts.in_slo, counts.judged))
+        });
+        minutes.map(Option::unwrap_or_default).collect()
+    }
 }
 
 fn share(part: u64, all: u64) -> Option<f64> {
@@ -151,6 +166,7 @@ impl SloLedger {
                 cancelled: total(SloOutcome::Cancelled),
                 attained_5m: tally.and_then(|tally| tally.attained(now_us, SHORT_MINUTES)),
                 attained_1h: tally.and_then(|tally| tally.attained(now_us, MINUTES)),
+                last_15m: tally.map_or_else(Vec::new, |tally| tally.by_minute(now_us)),
                 predictions: tally.map_or_else(Vec::new, |t| t.predictions.figures(class.target_permille)),
             }
         };
@@ -254,6 +270,11 @@ mod tests {
         ledger.count(at(104), "a", SloOutcome::LateTbt);
         assert_eq!(shares(&ledger, 104), (Some(0.6), Some(0.6)));
         assert_eq!(shares(&ledger, 105), (Some(0.0), Some(0.6)));
+        let minutes = |minute| ledger.status(&classes, at(minute)).remove(0).last_15m;
+        let mut expected = vec![(0, 0); 15];
+        (expected[9], expected[13]) = ((3, 4), (0, 1));
+        assert_eq!(minutes(105), expected);
+        assert_eq!(minutes(164), vec![(0, 0); 15], "the same places in the ring, an hour later");
         assert_eq!(shares(&ledger, 159), (None, Some(0.6)));
         assert_eq!(shares(&ledger, 160), (None, Some(0.0)));
         assert_eq!(shares(&ledger, 164), (None, None));

@@ -11,6 +11,7 @@ use super::driver::Driver;
 use super::inbox::Question;
 use super::slo::SloStatus;
 use crate::config::Config;
+use crate::policy::Change;
 
 /// So many requests, in words.
 #[must_use]
@@ -47,6 +48,9 @@ pub struct Status {
     pub live_requests: u64,
     /// Counters of the conductor, by name. `/admin/status` adds those of the exported metrics.
     pub counters: BTreeMap<String, u64>,
+    /// Requests refused before any work since the start, by reason. `/admin/status` adds them.
+    #[serde(default)]
+    pub refused: BTreeMap<String, u64>,
     /// The latest decisions, newest first, in words.
     pub decisions: Vec<String>,
 }
@@ -208,6 +212,10 @@ pub(super) fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String)
     Some(words.into())
 }
 
+fn in_lines(changes: &[Change]) -> Vec<String> {
+    changes.iter().map(ToString::to_string).collect()
+}
+
 impl Driver {
     pub(super) fn answer(&mut self, question: Question) {
         match question {
@@ -228,6 +236,10 @@ impl Driver {
             }
             Question::Policy(config, reply) => {
                 let _ = reply.send(self.change_policy(*config));
+            }
+            Question::CheckPolicy(config, reply) => {
+                let checked = self.checked_policy(*config).map(|(_, changes)| changes);
+                let _ = reply.send(checked.map(|changes| in_lines(&changes)));
             }
             Question::PolicyFile(config, reply) => {
                 let kept = self.keeps_classes(&config);
@@ -299,8 +311,8 @@ impl Driver {
         ))
     }
 
-    /// Follows another policy from the next decision on, or none of it.
-    fn change_policy(&mut self, mut config: Config) -> Result<Vec<String>, String> {
+    /// The configuration under another policy, and what differs from the one in force.
+    fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), String> {
         // The values from the command line still apply.
         config.service.listen.clone_from(&self.config.service.listen);
         config.service.control.clone_from(&self.config.service.control);
@@ -312,12 +324,18 @@ impl Driver {
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);
         self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
+        Ok((config, changes))
+    }
+
+    /// Follows another policy from the next decision on, or none of it.
+    fn change_policy(&mut self, config: Config) -> Result<Vec<String>, String> {
+        let (config, changes) = self.checked_policy(config)?;
         self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
         self.pairs.configure(super::policy::limits(&config));
         self.slo.keep_only(&config.scheduler.classes);
         self.previous = Some(std::mem::replace(&mut self.config, config));
         changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
-        Ok(changes.iter().map(ToString::to_string).collect())
+        Ok(in_lines(&changes))
     }
 
     fn status(&self) -> Status {
@@ -377,13 +395,13 @@ impl Driver {
             uptime_us: self.now_us,
             ready: readiness.as_ref().is_some_and(|r| r.ready),
             detail: readiness.map_or_else(String::new, |r| r.detail),
-            outside: BTreeMap::new(),
             slo: self.slo.status(&self.config.scheduler.classes, self.now_us),
             nodes: nodes.collect(),
             requests: requests.collect(),
             live_requests: self.sessions.len() as u64,
             counters: self.counters(),
             decisions: self.recent_decisions(),
+            ..Status::default()
         }
     }
 

@@ -1,21 +1,29 @@
 //! Paths for operators beside the clients' own: `/metrics` and `/admin/…`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use baton_http::PAGE_TYPE;
-use baton_router::{ApiError, Body, Extra, Mount, Reply, ReplyFuture, same_key};
+use baton_router::{ApiError, Body, Extra, Mount, Reply, ReplyFuture, percent_decoded, same_key};
 use baton_types::Secret;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Method, StatusCode};
+use http::{Method, StatusCode};
 use serde_json::json;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
+use super::page;
 use super::shared_policy::{PolicyRefusal, SharedPolicy};
-use crate::conductor::{Inbox, Question, parse_role};
+use crate::conductor::{Inbox, Question, Status, parse_role};
 use crate::config::Config;
 use crate::metrics::Metrics;
 
 const JSON: &str = "application/json";
+/// TOML has no registered type of its own.
+const TOML: &str = "application/toml; charset=utf-8";
+/// All viewers of the page share one status of this age at most.
+const SHARED_STATUS_AGE: Duration = Duration::from_secs(1);
 /// Bytes of a policy at most.
 const POLICY_BYTES: usize = 1 << 20;
 
@@ -28,6 +36,8 @@ pub(super) struct Admin {
     shared: Option<SharedPolicy>,
     /// The key that an operator sends as `Authorization: Bearer KEY`; with `None`, all callers are admitted.
     key: Option<Secret<String>>,
+    /// The latest status that the page was sent, as JSON.
+    page_status: Mutex<Option<(Instant, Bytes)>>,
 }
 
 /// An answer in the making: its status, and JSON.
@@ -44,7 +54,7 @@ impl Admin {
         // Where clients need a key, operators do too: without one of their own nobody gets in.
         let key =
             (service.admin_key.is_set() || !service.api_keys.is_empty()).then(|| service.admin_key.clone());
-        Self { inbox, metrics, config_path, shared, key }
+        Self { inbox, metrics, config_path, shared, key, page_status: Mutex::default() }
     }
 
     fn lets_in(&self, parts: &Parts) -> bool {
@@ -56,9 +66,9 @@ impl Admin {
 
     /// Why a request is not let in; none where it is.
     fn refusal(&self, parts: &Parts) -> Option<Answer> {
-        if self.key.is_none() && is_of_a_page(&parts.headers) {
-            let why =
-                "a web page may not do this: set service.admin_key, or call it from elsewhere than a browser";
+        if self.key.is_none() && page::is_of_another_site(parts) {
+            let why = "a web page may not do this: set service.admin_key, or open Baton's own page by an IP address or as \
+                       localhost";
             return Some(wrong(StatusCode::FORBIDDEN, why));
         }
         let why = "operators show service.admin_key as 'Authorization: Bearer KEY'";
@@ -69,20 +79,17 @@ impl Admin {
         let path = parts.uri.path().trim_start_matches("/admin/");
         let words: Vec<&str> = path.split('/').collect();
         match (&parts.method, words.as_slice()) {
-            (&Method::GET, ["status"]) => match self.inbox.ask(Question::Status).await {
-                Some(mut status) => {
-                    status.outside = self.inbox.outside();
-                    status.counters.extend(self.metrics.totals());
-                    (StatusCode::OK, serde_json::to_value(*status).unwrap_or_default())
-                }
+            (&Method::GET, ["status"]) => match self.status().await {
+                Some(status) => (StatusCode::OK, serde_json::to_value(*status).unwrap_or_default()),
                 None => gone(),
             },
-            (&Method::GET, ["explain", request_id]) => self.explain(request_id).await,
+            (&Method::GET, ["explain", request_id]) => self.explain(&percent_decoded(request_id)).await,
             (&Method::GET, ["config"]) => match self.inbox.ask(Question::Config).await {
                 Some(config) => (StatusCode::OK, serde_json::to_value(&*config).unwrap_or_default()),
                 None => gone(),
             },
             (&Method::POST, ["policy"]) => self.policy(body).await,
+            (&Method::POST, ["policy", "check"]) => self.check(body).await,
             (&Method::POST, ["policy", "rollback"]) => match &self.shared {
                 Some(shared) => made(shared.rollback().await),
                 None => to_answer(self.inbox.ask(Question::Rollback).await),
@@ -93,11 +100,35 @@ impl Admin {
             _ => (
                 StatusCode::NOT_FOUND,
                 json!({"error": {"type": "invalid_request_error", "code": "unknown_path", "param": null, "message":
-                    "operators' paths: GET /admin/status, /admin/explain/REQUEST_ID, /admin/config; POST /admin/policy \
-                     (TOML, or empty to read the file again), /admin/policy/rollback, /admin/nodes/NAME/drain, \
-                     /admin/nodes/NAME/resume, /admin/nodes/NAME/role/ROLE"}}),
+                    "operators' paths: GET /admin/status, /admin/explain/REQUEST_ID, /admin/config, /admin/policy; POST \
+                     /admin/policy (TOML, or empty to read the file again), /admin/policy/check, /admin/policy/rollback, \
+                     /admin/nodes/NAME/drain, /admin/nodes/NAME/resume, /admin/nodes/NAME/role/ROLE"}}),
             ),
         }
+    }
+
+    async fn status(&self) -> Option<Box<Status>> {
+        let mut status = self.inbox.ask(Question::Status).await?;
+        status.outside = self.inbox.outside();
+        status.counters.extend(self.metrics.totals());
+        status.refused = self.metrics.refusals();
+        Some(status)
+    }
+
+    /// The status as JSON, made once a second at most however many ask: several people may watch the page.
+    async fn page_status(&self) -> Option<Bytes> {
+        let mut shared = self.page_status.lock().await;
+        if let Some((_, json)) = shared.as_ref().filter(|(made, _)| made.elapsed() < SHARED_STATUS_AGE) {
+            return Some(json.clone());
+        }
+        let json = Bytes::from(serde_json::to_vec(&*self.status().await?).unwrap_or_default());
+        *shared = Some((Instant::now(), json.clone()));
+        Some(json)
+    }
+
+    /// The policy in force, in TOML that can be edited and sent back.
+    async fn policy_text(&self) -> Option<String> {
+        self.inbox.ask(Question::Config).await.map(|config| crate::policy::text(&config))
     }
 
     async fn explain(&self, request_id: &str) -> Answer {
@@ -117,9 +148,31 @@ impl Admin {
         if let Some(shared) = &self.shared {
             return made(self.share(shared, &text).await);
         }
-        let own = self.inbox.ask(Question::Config).await;
-        let Some(own) = own else { return gone() };
-        let (text, path) = (text.into_owned(), self.config_path.clone());
+        match self.read_policy(text.into_owned()).await {
+            Ok(config) => to_answer(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
+            Err(answer) => answer,
+        }
+    }
+
+    /// What a policy would change, without a change.
+    async fn check(&self, body: &Bytes) -> Answer {
+        let text = String::from_utf8_lossy(body);
+        if self.shared.is_some() {
+            let Some(now) = self.inbox.ask(Question::Config).await else { return gone() };
+            return to_answer(Some(self.to_share(&text, &now).map(|(_, changes)| changes)));
+        }
+        match self.read_policy(text.into_owned()).await {
+            Ok(config) => {
+                to_answer(self.inbox.ask(|reply| Question::CheckPolicy(Box::new(config), reply)).await)
+            }
+            Err(answer) => answer,
+        }
+    }
+
+    /// The configuration that a text makes of the one in force, or that of the file where the text is empty.
+    async fn read_policy(&self, text: String) -> Result<Config, Answer> {
+        let own = self.inbox.ask(Question::Config).await.ok_or_else(gone)?;
+        let path = self.config_path.clone();
         // A long one takes its time, and others are served meanwhile.
         let config = tokio::task::spawn_blocking(move || match (text.trim().is_empty(), &path) {
             // Settings that the text leaves out stay as they are: operators send a policy, not their keys.
@@ -129,10 +182,8 @@ impl Admin {
                 Err("there is no configuration file; send the policy as the body, in TOML".into())
             }
         });
-        match config.await.unwrap_or_else(|e| Err(format!("the policy could not be read: {e}"))) {
-            Ok(config) => to_answer(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
-            Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
-        }
+        let config = config.await.unwrap_or_else(|e| Err(format!("the policy could not be read: {e}")));
+        config.map_err(|why| wrong(StatusCode::BAD_REQUEST, &why))
     }
 
     /// Makes a policy the cluster's: every conductor follows it, this one as well.
@@ -210,24 +261,18 @@ fn done(answer: Option<Result<(), String>>) -> Answer {
     to_answer(answer.map(|answer| answer.map(|()| Vec::new())))
 }
 
-fn reply(status: StatusCode, kind: &'static str, text: String) -> Reply {
+fn reply(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Reply {
     let mut reply = Reply::new(Body::full(text));
     *reply.status_mut() = status;
     reply.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
     reply
 }
 
-/// Whether a browser says that a page asks. Pages anywhere can post to this host, and rebind their own name to it; no page
-/// is served here.
-fn is_of_a_page(headers: &HeaderMap) -> bool {
-    let by_a_page = |site: &http::HeaderValue| site.as_bytes() != b"none";
-    headers.contains_key(http::header::ORIGIN) || headers.get("sec-fetch-site").is_some_and(by_a_page)
-}
-
 impl Extra for Admin {
     fn mount(&self, parts: &Parts) -> Mount {
         let path = parts.uri.path();
-        if path == "/metrics" && matches!(parts.method, Method::GET | Method::HEAD) {
+        let reads = matches!(parts.method, Method::GET | Method::HEAD);
+        if reads && (path == "/metrics" || page::file_at(path).is_some()) {
             return Mount::Bodyless;
         }
         if !path.starts_with("/admin/") {
@@ -235,37 +280,32 @@ impl Extra for Admin {
         }
         match self.refusal(parts) {
             Some((status, json)) => Mount::Refused(Box::new(reply(status, JSON, json.to_string()))),
-            None if path == "/admin/policy" => Mount::Body(POLICY_BYTES),
+            None if matches!(path, "/admin/policy" | "/admin/policy/check") => Mount::Body(POLICY_BYTES),
             None => Mount::Bodyless,
         }
     }
 
     fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a> {
         Box::pin(async move {
-            if parts.uri.path() == "/metrics" {
-                return Some(reply(StatusCode::OK, PAGE_TYPE, self.metrics.page()));
+            let path = parts.uri.path();
+            if let Some(file) = page::file_at(path) {
+                return Some(file.reply(&parts.headers));
+            }
+            let own = match (&parts.method, path) {
+                (_, "/metrics") => Some(reply(StatusCode::OK, PAGE_TYPE, self.metrics.page())),
+                (&Method::GET, "/admin/page") => {
+                    self.page_status().await.map(|json| reply(StatusCode::OK, JSON, json))
+                }
+                (&Method::GET, "/admin/policy") => {
+                    self.policy_text().await.map(|text| reply(StatusCode::OK, TOML, text))
+                }
+                _ => None,
+            };
+            if own.is_some() {
+                return own;
             }
             let (status, json) = self.answer(parts, &body).await;
             Some(reply(status, JSON, json.to_string()))
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_are_known_by_what_browsers_say() {
-        let of = |name: &'static str, value: &'static str| {
-            is_of_a_page(&HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]))
-        };
-        assert!(
-            of("origin", "http://evil.example")
-                && of("origin", "null")
-                && of("sec-fetch-site", "same-origin")
-        );
-        // An address that was typed in, and what is no browser.
-        assert!(!of("sec-fetch-site", "none") && !of("user-agent", "curl/8.0"));
     }
 }

@@ -25,6 +25,7 @@ mod objects;
 mod operators;
 mod ordeal;
 mod overload;
+mod page;
 mod pauses;
 mod policy;
 mod publish;

@@ -73,7 +73,10 @@ fn no_output_shows_a_secret() {
         ("POST /admin/policy", "[service]\nadmin_key = \"ADMIN-CHANGED\nx"),
         ("POST /admin/policy", "[service]\nchain_seed = \"ADMIN-CHANGED\""),
         ("POST /admin/policy", "[scheduler]\nmax_retries = 3"),
+        ("POST /admin/policy/check", new.as_str()),
         ("GET /admin/config", ""),
+        ("GET /admin/policy", ""),
+        ("GET /admin/page", ""),
         ("GET /admin/status", ""),
         ("GET /metrics", ""),
     ] {

@@ -140,11 +140,15 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
         cancelled: 1,
         attained_5m: Some(0.2),
         attained_1h: Some(0.2),
+        last_15m: Vec::new(),
         predictions: Vec::new(),
     };
     let status = bench.status();
     let predictions = status.slo[1].predictions.clone();
-    assert_eq!(SloStatus { predictions: Vec::new(), ..status.slo[1].clone() }, gold);
+    let by_minute = &status.slo[1].last_15m;
+    let sums = by_minute.iter().fold((0, 0), |sums, minute| (sums.0 + minute.0, sums.1 + minute.1));
+    assert_eq!((by_minute.len(), sums), (15, (1, 5)));
+    assert_eq!(SloStatus { predictions: Vec::new(), last_15m: Vec::new(), ..status.slo[1].clone() }, gold);
     let [path] = predictions[..] else { panic!("one path: {predictions:?}") };
     assert_eq!((path.path, path.ttft.requests), (PredictionPath::Prefill, 3));
     // A prefill takes about a millisecond by the profile, and the margin is 4 % of the slack.

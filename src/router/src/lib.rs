@@ -66,7 +66,7 @@ pub use config::{ApiKey, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
 pub use engine_body::IN_THE_TOKENS;
 pub use error::ApiError;
 pub use reasoning::ReasoningParser;
-pub use router::Router;
+pub use router::{Router, percent_decoded};
 pub use serve::ServeError;
 pub use stats::{CloseReason, ErrorCount, RouterStats};
 pub use tokenize::{Lineage, LoadError, Prompt, Sample, Tokenization};

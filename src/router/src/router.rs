@@ -425,7 +425,8 @@ fn no_responses() -> ApiError {
 }
 
 /// `%2F` and its like read back; what is no UTF-8 then is left as it was.
-fn percent_decoded(text: &str) -> String {
+#[must_use]
+pub fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {
