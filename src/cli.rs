@@ -18,6 +18,7 @@ mod loadgen;
 #[cfg(feature = "mooncake")]
 mod mooncake;
 mod node;
+mod nodes;
 mod out;
 mod paper;
 mod profile;
@@ -36,6 +37,7 @@ mod table;
 mod top;
 mod trace;
 mod up;
+mod verdict;
 
 use std::process::ExitCode;
 

@@ -8,6 +8,7 @@ pub mod engine;
 pub mod events;
 pub mod faults;
 pub mod fit;
+pub mod interval;
 pub mod metrics;
 pub mod network;
 pub mod oracle;

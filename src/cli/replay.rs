@@ -1,5 +1,7 @@
 //! `baton replay`: a trace through the real scheduler, in the simulator, or against a live endpoint.
 
+mod values;
+
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,13 +12,15 @@ use baton_sim::metrics::{Collector, Outcome};
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
 use baton_traces::scale::{self, Scale};
 use baton_traces::{Dialect, ReadOptions, TimeUnit, Trace};
-use baton_types::{CostProfile, nearest};
+use baton_types::CostProfile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
 
+use super::nodes::RoleSplit;
 use super::require::Requirement;
-use super::{bound, cluster, cpu, live, out, table};
+use super::{bound, cluster, cpu, live, out, table, verdict};
 use crate::config::{self, Config};
+use values::{admission, at_least_one, policy, speed, window};
 
 /// How far ahead the policy `baton_informed` knows arrivals, µs.
 const FORESIGHT_US: u64 = 60_000_000;
@@ -28,11 +32,12 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --policy mooncake,baton --speed 1,2,3\n  \
     baton replay trace.jsonl --config cluster.toml --html report.html --json out.json\n  \
     baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it\n  \
+    baton replay trace.jsonl --nodes 4p12d,8p8d,12p4d  which ratio does best, and whether by more than chance\n  \
     baton replay trace.jsonl --speed 3,4 --bound       how much a better scheduler could gain at most\n  \
     baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
     /// Step a conductor again through a file of a live service's journal and compare what it orders
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "decisions", "calibration", "bound", "html", "require", "spread", "window", "rows"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "nodes", "requests", "decisions", "calibration", "bound", "html", "require", "spread", "window", "rows"])]
     journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
@@ -51,9 +56,12 @@ pub struct ReplayArgs {
     /// Placement policies to run side by side, in place of the config's
     #[arg(long, value_delimiter = ',', value_parser = policy)]
     pub(super) policy: Vec<PolicyName>,
-    /// Admission mode, in place of the config's: auto, none, at_decode, early, early_predict or slo
-    #[arg(long, value_parser = admission)]
-    admission: Option<AdmissionMode>,
+    /// Admission modes to run side by side, in place of the config's: auto, none, at_decode, early, early_predict, slo
+    #[arg(long, value_delimiter = ',', value_parser = admission)]
+    admission: Vec<AdmissionMode>,
+    /// Nodes by role to run side by side, in place of the config's, such as 4p12d,8p8d: a node keeps what its role has
+    #[arg(long, value_delimiter = ',', value_name = "NODES", conflicts_with = "live")]
+    nodes: Vec<RoleSplit>,
     /// Speed-ups of the trace to run side by side
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = speed)]
     pub(super) speed: Vec<f64>,
@@ -105,45 +113,6 @@ pub struct ReplayArgs {
     pub(super) live: live::LiveArgs,
 }
 
-fn policy(text: &str) -> Result<PolicyName, String> {
-    if let Some(error) = config::renamed(text) {
-        return Err(error);
-    }
-    let names = || PolicyName::ALL.iter().map(|p| p.name());
-    PolicyName::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| unknown(text, names()))
-}
-
-fn admission(text: &str) -> Result<AdmissionMode, String> {
-    use AdmissionMode::{AtDecode, Auto, Early, EarlyPredict, None, Slo};
-    let all = [Auto, None, AtDecode, Early, EarlyPredict, Slo];
-    all.into_iter().find(|m| m.name() == text).ok_or_else(|| unknown(text, all.iter().map(|m| m.name())))
-}
-
-fn unknown<'a>(text: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
-    let meant = nearest(text, known.clone()).map(|k| format!("did you mean {k}? ")).unwrap_or_default();
-    format!("{meant}known: {}", known.collect::<Vec<_>>().join(", "))
-}
-
-fn speed(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(speed) if speed.is_finite() && (0.001..=1000.0).contains(&speed) => Ok(speed),
-        _ => Err("give a factor from 0.001 to 1000".into()),
-    }
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "give a whole number from 1".into())
-}
-
-/// A stretch of a trace: given in seconds, returned in milliseconds.
-fn window(text: &str) -> Result<(f64, f64), String> {
-    let (from, to) = text.split_once("..").ok_or("give two times in seconds, like 600..1200")?;
-    match (from.parse::<f64>(), to.parse::<f64>()) {
-        (Ok(from), Ok(to)) if from >= 0.0 && from < to && to.is_finite() => Ok((from * 1e3, to * 1e3)),
-        _ => Err("give a start of at least 0 and a later end, like 600..1200".into()),
-    }
-}
-
 const DAY_MS: f64 = 86_400_000.0;
 /// Longest stretch of time that is replayed: time in which nothing arrives takes work, too.
 const SPAN_MAX_MS: f64 = 366.0 * DAY_MS;
@@ -192,6 +161,9 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     let mut jobs = jobs(&args, &config)?;
     let asked = jobs.len();
     if args.bound {
+        if args.nodes.len() > 1 {
+            return Err("--bound: it is of one cluster; give one of --nodes at a time".into());
+        }
         jobs.extend(bound::rivals(&jobs));
     }
     let trace = Arc::new(read(&args)?);
@@ -209,7 +181,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
         done.truncate(asked);
     }
     let runs: Vec<RunResult> = done.iter().map(|done| done.figures.clone()).collect();
-    out::print(&format!("{}\n", table::report(&runs)))?;
+    out::print(&format!("{}\n{}", table::report(&runs), verdict::lines(&runs)))?;
     if args.calibration {
         out::print(&format!("{}\n", table::calibration(&runs)))?;
     }
@@ -217,24 +189,41 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     judge(&args.require, &runs)
 }
 
-/// Every combination of policy and speed, checked before any work.
+/// Every combination of speed, nodes, policy and admission, checked before any work.
 pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
     let seed = args.seed.unwrap_or(config.scheduler.seed);
-    let policies = if args.policy.is_empty() { vec![config.scheduler.policy] } else { args.policy.clone() };
+    let policies = some_or(&args.policy, config.scheduler.policy);
+    let modes = some_or(&args.admission, config.scheduler.admission);
+    let mut clusters = Vec::new();
+    for split in &args.nodes {
+        let mut config = config.clone();
+        split.apply(&mut config)?;
+        clusters.push(cluster::setup(&config, seed)?);
+    }
+    if clusters.is_empty() {
+        clusters.push(cluster::setup(config, seed)?);
+    }
     let mut jobs = Vec::new();
     for &speed in &args.speed {
-        for &policy in &policies {
-            let mut setup = cluster::setup(config, seed)?;
-            setup.scheduler.admission = args.admission.unwrap_or(setup.scheduler.admission);
-            setup.audit_every = args.audit;
-            setup.keep_outcomes = args.requests.is_some();
-            if args.decisions.is_some() {
-                setup.scheduler.explain_every = setup.scheduler.explain_every.max(1);
+        for cluster in &clusters {
+            for (&policy, &mode) in policies.iter().flat_map(|p| modes.iter().map(move |m| (p, m))) {
+                let mut setup = cluster.clone();
+                setup.scheduler.admission = mode;
+                setup.audit_every = args.audit;
+                setup.keep_outcomes = args.requests.is_some();
+                if args.decisions.is_some() {
+                    setup.scheduler.explain_every = setup.scheduler.explain_every.max(1);
+                }
+                jobs.push(Job { policy, speed, setup }.of(policy));
             }
-            jobs.push(Job { policy, speed, setup }.of(policy));
         }
     }
     Ok(jobs)
+}
+
+/// What was asked for, or what is there.
+fn some_or<T: Copy>(asked: &[T], there: T) -> Vec<T> {
+    if asked.is_empty() { vec![there] } else { asked.to_vec() }
 }
 
 /// The trace asked for, or the published one, or its look-alike; says which and what was assumed.
@@ -406,14 +395,18 @@ pub(super) fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)>
     let file =
         args.file.as_ref().map_or_else(|| "conversation (default)".into(), |f| f.display().to_string());
     let class = &config.scheduler.classes[0];
-    let pools: Vec<String> =
-        config.cluster.pools.iter().map(|p| format!("{}× {:?}", p.count, p.role)).collect();
+    let joint = if args.nodes.is_empty() { " + " } else { ", " };
+    let pools: Vec<String> = if args.nodes.is_empty() {
+        config.cluster.pools.iter().map(|p| format!("{}× {:?}", p.count, p.role)).collect()
+    } else {
+        args.nodes.iter().map(RoleSplit::to_string).collect()
+    };
     #[expect(clippy::cast_precision_loss, reason = "figures for a page")]
     let objective =
         format!("TTFT ≤ {} s, TBT ≤ {} ms", class.ttft_us as f64 / 1e6, class.tbt_us as f64 / 1e3);
     vec![
         ("trace".into(), file),
-        ("cluster".into(), format!("{} of {}", pools.join(" + ").to_lowercase(), config.cluster.profile)),
+        ("cluster".into(), format!("{} of {}", pools.join(joint).to_lowercase(), config.cluster.profile)),
         ("objective".into(), objective),
         ("seed".into(), args.seed.unwrap_or(config.scheduler.seed).to_string()),
     ]

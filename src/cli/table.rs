@@ -39,6 +39,12 @@ pub fn report(runs: &[RunResult]) -> String {
     tables.join("\n")
 }
 
+/// A run's policy, with its nodes where runs differ in them.
+fn name(run: &RunResult, runs: &[RunResult]) -> String {
+    let sweep = runs.iter().any(|other| other.nodes() != run.nodes());
+    if sweep { format!("{} {}", run.nodes(), run.policy) } else { run.policy.clone() }
+}
+
 /// Runs side by side.
 fn runs(runs: &[RunResult]) -> String {
     filled(
@@ -61,7 +67,7 @@ fn runs(runs: &[RunResult]) -> String {
             "CPU",
         ],
         2..,
-        runs.iter().map(row),
+        runs.iter().map(|run| row(run, name(run, runs))),
     )
 }
 
@@ -69,6 +75,7 @@ fn runs(runs: &[RunResult]) -> String {
 fn classes(runs: &[RunResult]) -> String {
     let header = [
         "policy",
+        "admission",
         "speed",
         "class",
         "requests",
@@ -80,13 +87,16 @@ fn classes(runs: &[RunResult]) -> String {
         "TTFT p50",
         "p90",
     ];
-    let rows = runs.iter().flat_map(|run| run.classes.iter().map(move |class| class_row(run, class)));
-    filled(&header, 3.., rows)
+    let rows = runs
+        .iter()
+        .flat_map(|run| run.classes.iter().map(move |class| class_row(run, class, name(run, runs))));
+    filled(&header, 4.., rows)
 }
 
-fn class_row(run: &RunResult, class: &ClassResult) -> Vec<String> {
+fn class_row(run: &RunResult, class: &ClassResult, name: String) -> Vec<String> {
     vec![
-        run.policy.clone(),
+        name,
+        run.admission.clone(),
         format!("×{}", run.speed),
         class.name.clone(),
         class.requests.to_string(),
@@ -197,10 +207,10 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".into(), |share| format!("{:.1} %", 100.0 * share))
 }
 
-fn row(run: &RunResult) -> Vec<String> {
+fn row(run: &RunResult, name: String) -> Vec<String> {
     let millis = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.1} ms"));
     vec![
-        run.policy.clone(),
+        name,
         run.admission.clone(),
         format!("×{}", run.speed),
         run.completed.to_string(),

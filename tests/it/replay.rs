@@ -289,3 +289,31 @@ fn what_would_replay_nothing_or_for_ever_is_refused() {
     place.baton(&["replay", "t.jsonl", "--jobs", "99999"]).refused(2, &["--jobs", "from 1 to 1024"]);
     place.baton(&["replay", "--journal", "j", "--spread"]).refused(2, &["--journal", "--spread"]);
 }
+
+#[test]
+fn nodes_and_admissions_are_swept_in_one_run_with_a_verdict() {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&rows::flood()));
+    let args =
+        ["replay", "t.jsonl", "--nodes", "1p3d,3p1d", "--admission", "slo,early", "--json", "out.json"];
+    let out = place.baton(&args).succeeded();
+    let report = place.json("out.json");
+    let runs = report["runs"].as_array().unwrap();
+    let count = |run: &Value, role: &str| {
+        run["instances"].as_array().unwrap().iter().filter(|instance| instance["role"] == role).count()
+    };
+    let swept: Vec<_> =
+        runs.iter().map(|run| (count(run, "prefill"), count(run, "decode"), &run["admission"])).collect();
+    let (slo, early) = (Value::from("slo"), Value::from("early"));
+    assert_eq!(swept, [(1, 3, &slo), (1, 3, &early), (3, 1, &slo), (3, 1, &early)]);
+    let best = runs.iter().map(|run| run["in_slo"].as_u64()).max().unwrap();
+    let winner = runs.iter().find(|run| run["in_slo"].as_u64() == best).unwrap();
+    let named = format!("verdict at ×1: {}P{}D, baton", count(winner, "prefill"), count(winner, "decode"));
+    assert!(out.stdout.contains(&named), "{out:#?}");
+    // One run has no rival, and so no verdict.
+    let alone = place.baton(&["replay", "t.jsonl", "--nodes", "1p3d"]).succeeded();
+    assert!(!alone.stdout.contains("verdict"), "{alone:#?}");
+    place.baton(&["replay", "t.jsonl", "--nodes", "4p"]).refused(2, &["--nodes", "such as 12p4d"]);
+    let bound = ["replay", "t.jsonl", "--nodes", "1p3d,3p1d", "--bound"];
+    place.baton(&bound).refused(1, &["--bound", "one of --nodes"]);
+}

@@ -163,6 +163,17 @@ pub struct RunResult {
     pub series: Series,
 }
 
+impl RunResult {
+    /// How many nodes of each role there were, such as `8P8D`; `B` stands for both, `S` for store.
+    #[must_use]
+    pub fn nodes(&self) -> String {
+        let roles = [(Role::Prefill, 'P'), (Role::Decode, 'D'), (Role::Both, 'B'), (Role::Store, 'S')];
+        let count = |role| self.instances.iter().filter(|instance| instance.role == role).count();
+        let parts = roles.into_iter().map(|(role, letter)| (count(role), letter));
+        parts.filter(|(count, _)| *count > 0).map(|(count, letter)| format!("{count}{letter}")).collect()
+    }
+}
+
 impl Collector {
     /// The figures, under the names of the run.
     #[must_use]

@@ -9,8 +9,8 @@ const COLOURS: usize = 10;
 /// Dash patterns of the style sheet.
 const DASHES: usize = 5;
 
-/// A short name for each run: its policy and, where speeds differ, its speed; admission, seed and
-/// place only where runs would have the same name without them.
+/// A short name for each run: its policy and, where speeds differ, its speed; nodes, admission, seed
+/// and place only where runs would have the same name without them.
 #[must_use]
 pub(super) fn labels(runs: &[RunResult]) -> Vec<String> {
     let speeds = runs.windows(2).any(|w| w[0].speed.to_bits() != w[1].speed.to_bits());
@@ -19,6 +19,7 @@ pub(super) fn labels(runs: &[RunResult]) -> Vec<String> {
         false => run.policy.clone(),
     };
     let mut names: Vec<String> = runs.iter().map(base).collect();
+    set_apart(&mut names, |at| runs[at].nodes());
     set_apart(&mut names, |at| runs[at].admission.clone());
     set_apart(&mut names, |at| format!("seed {}", runs[at].seed));
     set_apart(&mut names, |at| format!("#{}", at + 1));

@@ -1,0 +1,40 @@
+//! One line that says which run did best, and whether it would have on another day.
+
+use baton_sim::RunResult;
+use baton_sim::interval::{self, BLOCKS};
+
+/// For each speed with several runs, a line: the best by requests in SLO, and the interval of its lead over the next.
+pub fn lines(runs: &[RunResult]) -> String {
+    let mut speeds: Vec<f64> = Vec::new();
+    for run in runs {
+        if !speeds.contains(&run.speed) {
+            speeds.push(run.speed);
+        }
+    }
+    speeds.into_iter().filter_map(|speed| line(runs, speed)).collect()
+}
+
+fn line(runs: &[RunResult], speed: f64) -> Option<String> {
+    let mut ranked: Vec<&RunResult> = runs.iter().filter(|run| run.speed == speed).collect();
+    // Of equal runs the first one asked for is named: the sort is stable.
+    ranked.sort_by_key(|run| std::cmp::Reverse(run.in_slo));
+    let [best, next, ..] = ranked[..] else { return None };
+    let lead = interval::difference(&best.series, &next.series, best.seed);
+    let points = |share: f64| format!("{:+.2}", 100.0 * share);
+    let judgement = if lead.excludes_zero() { "more than chance" } else { "within chance" };
+    Some(format!(
+        "verdict at ×{speed}: {} is best with {:.1} % in SLO, {} points on {} (95 % of draws of {BLOCKS} time blocks: {} to {}): {judgement}\n",
+        name(best),
+        100.0 * best.goodput,
+        points(lead.figure),
+        name(next),
+        points(lead.low),
+        points(lead.high),
+    ))
+}
+
+/// What a run is called beside others of its speed.
+fn name(run: &RunResult) -> String {
+    let parts = [run.nodes(), run.policy.clone(), run.admission.clone()];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
