@@ -36,6 +36,7 @@ mod store;
 mod table;
 mod top;
 mod trace;
+mod tune;
 mod up;
 mod verdict;
 
@@ -61,6 +62,8 @@ enum Command {
     Top(top::TopArgs),
     /// Replay a trace through the scheduler in the simulator, or against a live endpoint
     Replay(Box<replay::ReplayArgs>),
+    /// Find the ratio, admission and other settings that serve a trace best, and judge them on a part held out
+    Tune(Box<tune::TuneArgs>),
     /// Lint, describe, convert, scale and make traces
     Trace(trace::TraceArgs),
     /// Show cost profiles, or fit one to measurements
@@ -116,6 +119,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Node(args) => node::run(*args),
         Command::Top(args) => top::run(&args),
         Command::Replay(args) => replay::run(*args),
+        Command::Tune(args) => tune::run(*args),
         Command::Trace(args) => trace::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Paper(args) => paper::run(&args),

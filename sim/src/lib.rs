@@ -16,6 +16,7 @@ pub mod paper;
 pub mod profiles;
 pub mod report;
 pub mod setup;
+pub mod tune;
 pub mod workload;
 mod world;
 

@@ -20,7 +20,8 @@ use super::nodes::RoleSplit;
 use super::require::Requirement;
 use super::{bound, cluster, cpu, live, out, table, verdict};
 use crate::config::{self, Config};
-use values::{admission, at_least_one, policy, speed, window};
+pub(super) use values::speed;
+use values::{admission, at_least_one, policy, window};
 
 /// How far ahead the policy `baton_informed` knows arrivals, µs.
 const FORESIGHT_US: u64 = 60_000_000;
@@ -259,7 +260,7 @@ pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
 }
 
 /// Refuses a trace that no replay would come to the end of: one damaged time is enough for that.
-fn in_a_life(trace: &Trace, rows: usize) -> Result<(), String> {
+pub(super) fn in_a_life(trace: &Trace, rows: usize) -> Result<(), String> {
     let last = trace.records.len().min(rows).saturating_sub(1);
     let span_ms = trace.records[last].timestamp_ms - trace.records[0].timestamp_ms;
     if span_ms <= SPAN_MAX_MS {

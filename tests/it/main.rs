@@ -17,3 +17,4 @@ mod settings;
 mod top;
 mod trace_faults;
 mod trace_stats;
+mod tune;

@@ -1,0 +1,176 @@
+//! Doing runs: those that are not known, on all threads, each written down as soon as it is done.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use baton_sim::metrics::Collector;
+use baton_sim::tune::RunTally;
+use baton_sim::{RunResult, Setup, TraceWorkload, World};
+use baton_traces::{Extra, Trace};
+use rayon::prelude::*;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::ledger::RunLedger;
+use crate::cli::{cluster, replay};
+use crate::config::Config;
+
+/// A run to do, and the stretch of it that counts.
+#[derive(Clone)]
+pub struct CountedRun {
+    /// Cluster and policy.
+    pub config: Config,
+    /// Added to the seed of the configuration.
+    pub seed: u64,
+    /// Factor on the load.
+    pub load: f64,
+    /// Requests count that are offered from here up to there, in the trace's own time, ms. Nothing that arrives later is
+    /// part of the run, and all that comes before is: it fills the caches.
+    pub part_ms: (f64, f64),
+}
+
+/// Does runs over one trace.
+pub struct RunDriver {
+    trace: Arc<Trace>,
+    speed: f64,
+    digest: u128,
+    ledger: RunLedger,
+    pool: rayon::ThreadPool,
+}
+
+impl RunDriver {
+    /// A runner that knows what the file of `state` has, with this many threads (one a processor where none is given).
+    ///
+    /// # Errors
+    /// As [`RunLedger::open`].
+    pub fn new(
+        trace: Trace,
+        speed: f64,
+        state: Option<&Path>,
+        threads: Option<usize>,
+    ) -> Result<Self, String> {
+        let threads = threads.unwrap_or(0);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        Ok(Self {
+            digest: digest(&trace),
+            trace: Arc::new(trace),
+            speed,
+            ledger: RunLedger::open(state)?,
+            pool: pool.map_err(|e| format!("tune: {e}"))?,
+        })
+    }
+
+    /// Speed-up of the trace.
+    pub const fn speed(&self) -> f64 {
+        self.speed
+    }
+
+    /// The tallies of these runs, in order.
+    ///
+    /// # Errors
+    /// A configuration that cannot be, or a state file that cannot be written.
+    pub fn tallies(&mut self, round: &str, runs: &[CountedRun]) -> Result<Vec<RunTally>, String> {
+        let setups: Result<Vec<Setup>, String> = runs.iter().map(|run| self.setup(run)).collect();
+        let setups = setups?;
+        let keys: Vec<String> = runs.iter().zip(&setups).map(|(run, setup)| self.key(run, setup)).collect();
+        let mut open: Vec<usize> = Vec::new();
+        for at in 0..runs.len() {
+            if self.ledger.get(&keys[at]).is_none() && open.iter().all(|other| keys[*other] != keys[at]) {
+                open.push(at);
+            }
+        }
+        note!("tune: {round}: {} runs, {} of them known", runs.len(), runs.len() - open.len());
+        let rows = open.iter().map(|at| self.rows(&runs[*at]) as u64).sum();
+        let bar = replay::progress(rows);
+        let done: Result<Vec<RunTally>, String> = self.pool.install(|| {
+            let one = |at: &usize| {
+                let tally = self.run(&runs[*at], setups[*at].clone())?.1;
+                bar.inc(self.rows(&runs[*at]) as u64);
+                self.ledger.write(&keys[*at], &tally)?;
+                Ok(tally)
+            };
+            open.par_iter().map(one).collect()
+        });
+        bar.finish_and_clear();
+        for (at, tally) in open.iter().zip(done?) {
+            self.ledger.add(keys[*at].clone(), tally);
+        }
+        Ok(keys.iter().filter_map(|key| self.ledger.get(key)).cloned().collect())
+    }
+
+    /// Every figure of a run, for a page.
+    ///
+    /// # Errors
+    /// As [`RunDriver::tallies`].
+    pub fn result(&self, run: &CountedRun) -> Result<RunResult, String> {
+        let mut setup = self.setup(run)?;
+        setup.sample_us = 1_000_000;
+        let scheduler = &setup.scheduler;
+        let (policy, mode) = (scheduler.policy.name(), scheduler.effective_admission().name());
+        let (seed, speed) = (setup.seed, self.speed * run.load);
+        Ok(self.run(run, setup)?.0.result((policy, mode), speed, seed))
+    }
+
+    fn setup(&self, run: &CountedRun) -> Result<Setup, String> {
+        let mut setup = cluster::setup(&run.config, run.config.scheduler.seed.wrapping_add(run.seed))?;
+        setup.scheduler.block_tokens = self.trace.block_tokens;
+        (setup.keep_outcomes, setup.sample_us) = (true, 0);
+        setup.validate()?;
+        Ok(setup)
+    }
+
+    fn run(&self, run: &CountedRun, setup: Setup) -> Result<(Collector, RunTally), String> {
+        let classes = setup.scheduler.classes.clone();
+        let names = classes.iter().map(|class| class.name.clone()).collect();
+        let workload = TraceWorkload::new(Arc::clone(&self.trace), self.speed * run.load)
+            .with_classes(names)
+            .limited(self.rows(run));
+        let mut world = World::new(setup, Box::new(workload))?;
+        world.run()?;
+        let metrics = world.into_metrics();
+        let mut tally = RunTally::of(&metrics.outcomes, &classes, self.part_us(run));
+        tally.refusals =
+            metrics.refusals_by_reason().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+        Ok((metrics, tally))
+    }
+
+    /// Rows of the trace that arrive before the end of a run's part.
+    fn rows(&self, run: &CountedRun) -> usize {
+        let records = &self.trace.records;
+        let first_ms = records.first().map_or(0.0, |record| record.timestamp_ms);
+        records.partition_point(|record| record.timestamp_ms - first_ms < run.part_ms.1)
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive times")]
+    fn part_us(&self, run: &CountedRun) -> (u64, u64) {
+        let us = |ms: f64| (ms * 1000.0 / (self.speed * run.load)) as u64;
+        (us(run.part_ms.0), us(run.part_ms.1))
+    }
+
+    /// A digest of all that a run comes from, this program's version among it.
+    fn key(&self, run: &CountedRun, setup: &Setup) -> String {
+        let text = format!(
+            "{} {:x} {} {:?} {setup:?}",
+            env!("CARGO_PKG_VERSION"),
+            self.digest,
+            self.speed * run.load,
+            self.part_us(run)
+        );
+        format!("{:032x}", xxh3_128(text.as_bytes()))
+    }
+}
+
+/// A digest of a trace, as far as a run reads it.
+fn digest(trace: &Trace) -> u128 {
+    let mut hasher = Xxh3::new();
+    hasher.update(&trace.block_tokens.to_le_bytes());
+    for record in &trace.records {
+        hasher.update(&record.timestamp_ms.to_bits().to_le_bytes());
+        for number in [record.input_length, record.output_length, record.hash_ids.len() as u64] {
+            hasher.update(&number.to_le_bytes());
+        }
+        record.hash_ids.iter().for_each(|id| hasher.update(&id.to_le_bytes()));
+        let read = |extra: &Extra| format!("{:?}{:?}{:?};", extra.class, extra.tenant, extra.cancel_after_ms);
+        hasher.update(record.extra.as_ref().map_or(String::new(), |extra| read(extra)).as_bytes());
+    }
+    hasher.digest128()
+}
