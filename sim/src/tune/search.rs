@@ -2,8 +2,10 @@
 
 use super::tally::{RunTally, merit};
 
-/// Windows of the coarse rounds, in thousandths of the part to tune on, and how many candidates survive each.
-const COARSE: [(u64, fn(usize) -> usize); 2] = [(250, |all| all.div_ceil(3).max(4)), (500, |_| 3)];
+/// Windows of the coarse rounds, in thousandths of the part to tune on.
+const COARSE: [u64; 2] = [250, 500];
+/// A third survives each, and no fewer than this.
+const SURVIVORS: usize = 4;
 /// The whole part to tune on, in thousandths.
 const WHOLE: u64 = 1000;
 /// Survivors that are refined, each on its own.
@@ -78,8 +80,8 @@ pub fn search<'a>(
 ) -> Result<SearchResult, String> {
     let mut search = SearchDriver { knobs, targets, runner, trials: 0 };
     let mut left = search.coarse();
-    for (window, survivors) in COARSE {
-        let keep = survivors(left.len());
+    for window in COARSE {
+        let keep = left.len().div_ceil(3).max(SURVIVORS);
         left =
             search.ranked("coarse", &left, window, 1)?.into_iter().map(|(one, _)| one).take(keep).collect();
     }

@@ -32,7 +32,8 @@ impl FromStr for ClassObjective {
             quoted(tbt)
         );
         if let Some(share) = share {
-            let percent = if share.trim().ends_with('%') { quoted(share) } else { share.trim().to_owned() };
+            let plain = share.trim().parse::<f64>().is_ok();
+            let percent = if plain { share.trim().to_owned() } else { quoted(share) };
             file.push_str(&format!("target = {percent}\n"));
         }
         // As in a file: the same units, the same bounds.
