@@ -102,6 +102,40 @@ pub struct Outcome {
     pub prediction: Option<Prediction>,
 }
 
+impl Outcome {
+    /// Whether an answer that completed kept the TTFT and the TBT objective of its class.
+    #[must_use]
+    pub const fn keeps(&self, class: &SloClass) -> [bool; 2] {
+        [self.ttft_us <= class.ttft_us, self.gaps.worst_tenth_us <= class.tbt_us]
+    }
+
+    /// A request of one prompt token with these TTFT and TBT, µs, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_class(class: u16, status: Status, (ttft_us, tbt_us): (u64, u64)) -> Self {
+        Self {
+            status,
+            class,
+            first_offer_us: 0,
+            offer_us: 0,
+            end_us: 0,
+            prompt_tokens: 1,
+            output_tokens: 1,
+            cached_tokens: 0,
+            hit_blocks: 0,
+            blocks: 1,
+            ttft_us,
+            gaps: GapSummary { worst_tenth_us: tbt_us, ..GapSummary::default() },
+            attempts: 1,
+            retry_after_us: 0,
+            prefill: 0,
+            decode: 0,
+            wasted_tokens: 0,
+            decode_start_us: 0,
+            prediction: None,
+        }
+    }
+}
+
 /// Gathers a run's figures.
 #[derive(Debug)]
 pub struct Collector {
@@ -294,8 +328,7 @@ impl Collector {
         self.tbt_us.push(outcome.gaps.worst_tenth_us);
         self.gap_sum_us += u128::from(outcome.gaps.mean_us) * u128::from(outcome.gaps.count);
         self.gap_count += outcome.gaps.count;
-        let (ttft_ok, tbt_ok) =
-            (outcome.ttft_us <= class.ttft_us, outcome.gaps.worst_tenth_us <= class.tbt_us);
+        let [ttft_ok, tbt_ok] = outcome.keeps(class);
         c.ttft_ok += u64::from(ttft_ok);
         c.tbt_ok += u64::from(tbt_ok);
         c.readmitted += u64::from(outcome.attempts > 1);

@@ -69,8 +69,7 @@ impl ClassCounter {
         let (class, counts) = &mut self.classes[usize::from(outcome.class).min(last)];
         match outcome.status {
             Status::Completed => {
-                let late_ttft = outcome.ttft_us > class.ttft_us;
-                let late_tbt = outcome.gaps.worst_tenth_us > class.tbt_us;
+                let [late_ttft, late_tbt] = outcome.keeps(class).map(|kept| !kept);
                 counts.completed += 1;
                 counts.in_slo += u64::from(!late_ttft && !late_tbt);
                 counts.late_ttft += u64::from(late_ttft);
@@ -122,31 +121,6 @@ fn served(outcome: &Outcome) -> ServedRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::GapSummary;
-
-    fn outcome(class: u16, status: Status, ttft_us: u64, tbt_us: u64) -> Outcome {
-        Outcome {
-            status,
-            class,
-            first_offer_us: 0,
-            offer_us: 0,
-            end_us: 0,
-            prompt_tokens: 1,
-            output_tokens: 1,
-            cached_tokens: 0,
-            hit_blocks: 0,
-            blocks: 1,
-            ttft_us,
-            gaps: GapSummary { worst_tenth_us: tbt_us, ..GapSummary::default() },
-            attempts: 1,
-            retry_after_us: 0,
-            prefill: 0,
-            decode: 0,
-            wasted_tokens: 0,
-            decode_start_us: 0,
-            prediction: None,
-        }
-    }
 
     #[test]
     fn each_request_counts_once_in_its_class_by_that_classes_objectives() {
@@ -169,7 +143,7 @@ mod tests {
             (1, Status::TimedOut, 9, 9),
             (7, Status::Cancelled, 9, 9),
         ] {
-            counter.ended(&outcome(class, status, ttft_us, tbt_us));
+            counter.ended(&Outcome::of_class(class, status, (ttft_us, tbt_us)));
         }
         let results = counter.results();
         let counts = |r: &ClassResult| {

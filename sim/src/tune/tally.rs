@@ -33,8 +33,7 @@ impl RunTally {
             let at = usize::from(outcome.class).min(classes.len() - 1);
             let block = block_of(outcome.first_offer_us - from_us, to_us - from_us);
             let completed = outcome.status == Status::Completed;
-            let late_ttft = completed && outcome.ttft_us > classes[at].ttft_us;
-            let late_tbt = completed && outcome.gaps.worst_tenth_us > classes[at].tbt_us;
+            let [late_ttft, late_tbt] = outcome.keeps(&classes[at]).map(|kept| completed && !kept);
             let counts = &mut tally.blocks[block][at];
             counts[0] += 1;
             counts[1] += u64::from(completed && !late_ttft && !late_tbt);
@@ -98,7 +97,6 @@ pub fn merit(runs: &[RunTally], targets: &[f64]) -> f64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::engine::GapSummary;
 
     /// A run with these shares of 1,200 requests of each class in SLO, evenly in time.
     pub(in crate::tune) fn even(shares: &[f64]) -> RunTally {
@@ -109,27 +107,7 @@ pub(super) mod tests {
     }
 
     fn outcome(class: u16, status: Status, at_us: u64, ttft_us: u64) -> Outcome {
-        Outcome {
-            status,
-            class,
-            first_offer_us: at_us,
-            offer_us: at_us,
-            end_us: at_us,
-            prompt_tokens: 1,
-            output_tokens: 1,
-            cached_tokens: 0,
-            hit_blocks: 0,
-            blocks: 1,
-            ttft_us,
-            gaps: GapSummary::default(),
-            attempts: 1,
-            retry_after_us: 0,
-            prefill: 0,
-            decode: 0,
-            wasted_tokens: 0,
-            decode_start_us: 0,
-            prediction: None,
-        }
+        Outcome { first_offer_us: at_us, ..Outcome::of_class(class, status, (ttft_us, 0)) }
     }
 
     #[test]
