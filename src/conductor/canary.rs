@@ -43,13 +43,14 @@ pub struct CanaryOutcome {
 }
 
 impl Driver {
-    /// Sends one when there is a pair that none has passed through.
+    /// Nodes came, left or changed: sends a canary when there is a pair that none has passed through.
     pub(super) fn look_after_canary(&mut self) {
         self.canary.passed &= self.core.can_serve();
         if self.core.has_pair() && !self.canary.passed && !self.canary.flying && !self.closing {
             self.canary.flying = self.send_canary();
         }
         self.publish_readiness();
+        self.shown_us = None;
     }
 
     /// False: the conductor is ending.

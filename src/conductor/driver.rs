@@ -17,7 +17,6 @@ use super::backend::{Door, Shared};
 use super::block_keys::BlockKeys;
 use super::fleet::Fleet;
 use super::gap_tally::GapTally;
-use super::gauges::ShownNodes;
 use super::inbox::{Inbox, Loss, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
@@ -85,7 +84,8 @@ pub struct Driver {
     pub(super) ordered: Vec<Effect>,
     pub(super) clock: Clock,
     pub(super) audit: Audit,
-    pub(super) shown: ShownNodes,
+    /// When the gauges of the nodes were set, µs, if that was after their latest change.
+    pub(super) shown_us: Option<u64>,
     /// Whether orders may be given, and under which leadership.
     pub(super) lead: Lead,
     /// The front door's; empty where it is not known.
@@ -154,7 +154,7 @@ impl Driver {
             clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
             audit: Audit::new(started),
-            shown: ShownNodes::default(),
+            shown_us: None,
             lead: Lead::alone(),
             tokenizer: String::new(),
         };

@@ -338,7 +338,8 @@ impl Driver {
         Ok(in_lines(&changes))
     }
 
-    fn status(&self) -> Status {
+    /// Every attached node.
+    pub(super) fn node_statuses(&self) -> Vec<NodeStatus> {
         let loads = self.core.snapshot().instances;
         let loads: BTreeMap<_, _> = loads.iter().map(|load| (load.instance, load)).collect();
         let nodes = self.fleet.iter().map(|(id, node)| {
@@ -379,6 +380,10 @@ impl Driver {
                 integrity_rejects: node.load.integrity_rejects,
             }
         });
+        nodes.collect()
+    }
+
+    fn status(&self) -> Status {
         let known = self.sessions.iter().filter_map(|(id, s)| Some((s, self.pairs.get(*id)?)));
         let requests = known.take(100).map(|(s, pair)| RequestStatus {
             request_id: s.submission.request_id.to_string(),
@@ -396,7 +401,7 @@ impl Driver {
             ready: readiness.as_ref().is_some_and(|r| r.ready),
             detail: readiness.map_or_else(String::new, |r| r.detail),
             slo: self.slo.status(&self.config.scheduler.classes, self.now_us),
-            nodes: nodes.collect(),
+            nodes: self.node_statuses(),
             requests: requests.collect(),
             live_requests: self.sessions.len() as u64,
             counters: self.counters(),

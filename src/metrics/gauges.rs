@@ -11,9 +11,9 @@ use super::figure;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeGauges {
     pub(crate) name: String,
-    pub(crate) role: &'static str,
+    pub(crate) role: String,
     /// `serving`, `draining` or `drained`.
-    pub(crate) state: &'static str,
+    pub(crate) state: String,
     /// Predicted time until all prefills that it was given are computed.
     pub(crate) backlog_us: u64,
     /// Predicted time of its next decode step.
@@ -24,7 +24,7 @@ pub(crate) struct NodeGauges {
     pub(crate) decodes: u64,
     pub(crate) running: u64,
     /// Name, used blocks and capacity of each of its tiers.
-    pub(crate) tiers: Vec<(&'static str, u64, u64)>,
+    pub(crate) tiers: Vec<(String, u64, u64)>,
 }
 
 /// The gauges of a cluster, replaced as a whole.
@@ -51,14 +51,14 @@ impl ShownGauges {
         page.family(figure("baton_slo_target_ratio"), targets);
         let mut counts: BTreeMap<_, u32> = BTreeMap::new();
         for node in nodes.iter() {
-            *counts.entry((node.role, node.state)).or_default() += 1;
+            *counts.entry((node.role.as_str(), node.state.as_str())).or_default() += 1;
         }
         let counts = counts.into_iter();
         let of_state =
             |((role, state), count)| (format!("{},{}", label("role", role), label("state", state)), count);
         page.family(figure("baton_nodes"), counts.map(of_state));
         let labels =
-            |node: &NodeGauges| format!("{},{}", label("node", &node.name), label("role", node.role));
+            |node: &NodeGauges| format!("{},{}", label("node", &node.name), label("role", &node.role));
         let seconds = |us: u64| us as f64 / 1e6;
         let mut times = |name, value: fn(&NodeGauges) -> u64| {
             page.family(figure(name), nodes.iter().map(|node| (labels(node), seconds(value(node)))));
@@ -71,10 +71,10 @@ impl ShownGauges {
         counts("baton_node_queued_requests", |node| node.queued);
         counts("baton_node_decodes", |node| node.decodes);
         counts("baton_node_running_sequences", |node| node.running);
-        let mut tiers = |name, value: fn(&(&'static str, u64, u64)) -> u64| {
+        let mut tiers = |name, value: fn(&(String, u64, u64)) -> u64| {
             let series = nodes.iter().flat_map(|node| node.tiers.iter().map(move |tier| (node, tier)));
-            let of_tier = |(node, tier): (&NodeGauges, &(&'static str, u64, u64))| {
-                (format!("{},{}", label("node", &node.name), label("tier", tier.0)), value(tier))
+            let of_tier = |(node, tier): (&NodeGauges, &(String, u64, u64))| {
+                (format!("{},{}", label("node", &node.name), label("tier", &tier.0)), value(tier))
             };
             page.family(figure(name), series.map(of_tier));
         };
@@ -97,15 +97,17 @@ mod tests {
             page.into_text()
         };
         assert_eq!(written(), "");
-        let node =
-            |name: &str, role, state| NodeGauges { name: name.into(), role, state, ..NodeGauges::default() };
+        let node = |name: &str, role: &str, state: &str| {
+            let [name, role, state] = [name, role, state].map(str::to_owned);
+            NodeGauges { name, role, state, ..NodeGauges::default() }
+        };
         let busy = NodeGauges {
             backlog_us: 1_500_000,
             step_us: 20_000,
             queued: 3,
             decodes: 7,
             running: 5,
-            tiers: vec![("hbm", 10, 64), ("dram", 2, 128)],
+            tiers: vec![("hbm".into(), 10, 64), ("dram".into(), 2, 128)],
             ..node("p0", "prefill", "serving")
         };
         set(vec![busy, node("d0", "decode", "serving"), node("d1", "decode", "draining")]);
