@@ -311,8 +311,13 @@ def first_paint(browser, service):
     times = []
     for _ in range(5):
         with Visit(browser, service) as page:
-            page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-            times.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+            # The page's own policy forbids Playwright to wait for an expression inside the page.
+            until = time.monotonic() + 10
+            while (painted := page.evaluate(paint)) is None:
+                assert time.monotonic() < until, "nothing was painted"
+                time.sleep(0.01)
+            times.append(painted)
     best, worst = min(times), max(times)
     print(f"first paint: {best:.0f} ms at best, {worst:.0f} ms at worst of {len(times)} fresh visits")
     # Whatever else this machine does at the moment is not the page's.
