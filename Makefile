@@ -11,7 +11,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page sanitize miri wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-lints ready-prometheus
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page sanitize miri wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-lints ready-prometheus ready-chromium
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -56,7 +56,7 @@ test-observability: build ready-prometheus ## Try the dashboard and the alerts w
 test-s3: build ## Try the object store over an S3 service: moto from PyPI, or the one in S3 (docs/operations.md)
 	scripts/s3.sh
 
-test-page: build ## Try the page at / in a headless Chromium (Debian's package), with Playwright from PyPI (SHOTS=FOLDER keeps screenshots)
+test-page: build ready-chromium ## Try the page at / in a headless Chromium (Debian's package), with Playwright from PyPI (SHOTS=FOLDER keeps screenshots)
 	scripts/page.sh
 
 sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (x86-64 Linux)
@@ -113,6 +113,9 @@ ready-clients:
 
 ready-etcd:
 	@CARGO="$(CARGO)" scripts/ready.sh etcd
+
+ready-chromium:
+	@scripts/ready.sh chromium
 
 ready-prometheus:
 	@scripts/ready.sh prometheus

@@ -2,7 +2,7 @@
 # Tries the page at `/` in a real headless Chromium: keyboard, both colour schemes, phone width, keys, policy, chat, a
 # service that goes away; and measures first paint and what five viewers cost the conductor.
 # Usage: scripts/page.sh
-#   CHROMIUM   the browser to use [default: chromium on the PATH; with root, Debian's package is installed where it is missing]
+#   CHROMIUM   the browser to use [default: chromium on the PATH]
 #   SHOTS      folder for screenshots [default: none are kept]
 #   PYTHON     the interpreter to make a virtual environment with [default: python3]
 #   BATON      the program to try [default: target/release/baton]
@@ -18,23 +18,11 @@ BATON=${BATON:-$target/release/baton}
     exit 1
 }
 CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
-if [ -z "$CHROMIUM" ] && [ "$(id -u)" = 0 ]; then
-    apt-get install -y --no-install-recommends chromium >&2
-    CHROMIUM=$(command -v chromium)
-fi
 [ -x "$CHROMIUM" ] || {
     echo "page: there is no chromium; install it, or name one as CHROMIUM" >&2
     exit 1
 }
-venv=$target/page-venv
-# What it is made of is written last: one that was broken off, or is of other releases, is made anew.
-if [ "$(cat "$venv/made-of" 2>/dev/null)" != "${packages[*]}" ]; then
-    rm -rf "$venv"
-    mkdir -p "$target"
-    "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-    printf '%s\n' "${packages[*]}" >"$venv/made-of"
-fi
+python=$("$here/venv.sh" "$target/page-venv" "${packages[@]}")
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-"$venv/bin/python" "$here/page/check.py" --baton "$BATON" --chromium "$CHROMIUM" --place "$place" ${SHOTS:+--shots "$SHOTS"}
+"$python" "$here/page/check.py" --baton "$BATON" --chromium "$CHROMIUM" --place "$place" ${SHOTS:+--shots "$SHOTS"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus
+# Usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus|chromium
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -58,6 +58,11 @@ need_prometheus() {
     install_packages "'prometheus' with 'promtool'" prometheus
 }
 
+# The page is tried in a real browser; CHROMIUM may name another one.
+need_chromium() {
+    [ -n "${CHROMIUM:-}" ] || command -v chromium >/dev/null || install_packages "'chromium'" chromium
+}
+
 need_component() {
     "$cargo" "$1" --version >/dev/null 2>&1 && return
     command -v rustup >/dev/null || fail "there is no 'cargo $1'; install $2 for this toolchain and try again"
@@ -71,9 +76,10 @@ case "${1:-}" in
     clients) need_clients ;;
     etcd) need_etcd ;;
     prometheus) need_prometheus ;;
+    chromium) need_chromium ;;
     lints)
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus|chromium" ;;
 esac

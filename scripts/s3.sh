@@ -16,15 +16,7 @@ BATON=${BATON:-$target/release/baton}
     echo "s3: there is no program $BATON; build it, or name one as BATON" >&2
     exit 1
 }
-venv=$target/s3-venv
-# What it is made of is written last: one that was broken off, or is of other releases, is made anew.
-if [ "$(cat "$venv/made-of" 2>/dev/null)" != "${packages[*]}" ]; then
-    rm -rf "$venv"
-    mkdir -p "$target"
-    "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-    printf '%s\n' "${packages[*]}" >"$venv/made-of"
-fi
+python=$("$here/venv.sh" "$target/s3-venv" "${packages[@]}")
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-"$venv/bin/python" "$here/s3/check.py" --baton "$BATON" --place "$place" ${S3:+--service "$S3"}
+"$python" "$here/s3/check.py" --baton "$BATON" --place "$place" ${S3:+--service "$S3"}
