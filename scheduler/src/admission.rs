@@ -32,6 +32,7 @@ impl Conductor {
 
     pub(crate) fn request_arrived(&mut self, mut request: Request, effects: &mut Vec<Effect>) {
         self.stats.arrived += 1;
+        self.review_roles(effects);
         if request.prompt_tokens == 0 || self.requests.contains(request.id) {
             self.stats.stale_inputs += 1;
             return;
@@ -100,6 +101,10 @@ impl Conductor {
             && let Some((placement, from)) = self.place_by_displacing(request, entry.deadline_us)
         {
             (verdict, displaced) = (Ok(placement), from);
+        }
+        // A client that comes back was counted when it was refused.
+        if ticket.is_none() {
+            self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
         }
         // Tickets bind no request that is admitted already.
         self.kept.clear();

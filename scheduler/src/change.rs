@@ -46,7 +46,7 @@ impl Conductor {
             return;
         }
         let waiting: Vec<RequestId> = instance.prefill.waiting().iter().map(|w| w.request).collect();
-        self.fleet.set_role(id, role);
+        self.fleet.set_role(id, role, self.demand.stretch());
         // These have not been sent: they are placed by the new roles.
         for request in waiting {
             let entry = self.requests.remove(request).expect("one retry ends no other request");

@@ -13,6 +13,7 @@ use crate::placement::Hits;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::Requests;
+use crate::roles::DemandWindow;
 use crate::stats::SchedulerStats;
 use crate::tickets::{KeptPlaces, TicketLedger};
 use crate::timers::Timers;
@@ -70,6 +71,7 @@ pub struct Conductor {
     pub(crate) kept: KeptPlaces,
     pub(crate) lengths: LengthEstimator,
     pub(crate) margins: MarginEstimator,
+    pub(crate) demand: DemandWindow,
     pub(crate) replicator: Replicator,
     pub(crate) last_copies: LastCopies,
     pub(crate) timers: Timers,
@@ -109,6 +111,7 @@ impl Conductor {
             kept: KeptPlaces::default(),
             margins: MarginEstimator::new(config.classes.len()),
             lengths,
+            demand: DemandWindow::default(),
             replicator: Replicator::default(),
             last_copies: LastCopies::default(),
             timers: Timers::default(),

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use baton_types::{BlockHash, FetchPlan, InstanceId, RequestId};
+use baton_types::{BlockHash, FetchPlan, InstanceId, RequestId, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::{Decision, Input};
@@ -70,6 +70,13 @@ pub enum Effect {
         request: RequestId,
         /// What failed last, for the error's text.
         stage: FailStage,
+    },
+    /// An instance has another role from now on, because the demand of the last minutes asks for it.
+    ChangeRole {
+        /// Which one.
+        instance: InstanceId,
+        /// Its new role.
+        role: Role,
     },
     /// The arithmetic of one decision.
     Explain(Decision),

@@ -45,6 +45,9 @@ pub struct InstanceSpec {
     pub host_bytes_per_s: u64,
     /// Read rate of its SSD, bytes/s; 0 when it has none.
     pub ssd_bytes_per_s: u64,
+    /// Whether the conductor may change its role between prefill and decode.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub may_change_role: bool,
     /// The kind of its KV: it takes KV from instances of the same kind only.
     #[serde(default, skip_serializing_if = "is_first")]
     pub kind: u32,
@@ -103,6 +106,9 @@ pub(crate) struct Instance {
     pub replicating: bool,
     /// Until then no last copy is sent here, because the links serve others too.
     pub rests_until_us: u64,
+    /// The stretch of demand in which it took its role; 0 for the role that it joined with.
+    #[serde(default)]
+    pub role_since: u64,
 }
 
 impl Instance {
@@ -118,6 +124,7 @@ impl Instance {
             ingress_flights: 0,
             replicating: false,
             rests_until_us: 0,
+            role_since: 0,
         }
     }
 
@@ -259,9 +266,11 @@ impl Fleet {
         self.rebuild_pools();
     }
 
-    /// Changes an instance's role; its work stays with it.
-    pub(crate) fn set_role(&mut self, id: InstanceId, role: Role) {
-        self.known_mut(id).spec.role = role;
+    /// Changes an instance's role in a stretch of demand; its work stays with it.
+    pub(crate) fn set_role(&mut self, id: InstanceId, role: Role, stretch: u64) {
+        let mut instance = self.known_mut(id);
+        (instance.spec.role, instance.role_since) = (role, stretch);
+        drop(instance);
         self.rebuild_pools();
     }
 

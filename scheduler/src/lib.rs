@@ -28,6 +28,7 @@ mod prediction;
 mod queue;
 mod replicate;
 mod request;
+mod roles;
 mod room;
 mod saved;
 mod shed;
@@ -54,6 +55,7 @@ pub use prediction::{
     PredictionTarget, ServedRequest,
 };
 pub use request::Request;
+pub use roles::RoleAdvice;
 pub use saved::{RestoreError, SavedConductor};
 pub use stats::{InstanceLoad, SchedulerStats, Snapshot};
 pub use tickets::Ticket;

@@ -14,6 +14,7 @@ use crate::last_copies::LastCopies;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::{Entry, Requests};
+use crate::roles::DemandWindow;
 use crate::tickets::TicketLedger;
 use crate::timers::Timers;
 use crate::{SchedulerConfig, SchedulerStats};
@@ -33,6 +34,8 @@ pub struct SavedConductor {
     tickets: TicketLedger,
     lengths: LengthEstimator,
     margins: MarginEstimator,
+    #[serde(default)]
+    demand: DemandWindow,
     replicator: Replicator,
     last_copies: LastCopies,
     due_us: Vec<u64>,
@@ -103,6 +106,7 @@ impl Conductor {
             tickets: self.tickets.clone(),
             lengths: self.lengths.clone(),
             margins: self.margins.clone(),
+            demand: self.demand.clone(),
             replicator: self.replicator.clone(),
             last_copies: self.last_copies.clone(),
             due_us: self.timers.save(),
@@ -143,6 +147,7 @@ impl Conductor {
         conductor.tickets = saved.tickets;
         conductor.lengths = saved.lengths;
         conductor.margins = saved.margins;
+        conductor.demand = saved.demand;
         conductor.replicator = saved.replicator;
         conductor.last_copies = saved.last_copies;
         conductor.timers = Timers::restore(saved.due_us);

@@ -57,6 +57,9 @@ pub struct SchedulerStats {
     pub replications: u64,
     /// Chains copied to store instances because their last holder was about to lose them.
     pub saves: u64,
+    /// Roles that the forecast changed.
+    #[serde(default)]
+    pub role_changes: u64,
     /// Inputs that did not fit the state and were ignored.
     pub stale_inputs: u64,
     #[serde(skip)]

@@ -19,6 +19,7 @@ mod policies;
 mod replication;
 mod resume;
 mod retry_after;
+mod roles;
 mod room;
 mod saved;
 mod scale;

@@ -197,6 +197,7 @@ fn spec(id: u32, role: Role) -> InstanceSpec {
         net_bytes_per_s: 1_000_000_000,
         host_bytes_per_s: 1_000_000_000,
         ssd_bytes_per_s: 100_000_000,
+        may_change_role: false,
         kind: 0,
     }
 }

@@ -348,7 +348,7 @@ impl Pairs {
             Order::Release { request, instance } => self.release(request, instance, effects),
             Order::Reject(rejection) => self.rejected(rejection, core, effects),
             Order::Fail { request, stage } => self.failed(request, stage, core, effects),
-            Order::Replicate { .. } | Order::Explain(_) | Order::Share(_) => {
+            Order::Replicate { .. } | Order::ChangeRole { .. } | Order::Explain(_) | Order::Share(_) => {
                 effects.push(Effect::Order(order))
             }
         }

@@ -44,8 +44,13 @@ pub(crate) fn prior_us(
     (new, prefix): (u64, u64),
     target_us: u64,
 ) -> Option<f64> {
-    if beside.0 == 0 || !mixes(spec) {
+    // A prefill instance has decodes only from before it took this role.
+    let stays = spec.role == Role::Prefill;
+    if beside.0 == 0 || !(mixes(spec) || stays) {
         return Some(alone_us(spec, new, prefix));
+    }
+    if spec.mixed_chunk_tokens == Some(0) {
+        return None;
     }
     let profile = &spec.profile;
     // The time of each step without the prompt's tokens.
@@ -83,7 +88,7 @@ pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u
 /// target. An instance of both roles has nowhere else to prefill, so it is exempt.
 fn stretches_steps(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> bool {
     let spec = &instance.spec;
-    let decodes = instance.decode.all().0 > 0 && spec.role == Role::Decode;
+    let decodes = instance.decode.all().0 > 0 && spec.role != Role::Both;
     let fixed = spec.mixed_chunk_tokens.filter(|fixed| decodes && *fixed > 0);
     fixed.is_some_and(|fixed| mixed_step_us(instance, fixed, new, prefix) > as_f64(target_us) + 1.0)
 }

@@ -221,7 +221,7 @@ mod tests {
                 };
                 fleet.set_state(at, next);
             }
-            (2, Some(_)) => fleet.set_role(at, if size % 2 == 0 { Role::Both } else { Role::Decode }),
+            (2, Some(_)) => fleet.set_role(at, if size % 2 == 0 { Role::Both } else { Role::Decode }, 0),
             (3, Some(_)) => fleet.known_mut(at).prefill.enqueue(waiting(id, size)),
             (4, Some(_)) if !fleet.known(at).prefill.waiting().is_empty() => {
                 _ = fleet.known_mut(at).prefill.take_waiting(0);

@@ -315,7 +315,7 @@ impl Conductor {
         true
     }
 
-    /// Whether a prefill instance takes the request; prefills there slow no decodes down.
+    /// Whether a prefill instance takes the request; it has no decodes, except for those of its former role.
     fn prefills_elsewhere(&self, id: InstanceId, request: &Request) -> bool {
         let only_prefills = |other: InstanceId| {
             other != id && self.fleet.get(other).is_some_and(|i| i.spec.role == Role::Prefill)
@@ -331,7 +331,8 @@ impl Conductor {
             return None;
         }
         let placed = self.place(&entry.request, entry.deadline_us, false, entry.excluded).ok()?;
-        if self.fleet.known(placed.candidate.instance).spec.role == Role::Prefill {
+        let candidate = &placed.candidate;
+        if self.fleet.known(candidate.instance).spec.role == Role::Prefill && !candidate.plan.breaks_decodes {
             return Some(placed);
         }
         // The request stays, so there was no decision.

@@ -154,6 +154,13 @@ impl Oracle {
 
     fn sees_one(&mut self, effect: &Effect) {
         match *effect {
+            Effect::ChangeRole { instance, role } => {
+                let before = self.alive.insert(instance, role);
+                assert!(
+                    before.is_some_and(|before| before != role),
+                    "{instance} becomes {role:?} from {before:?}"
+                );
+            }
             Effect::StartPrefill { request, instance, decode, fetch, .. } => {
                 self.must_decode(decode);
                 self.must_share(instance, decode);

@@ -205,7 +205,14 @@ impl Play {
         let kind = if self.upgrades { (id + *epoch) % 2 } else { 0 };
         let plain = spec(id, role);
         let profile = self.profile.clone().unwrap_or_else(|| plain.profile.clone());
-        let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, kind, profile, ..plain };
+        let spec = InstanceSpec {
+            epoch: Epoch(*epoch),
+            capacity_tokens: 40_000,
+            kind,
+            profile,
+            may_change_role: true,
+            ..plain
+        };
         if *epoch > 1 {
             // The oracle learns of the death first: everything of the old epoch ends in this step.
             self.oracle.dies(InstanceId(id));

@@ -100,6 +100,7 @@ fn kinds(effects: &[Effect]) -> BTreeSet<&'static str> {
         Effect::Fail { stage, .. } => stage.name(),
         Effect::Explain(_) => "explain",
         Effect::Share(_) => "share",
+        Effect::ChangeRole { .. } => "change_role",
     };
     effects.iter().map(kind).collect()
 }

@@ -293,7 +293,7 @@ impl Naive {
             Order::Release { request, instance } => self.released(request, instance),
             Order::Reject(rejection) => self.rejected(rejection),
             Order::Fail { request, stage } => self.failed(request, stage),
-            Order::Replicate { .. } | Order::Explain(_) | Order::Share(_) => {
+            Order::Replicate { .. } | Order::Explain(_) | Order::Share(_) | Order::ChangeRole { .. } => {
                 self.effects.push(Effect::Order(order))
             }
             Order::StartPrefill { .. } => {}

@@ -53,6 +53,7 @@ pub(super) fn spec(id: u32, role: Role, epoch: u32) -> InstanceSpec {
         net_bytes_per_s: 1_000_000_000,
         host_bytes_per_s: 1_000_000_000,
         ssd_bytes_per_s: 100_000_000,
+        may_change_role: false,
         kind: 0,
     }
 }
