@@ -43,6 +43,8 @@ pub struct Pool {
     pub host_bytes_per_s: u64,
     /// SSD rate, bytes/s.
     pub ssd_bytes_per_s: u64,
+    /// Whether the conductor may change their role between prefill and decode.
+    pub may_change_role: bool,
 }
 
 impl Pool {
@@ -63,6 +65,7 @@ impl Pool {
             net_bytes_per_s: 100_000_000_000,
             host_bytes_per_s: 128_000_000_000,
             ssd_bytes_per_s: 6_000_000_000,
+            may_change_role: false,
         }
     }
 }

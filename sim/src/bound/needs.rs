@@ -124,9 +124,10 @@ impl PoolCostTable {
         let bounds = batch_bounds(knots, most_requests);
         let base = |batch: u32| slowed_us(step(batch).base_ps);
         let ranges = std::iter::once(1).chain(bounds.iter().copied()).zip(bounds.iter().copied());
+        let (prefills, decodes) = parts(pool);
         Some(Self {
-            prefills: pool.role.prefills() || pool.role.decodes() && setup.scheduler.local_prefill,
-            decodes: pool.role.decodes(),
+            prefills: prefills || decodes && setup.scheduler.local_prefill,
+            decodes,
             engines: (u64::from(pool.count) * nodes) as f64,
             pipeline_nodes: nodes as f64,
             token_us: (cheapest_token_us(pool) / speed - PASS_ROUNDING_US).max(0.0),
@@ -157,6 +158,11 @@ impl PoolCostTable {
     }
 }
 
+/// Whether a pool's instances may prefill, and whether they may decode.
+fn parts(pool: &Pool) -> (bool, bool) {
+    (pool.role.prefills() || pool.may_change_role, pool.role.decodes() || pool.may_change_role)
+}
+
 /// Upper bounds of ranges of batch sizes, ascending, from 1 to `most`. The base cost is linear within a range.
 fn batch_bounds(knots: &[u32], most: u32) -> Vec<u32> {
     let next = |batch: &u32| Some(batch + 1 + batch.saturating_sub(EACH_BATCH) / 50);
@@ -172,7 +178,7 @@ fn batch_bounds(knots: &[u32], most: u32) -> Vec<u32> {
 /// pass's tokens rises or falls, so that the cheapest pass is at a knot or at an end.
 fn cheapest_token_us(pool: &Pool) -> f64 {
     let profile = &pool.profile;
-    let mixes = pool.role.decodes() && pool.mix != Mix::PrefillFirst;
+    let mixes = parts(pool).1 && pool.mix != Mix::PrefillFirst;
     let saved_us = if mixes { profile.shared_us } else { 0.0 };
     let most = match pool.mix {
         Mix::Fixed(tokens) => pool.pass_tokens.max(tokens),

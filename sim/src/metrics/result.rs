@@ -145,6 +145,8 @@ pub struct RunResult {
     pub replications: u64,
     /// Chains saved on store instances because their last holder was about to evict them.
     pub saves: u64,
+    /// Roles of instances that the conductor changed.
+    pub role_changes: u64,
     /// Decodes that gave their KV up because a node had no more, and were sent again.
     pub preemptions: u64,
     /// Mean relative error of the conductor's prefill predictions.
@@ -238,6 +240,7 @@ impl Collector {
             lent_bytes: c.lent_bytes,
             replications: self.scheduler.replications,
             saves: self.scheduler.saves,
+            role_changes: self.scheduler.role_changes,
             preemptions: c.preemptions,
             prefill_prediction_error: self.prefill_error,
             strides_outside_profile: c.outside_profile,

@@ -51,7 +51,7 @@ const fn number(n: u64) -> Option<f64> {
     Some(n as f64)
 }
 
-const COLUMNS: [Column; 19] = [
+const COLUMNS: [Column; 20] = [
     column(
         "in SLO",
         "requests in SLO over requests offered",
@@ -115,6 +115,13 @@ const COLUMNS: [Column; 19] = [
         "copies of hot blocks made ahead of demand",
         BetterDirection::Neutral,
         |r| number(r.replications),
+        whole,
+    ),
+    column(
+        "roles changed",
+        "roles of instances that the conductor changed",
+        BetterDirection::Neutral,
+        |r| number(r.role_changes),
         whole,
     ),
     column(

@@ -85,8 +85,10 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         offload: setup.offload,
         ssd_second_touch: setup.ssd_second_touch,
     };
-    let chunk = match (pool.role, pool.mix) {
-        (Role::Prefill, _) | (_, Mix::PrefillFirst) => Some(0),
+    // An instance that only ever prefills need not know how to mix.
+    let mixes = pool.role != Role::Prefill || pool.may_change_role;
+    let chunk = match (mixes, pool.mix) {
+        (false, _) | (_, Mix::PrefillFirst) => Some(0),
         (_, Mix::Fixed(tokens)) => Some(tokens),
         (_, Mix::Target(_)) => None,
     };
@@ -102,9 +104,10 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         net_bytes_per_s: pool.net_bytes_per_s,
         host_bytes_per_s: pool.host_bytes_per_s,
         ssd_bytes_per_s: pool.ssd_bytes_per_s,
+        may_change_role: pool.may_change_role,
         kind: 0,
     };
-    let mix = if pool.role == Role::Prefill { Mix::PrefillFirst } else { pool.mix };
+    let mix = if mixes { pool.mix } else { Mix::PrefillFirst };
     let mut engine = Engine::new(pool.profile.clone(), mix, pool.pass_tokens, pool.pipeline_nodes);
     if setup.step_once {
         engine.step_once();

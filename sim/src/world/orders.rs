@@ -39,6 +39,9 @@ impl World {
             Effect::Handoff { request, from, .. } => self.leg(from.0, LegInput::HandOff { request }),
             Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from.0, to.0, &chain),
             Effect::Order(Order::Share(input)) => self.send_to_peers(router, &input),
+            Effect::Order(Order::ChangeRole { instance, role }) => {
+                self.nodes[instance.index()].spec.role = role;
+            }
             Effect::Order(Order::Explain(decision)) => self.metrics.explained(decision),
             Effect::Release { request, instance, .. } => self.release(request, instance),
             Effect::Refuse(rejection) => {
