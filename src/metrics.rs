@@ -74,6 +74,15 @@ pub const NAMES: &[Figure] = &[
     ),
     Figure::gauge("baton_nodes", "Nodes attached, by `role` and `state`"),
     Figure::gauge(
+        "baton_role_pressure",
+        "Demand of the last two minutes, refused requests included, over what serves, by `role`: at 1 it is used up",
+    ),
+    Figure::gauge(
+        "baton_advised_nodes",
+        "Nodes of one role only that the demand of the last two minutes asks for, by `role`",
+    ),
+    Figure::counter("baton_role_changes_total", "Roles of nodes that the conductor changed by forecast"),
+    Figure::gauge(
         "baton_node_backlog_seconds",
         "Predicted time until a node has computed all prefills that it was given, by `node` and `role`",
     ),

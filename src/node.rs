@@ -62,6 +62,8 @@ pub struct NodeConfig {
     pub name: String,
     /// Its part.
     pub role: Role,
+    /// Whether the conductor may change that between prefill and decode.
+    pub may_change_role: bool,
     /// The conductor's control address, as `http://ADDRESS:PORT`.
     pub control: String,
     /// Where peers reach its KV; port 0 takes a free one.
@@ -334,5 +336,6 @@ fn hello(
         engine_moves_kv: false,
         proof: Vec::new().into(),
         process: attach::process_mark(),
+        may_change_role: config.may_change_role,
     }
 }

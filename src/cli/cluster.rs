@@ -113,6 +113,7 @@ fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
         net_bytes_per_s: rate(pool.net_gbps / 8.0),
         host_bytes_per_s: rate(pool.host_gb_per_s),
         ssd_bytes_per_s: rate(pool.ssd_gb_per_s),
+        may_change_role: pool.may_change_role,
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use baton_membership::Leaders;
 use baton_membership::etcd::Etcd;
 use baton_transports::RdmaDevices;
+use baton_types::Role;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::engines::Engines;
@@ -35,6 +36,9 @@ pub struct NodeArgs {
     /// prefill, decode, both or store
     #[arg(long)]
     role: String,
+    /// Let the conductor change its role between prefill and decode, as the demand of the last minutes asks
+    #[arg(long)]
+    pub(super) may_change_role: bool,
     /// The conductor's control address, as http://ADDRESS:PORT
     #[arg(long, required_unless_present = "etcd", conflicts_with = "etcd")]
     pub(super) conductor: Option<String>,
@@ -100,6 +104,12 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         guard.line(address).map_err(|status| format!("--conductor {}", status.message()))?;
     }
     let role = crate::conductor::parse_role(&args.role)?;
+    if args.may_change_role && !matches!(role, Role::Prefill | Role::Decode) {
+        return Err(format!(
+            "--may-change-role is for the roles prefill and decode: a node of role {} does both parts or none",
+            role.name()
+        ));
+    }
     let etcd = args.etcd.client()?;
     let led =
         LeaderSource { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
@@ -116,6 +126,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     let node = NodeConfig {
         name: args.name,
         role,
+        may_change_role: args.may_change_role,
         control: args.conductor.unwrap_or_default(),
         kv_listen: args.kv_listen,
         rdma: args.rdma_devices,

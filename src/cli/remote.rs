@@ -86,7 +86,15 @@ impl RemoteArgs {
         if role == Role::Store {
             return Err("a server is no store: give it the role prefill, decode or both".into());
         }
-        let mut engine = RemoteSettings::new(dialect, url).with_handoff(self.way(dialect, role)?);
+        let way = self.way(dialect, role)?;
+        if args.may_change_role && way != HandoffWay::Nixl {
+            return Err(format!(
+                "--may-change-role is for vLLM with --handoff nixl, where each server can do both legs (kv_role kv_both): \
+                 this {} server was started for one of them",
+                dialect.name()
+            ));
+        }
+        let mut engine = RemoteSettings::new(dialect, url).with_handoff(way);
         engine.role = Some(match role {
             Role::Prefill => EngineRole::Prefill,
             Role::Decode => EngineRole::Decode,
@@ -98,6 +106,7 @@ impl RemoteArgs {
         Ok(RemoteNode {
             name: args.name.clone(),
             role,
+            may_change_role: args.may_change_role,
             control: args.conductor.clone().unwrap_or_default(),
             engine,
             block_tokens: args.engines.block_tokens(),

@@ -28,7 +28,7 @@ const COMPARISONS: [(&str, Comparison); 4] = [
 ];
 
 /// Figures that can be required: every plain number of a run in the JSON report.
-const FIGURES: [&str; 35] = [
+const FIGURES: [&str; 36] = [
     "block_hit_ratio",
     "cancelled",
     "completed",
@@ -55,6 +55,7 @@ const FIGURES: [&str; 35] = [
     "replications",
     "requests",
     "retries",
+    "role_changes",
     "second_tries",
     "second_tries_admitted",
     "saves",

@@ -351,6 +351,7 @@ fn spec_of(hello: &v1::Hello, id: (InstanceId, Epoch), role: Role, profile: Cost
         net_bytes_per_s: hello.net_bytes_per_s,
         host_bytes_per_s: hello.host_bytes_per_s,
         ssd_bytes_per_s: hello.ssd_bytes_per_s,
+        may_change_role: hello.may_change_role,
         kind: 0,
     }
 }

@@ -37,6 +37,8 @@ impl Driver {
         let classes = self.config.scheduler.classes.iter();
         let targets = classes.map(|class| (class.name.clone(), f64::from(class.target_permille) / 1000.0));
         let nodes = self.node_statuses().into_iter().map(NodeGauges::from);
-        self.metrics.show(ClusterGauges { nodes: nodes.collect(), targets: targets.collect() });
+        let (nodes, targets) = (nodes.collect(), targets.collect());
+        let (advice, role_changes) = (self.core.role_advice(), self.core.stats().role_changes);
+        self.metrics.show(ClusterGauges { nodes, targets, advice, role_changes });
     }
 }

@@ -28,6 +28,7 @@ impl Driver {
     pub(super) fn carry_out(&mut self, effect: Effect, trouble: &Trouble) {
         match effect {
             Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from, to, &chain),
+            Effect::Order(Order::ChangeRole { instance, role }) => self.role_changed(instance, role),
             Effect::Order(Order::Explain(decision)) => self.decisions.note(decision),
             // Orders about requests come as those of an attempt.
             Effect::Order(_) => {}

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use baton_scheduler::{Decision, Input};
+use baton_scheduler::{Decision, Input, RoleAdvice};
 use baton_types::{InstanceId, RequestId, Tier};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,10 @@ pub struct Status {
     /// SLO attainment of each class, in the order of the configuration.
     #[serde(default)]
     pub slo: Vec<SloStatus>,
+    /// How much of each part of the cluster the demand of the last minutes uses up, and how many nodes of each it asks
+    /// for; none until half a minute was seen.
+    #[serde(default)]
+    pub roles: Option<RoleAdvice>,
     /// Every attached node.
     pub nodes: Vec<NodeStatus>,
     /// Open requests, oldest first, at most a hundred.
@@ -278,6 +282,14 @@ impl Driver {
         Ok(())
     }
 
+    /// The conductor gave a node another role, because the demand of the last minutes asks for it.
+    pub(super) fn role_changed(&mut self, instance: InstanceId, role: baton_types::Role) {
+        let Some(node) = self.fleet.get_mut(instance) else { return };
+        tracing::info!(node = %node.name, from = node.role.name(), to = role.name(), "role changed by forecast");
+        node.role = role;
+        self.look_after_canary();
+    }
+
     fn change_role(&mut self, name: &str, role: baton_types::Role) -> Result<(), String> {
         let instance = self.fleet.by_name(name).ok_or_else(|| self.unknown(name))?;
         if let Some(node) = self.fleet.get_mut(instance) {
@@ -401,6 +413,7 @@ impl Driver {
             ready: readiness.as_ref().is_some_and(|r| r.ready),
             detail: readiness.map_or_else(String::new, |r| r.detail),
             slo: self.slo.status(&self.config.scheduler.classes, self.now_us),
+            roles: self.core.role_advice(),
             nodes: self.node_statuses(),
             requests: requests.collect(),
             live_requests: self.sessions.len() as u64,
@@ -427,6 +440,7 @@ impl Driver {
             ("lent_fetches".to_owned(), stats.lent_fetches),
             ("replications".to_owned(), stats.replications),
             ("saves".to_owned(), stats.saves),
+            ("role_changes".to_owned(), stats.role_changes),
             ("tickets_given".to_owned(), stats.tickets_given),
             ("tickets_used".to_owned(), stats.tickets_used),
             ("tickets_broken".to_owned(), stats.tickets_broken),

@@ -100,6 +100,8 @@ pub struct PoolConfig {
     pub host_gb_per_s: f64,
     /// SSD rate, GB/s.
     pub ssd_gb_per_s: f64,
+    /// Whether the conductor may change their role between prefill and decode, as the demand of the last minutes asks.
+    pub may_change_role: bool,
 }
 
 impl Default for PoolConfig {
@@ -119,6 +121,7 @@ impl Default for PoolConfig {
             net_gbps: 800.0,
             host_gb_per_s: 128.0,
             ssd_gb_per_s: 6.0,
+            may_change_role: false,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use baton_http::{Page, label};
+use baton_scheduler::RoleAdvice;
 use parking_lot::Mutex;
 
 use super::figure;
@@ -33,6 +34,10 @@ pub(crate) struct ClusterGauges {
     pub(crate) nodes: Vec<NodeGauges>,
     /// Each class with its target share.
     pub(crate) targets: Vec<(String, f64)>,
+    /// What the demand of the last minutes asks for.
+    pub(crate) advice: Option<RoleAdvice>,
+    /// Roles that the conductor changed.
+    pub(crate) role_changes: u64,
 }
 
 /// The gauges that the page shows.
@@ -46,9 +51,17 @@ impl ShownGauges {
 
     /// Adds all of it to a page that Prometheus reads.
     pub(super) fn write(&self, page: &mut Page) {
-        let ClusterGauges { nodes, targets } = &*self.0.lock();
+        let ClusterGauges { nodes, targets, advice, role_changes } = &*self.0.lock();
         let targets = targets.iter().map(|(class, target)| (label("class", class), target));
         page.family(figure("baton_slo_target_ratio"), targets);
+        let parts = |of: fn(&RoleAdvice) -> [f64; 2]| {
+            let values =
+                advice.iter().flat_map(move |advice| ["prefill", "decode"].into_iter().zip(of(advice)));
+            values.map(|(role, value)| (label("role", role), value))
+        };
+        page.family(figure("baton_role_pressure"), parts(|a| [a.prefill_pressure, a.decode_pressure]));
+        page.family(figure("baton_advised_nodes"), parts(|a| [a.prefills.into(), a.decodes.into()]));
+        page.family(figure("baton_role_changes_total"), [(String::new(), role_changes)]);
         let mut counts: BTreeMap<_, u32> = BTreeMap::new();
         for node in nodes.iter() {
             *counts.entry((node.role.as_str(), node.state.as_str())).or_default() += 1;
@@ -90,7 +103,11 @@ mod tests {
     #[test]
     fn each_node_has_its_gauges_and_none_is_left_of_one_that_went() {
         let gauges = ShownGauges::default();
-        let set = |nodes| gauges.set(ClusterGauges { nodes, targets: vec![("gold".into(), 0.99)] });
+        let set = |nodes| {
+            let advice = RoleAdvice { prefill_pressure: 0.5, decode_pressure: 1.25, prefills: 1, decodes: 3 };
+            let targets = vec![("gold".into(), 0.99)];
+            gauges.set(ClusterGauges { nodes, targets, advice: Some(advice), role_changes: 2 });
+        };
         let written = || {
             let mut page = Page::default();
             gauges.write(&mut page);
@@ -114,6 +131,9 @@ mod tests {
         let page = written();
         for line in [
             "baton_slo_target_ratio{class=\"gold\"} 0.99",
+            "baton_role_pressure{role=\"decode\"} 1.25",
+            "baton_advised_nodes{role=\"prefill\"} 1",
+            "baton_role_changes_total 2",
             "baton_nodes{role=\"decode\",state=\"draining\"} 1",
             "baton_nodes{role=\"prefill\",state=\"serving\"} 1",
             "baton_node_backlog_seconds{node=\"p0\",role=\"prefill\"} 1.5",

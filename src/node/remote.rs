@@ -57,6 +57,8 @@ pub struct RemoteNode {
     pub name: String,
     /// Its part.
     pub role: Role,
+    /// Whether the conductor may change that between prefill and decode: its engine can do both legs.
+    pub may_change_role: bool,
     /// The conductor's control address, as `http://ADDRESS:PORT`.
     pub control: String,
     /// Where the engine is and how it is spoken to.
@@ -96,6 +98,7 @@ impl RemoteNode {
         let Self {
             name,
             role,
+            may_change_role,
             control,
             engine,
             block_tokens,
@@ -111,7 +114,8 @@ impl RemoteNode {
             profile,
             guard: _,
         } = self;
-        let place = *name == other.name && *role == other.role && *control == other.control;
+        let roles = *role == other.role && *may_change_role == other.may_change_role;
+        let place = *name == other.name && roles && *control == other.control;
         let sizes =
             (block_tokens, capacity_tokens, pass_tokens, net_bytes_per_s, max_model_tokens, vocab_tokens)
                 == (
@@ -341,7 +345,11 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         pass_tokens,
         // An engine that is there for decode legs is given nothing else; any other fills what its passes hold beside
         // its decodes, and knows of no objective.
-        mixed_chunk_tokens: Some(if node.role == Role::Decode { 0 } else { pass_tokens }),
+        mixed_chunk_tokens: Some(if node.role == Role::Decode || node.may_change_role {
+            0
+        } else {
+            pass_tokens
+        }),
         net_bytes_per_s: node.net_bytes_per_s,
         // The engine brings up blocks of its own cache tiers itself.
         host_bytes_per_s: 1_000_000_000,
@@ -355,6 +363,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         engine_moves_kv: true,
         proof: Vec::new().into(),
         process: super::attach::process_mark(),
+        may_change_role: node.may_change_role,
     })
 }
 

@@ -37,6 +37,7 @@ impl Nodes {
                     ssd_dir: plan.data.as_ref().map(|folder| folder.join(&name)),
                     name,
                     role,
+                    may_change_role: false,
                     control: control.clone(),
                     kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
                     rdma: RdmaDevices::default(),

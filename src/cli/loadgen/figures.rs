@@ -159,6 +159,7 @@ impl Sums {
             second_tries: 0,
             second_tries_admitted: 0,
             saves: 0,
+            role_changes: 0,
             preemptions: 0,
             prefill_prediction_error: 0.0,
             strides_outside_profile: 0,

@@ -63,6 +63,7 @@ impl Summary {
             Effect::StartDecode { .. } => add("decode"),
             Effect::Handoff { .. } => add("handoff_again"),
             Effect::Replicate { .. } => add("replicate"),
+            Effect::ChangeRole { .. } => add("change_role"),
             Effect::Reject(r) => *self.rejections.entry(r.reason.name()).or_default() += 1,
             Effect::Fail { stage, .. } => *self.failures.entry(stage.name()).or_default() += 1,
             Effect::Release { .. } | Effect::Explain(_) | Effect::Share(_) => {}

@@ -61,6 +61,7 @@ fn instance(id: u32, epoch: u32) -> InstanceSpec {
         net_bytes_per_s: 100_000_000_000,
         host_bytes_per_s: 100_000_000_000,
         ssd_bytes_per_s: 6_000_000_000,
+        may_change_role: false,
         kind: 0,
     }
 }

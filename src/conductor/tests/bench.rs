@@ -91,6 +91,7 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
         engine_moves_kv: name.ends_with('x'),
         proof: Default::default(),
         process: 0,
+        may_change_role: false,
     }
 }
 

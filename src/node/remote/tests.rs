@@ -157,6 +157,7 @@ fn node_of(role: Role, handoff: HandoffWay) -> super::RemoteNode {
     super::RemoteNode {
         name: "v0".into(),
         role,
+        may_change_role: false,
         control: String::new(),
         engine: RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(handoff),
         block_tokens: 16,

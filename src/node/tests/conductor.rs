@@ -98,6 +98,7 @@ impl Stage {
         let config = NodeConfig {
             name: "n0".into(),
             role: Role::Both,
+            may_change_role: false,
             control,
             kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             rdma: RdmaDevices::default(),

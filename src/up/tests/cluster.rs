@@ -126,6 +126,7 @@ impl Cluster {
         RemoteNode {
             name: name.into(),
             role,
+            may_change_role: false,
             control: format!("http://{}", self.control),
             engine,
             block_tokens: 16,
@@ -148,6 +149,7 @@ impl Cluster {
         let config = NodeConfig {
             name: name.into(),
             role,
+            may_change_role: false,
             control: format!("http://{}", self.control),
             kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             rdma: RdmaDevices::default(),

@@ -102,6 +102,7 @@ fn node(name: &str, role: Role, control: SocketAddr) -> NodeConfig {
     NodeConfig {
         name: name.into(),
         role,
+        may_change_role: false,
         control: format!("http://{control}"),
         kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         rdma: RdmaDevices::default(),

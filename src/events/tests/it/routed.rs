@@ -58,6 +58,7 @@ fn spec(id: InstanceId, role: Role) -> InstanceSpec {
         net_bytes_per_s: 1 << 34,
         host_bytes_per_s: 1 << 34,
         ssd_bytes_per_s: 0,
+        may_change_role: false,
         kind: 0,
     }
 }
