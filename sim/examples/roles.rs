@@ -107,12 +107,5 @@ fn main() -> Result<(), String> {
     }
     println!("| best of each hour | {best_of_hours} | |");
     println!("| by forecast | {} | {} |", sum(&forecast.0), forecast.1);
-    if std::env::var_os("HOURS").is_some() {
-        for hour in 0..HOURS as usize {
-            let best =
-                fixed.iter().map(|(prefills, hours)| (hours[hour], *prefills)).max().unwrap_or_default();
-            println!("hour {hour}: best {} with {}, forecast {}", best.0, best.1, forecast.0[hour]);
-        }
-    }
     Ok(())
 }
