@@ -21,6 +21,7 @@ mod node;
 mod nodes;
 mod out;
 mod paper;
+mod policy;
 mod profile;
 mod rdma;
 mod reference;
@@ -60,6 +61,8 @@ enum Command {
     Node(Box<node::NodeArgs>),
     /// Watch a running service in the terminal
     Top(top::TopArgs),
+    /// Show, change, compare and take back the policy of a running service
+    Policy(policy::PolicyArgs),
     /// Replay a trace through the scheduler in the simulator, or against a live endpoint
     Replay(Box<replay::ReplayArgs>),
     /// Find the ratio, admission and other settings that serve a trace best, and judge them on a part held out
@@ -118,6 +121,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Serve(args) => serve::run(*args),
         Command::Node(args) => node::run(*args),
         Command::Top(args) => top::run(&args),
+        Command::Policy(args) => policy::run(&args),
         Command::Replay(args) => replay::run(*args),
         Command::Tune(args) => tune::run(*args),
         Command::Trace(args) => trace::run(args),

@@ -38,6 +38,7 @@ pub(crate) use inbox::inbox;
 pub(crate) use inbox::{AttachRefusal, Loss, Message};
 pub use inbox::{Inbox, Question};
 pub use lead::Lead;
+pub use policy::{PolicyChange, PolicyOutcome, PolicyRefusal};
 pub use slo::SloStatus;
 pub use status::{NodeStatus, RequestStatus, Status, under_way};
 

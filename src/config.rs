@@ -23,7 +23,7 @@ pub use read::{bytes, load, parse, place, read, renamed};
 pub use simulated::{
     ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
 };
-pub use units::{plain, short, size};
+pub use units::{plain, readable, short, size};
 
 /// Tokens in a KV block of a service and its nodes where neither the file nor the command line gives a number: the
 /// default of vLLM. A replay uses its trace's.

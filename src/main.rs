@@ -13,6 +13,7 @@ mod config;
 mod guard;
 mod metrics;
 mod node;
+mod operator;
 mod policy;
 mod shutdown;
 mod spans;

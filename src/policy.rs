@@ -34,6 +34,11 @@ impl std::fmt::Display for Change {
     }
 }
 
+/// Changes as people read them, a line each.
+pub fn in_lines(changes: &[Change]) -> Vec<String> {
+    changes.iter().map(ToString::to_string).collect()
+}
+
 /// Every setting in which `new` differs from `old`, sorted by name within each section. Of a secret it says that it
 /// changed, not from what to what.
 pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
@@ -102,6 +107,17 @@ pub fn fixed_at_start(old: &Config, new: &Config) -> Vec<&'static str> {
     .collect()
 }
 
+/// Gives a new state of the file those settings of a service that the command line may have set over it.
+pub fn keep_what_is_fixed(own: &Config, new: &mut Config) {
+    let (own, new) = (&own.service, &mut new.service);
+    new.listen.clone_from(&own.listen);
+    new.control.clone_from(&own.control);
+    new.cluster_key.clone_from(&own.cluster_key);
+    new.cluster_tls_cert.clone_from(&own.cluster_tls_cert);
+    new.cluster_tls_key.clone_from(&own.cluster_tls_key);
+    new.cluster_tls_ca.clone_from(&own.cluster_tls_ca);
+}
+
 /// Whether a service under `old` can take on `new` without a restart, whatever is live.
 ///
 /// # Errors
@@ -140,6 +156,12 @@ pub fn text(config: &Config) -> String {
     scheduler.first_token = FirstToken::default();
     let whole = std::collections::BTreeMap::from([("scheduler", scheduler)]);
     toml::to_string(&whole).expect("a configuration came from TOML, so it is TOML")
+}
+
+/// What distinguishes a policy from those that were in force before, at this service or another: for `ETag` and `If-Match`.
+#[must_use]
+pub fn tag(revision: u64, config: &Config) -> String {
+    format!("\"{revision}-{:016x}\"", xxhash_rust::xxh3::xxh3_64(text(config).as_bytes()))
 }
 
 fn table(text: &str) -> Result<toml::Table, String> {

@@ -1,12 +1,12 @@
 //! A running service in the terminal: what `/admin/status` and `/metrics` tell, polled and laid out.
 //!
-//! [`Client`] asks, [`Sample`] holds one look, [`History`] turns looks into rates and percentiles, and
+//! [`Sample`] holds one look, [`History`] turns looks into rates and percentiles, and
 //! `frame` draws the same page for a terminal and for plain text.
 
-mod client;
 mod frame;
 mod history;
 mod lists;
+mod look;
 mod scrape;
 mod screen;
 #[cfg(test)]
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-pub use client::Client;
 pub use screen::{Watch, watch};
 
 use crate::conductor::Status;
+use crate::operator::OperatorClient;
 use history::History;
 use scrape::Scrape;
 
@@ -48,11 +48,11 @@ struct Objectives {
 ///
 /// # Errors
 /// In words: nothing answers, or not as a service of this version does.
-pub async fn once(client: &Client, every: Duration) -> Result<String, String> {
+pub async fn once(client: &OperatorClient, every: Duration) -> Result<String, String> {
     let mut history = History::default();
-    history.push(client.sample().await?);
+    history.push(Sample::of(client).await?);
     tokio::time::sleep(every).await;
-    history.push(client.sample().await?);
+    history.push(Sample::of(client).await?);
     Ok(text(&frame::Page::new(client.base(), &history)))
 }
 

@@ -112,7 +112,7 @@ fn push(file: &Path, etcd: &EtcdArgs) -> Result<String, String> {
 /// Takes the last change of a cluster's policy back.
 fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
     let cluster = &etcd.cluster;
-    Ok(match shared(etcd, async |policies| policies.rollback(None).await)? {
+    Ok(match shared(etcd, async |policies| policies.rollback(None, None).await)? {
         Some(now) => {
             format!("cluster {cluster}: policy {} is in force, as before the last\n{}", now.version, now.text)
         }

@@ -1,14 +1,12 @@
 //! `baton top`: a running service, in the terminal.
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_types::Secret;
-
 use super::out;
-use crate::top::{Client, Watch};
+use crate::operator::OperatorArgs;
+use crate::top::Watch;
 
 /// Arguments of `baton top`.
 #[derive(clap::Args)]
@@ -21,15 +19,8 @@ use crate::top::{Client, Watch};
     baton top --json | jq .nodes"
 )]
 pub struct TopArgs {
-    /// The front door of `baton up` or `baton serve`
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
-    url: String,
-    /// The configuration's service.admin_key
-    #[arg(long, env = "BATON_ADMIN_KEY", hide_env_values = true)]
-    key: Option<Secret<String>>,
-    /// Certificate to trust, PEM: for https
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    #[command(flatten)]
+    service: OperatorArgs,
     /// Seconds between two looks, 0.1 to 3600
     #[arg(long, default_value = "1", value_parser = seconds)]
     interval: Duration,
@@ -55,16 +46,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// With one line for the user: what did not answer, and the remedy.
 pub fn run(args: &TopArgs) -> Result<ExitCode, String> {
-    let client =
-        Client::new(&args.url, args.key.as_ref().map(|key| key.expose().as_str()), args.ca.as_deref())?;
+    let client = args.service.client("top")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|e| format!("runtime: {e}"))?;
     let done = if args.json {
-        let text = runtime.block_on(client.status_text())?;
-        out::print(&format!("{}\n", text.trim_end()))
+        let status = runtime.block_on(client.within(client.get("/admin/status")))?;
+        out::print(&format!("{}\n", String::from_utf8_lossy(&status.body).trim_end()))
     } else if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         let text = runtime.block_on(crate::top::once(&client, args.interval))?;
         out::print(&text)

@@ -53,7 +53,10 @@ type Clock = Box<dyn Fn() -> u64 + Send>;
 pub struct Driver {
     pub(super) core: Conductor,
     pub(super) config: Config,
-    pub(super) previous: Option<Config>,
+    /// The policy before the one in force.
+    pub(super) previous: Option<SchedulerConfig>,
+    /// The number of the policy in force; the first one has 1.
+    pub(super) revision: u64,
     pub(super) now_us: u64,
     pub(super) sessions: BTreeMap<RequestId, Session>,
     pub(super) fleet: Fleet,
@@ -134,6 +137,7 @@ impl Driver {
             pairs: Pairs::new(limits(&config)),
             config,
             previous: None,
+            revision: 1,
             decisions: Decisions::default(),
             metrics,
             slo: SloLedger::default(),

@@ -11,6 +11,7 @@ use baton_wire::v1;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
+use super::policy::{PolicyChange, PolicyOutcome, PolicyRefusal};
 use super::status::Status;
 use crate::config::Config;
 
@@ -116,15 +117,14 @@ pub enum Question {
     Explain(String, oneshot::Sender<Option<String>>),
     /// The configuration in force.
     Config(oneshot::Sender<Box<Config>>),
-    /// The policy before the last change shall be in force again.
-    Rollback(oneshot::Sender<Result<Vec<String>, String>>),
-    /// Sets the policy from now on. The reply lists the changes.
-    Policy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
+    /// The configuration in force, with the number of its policy.
+    PolicyInForce(oneshot::Sender<Box<(u64, Config)>>),
+    /// The policy before the last change shall be in force again, if the one with this tag is in force.
+    Rollback(Option<String>, oneshot::Sender<Result<PolicyOutcome, PolicyRefusal>>),
+    /// Sets the policy from now on.
+    Policy(Box<PolicyChange>, oneshot::Sender<Result<PolicyOutcome, PolicyRefusal>>),
     /// What such a policy would change, without a change.
     CheckPolicy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
-    /// Sets the policy from a file that changed. The file may be half-written, so the conductor rejects one that drops
-    /// classes in use.
-    PolicyFile(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
     /// A node, by name, shall take no new work, or take it again.
     Drain {
         /// The node's name.

@@ -1,9 +1,73 @@
-//! Values derived from the configuration: the class of a name, and the time limits of the stages.
+//! The policy in force: what is derived from it, and how it changes, whole or not at all.
+//!
+//! The conductor numbers its policies and keeps the one before, so that a change can be taken back. A change may name
+//! the policy that it was made from; it is refused when another is in force by then.
+
+use std::sync::Arc;
 
 use baton_legs::pairs::PairsConfig;
+use baton_scheduler::Input;
 use baton_types::ClassId;
 
+use super::driver::Driver;
 use crate::config::Config;
+use crate::policy::{Change, in_lines};
+
+/// A policy that shall be in force.
+pub struct PolicyChange {
+    /// The whole configuration with it.
+    pub config: Config,
+    /// The tag of the policy that it was made from ([`crate::policy::tag`]); without one it replaces any.
+    pub basis: Option<String>,
+    /// Whether an operator says that it is meant. A file that is not confirmed may be half-written, so it may not drop
+    /// classes in use.
+    pub confirmed: bool,
+}
+
+impl PolicyChange {
+    /// A change that an operator has confirmed, whatever is in force.
+    pub fn confirmed(config: Config) -> Self {
+        Self { config, basis: None, confirmed: true }
+    }
+}
+
+/// A change that was made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PolicyOutcome {
+    /// The number of the policy that is in force now.
+    pub revision: u64,
+    /// What differs from the one before, a line each.
+    pub changes: Vec<String>,
+}
+
+/// Why a policy did not come into force.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PolicyRefusal {
+    /// The policy is wrong: sending it again cannot help.
+    Wrong(String),
+    /// Another policy is in force than the one that the change was made from.
+    Stale(String),
+    /// Somebody else was quicker, or there is nothing to take back: read what is in force, and decide anew.
+    Conflict(String),
+    /// It cannot be made here and now, whatever it says; the words tell what to do.
+    NotNow(String),
+}
+
+impl PolicyRefusal {
+    /// The refusal of a change that was made from another policy than `revision`.
+    pub fn stale(revision: u64) -> Self {
+        Self::Stale(format!(
+            "the policy has changed since it was read: revision {revision} is in force; read it and decide anew"
+        ))
+    }
+}
+
+impl std::fmt::Display for PolicyRefusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Wrong(why) | Self::Stale(why) | Self::Conflict(why) | Self::NotNow(why)) = self;
+        f.write_str(why)
+    }
+}
 
 /// How long each stage of a request may take.
 pub(crate) fn limits(config: &Config) -> PairsConfig {
@@ -26,6 +90,73 @@ pub(super) fn class_named(
         None => {
             let known: Vec<&str> = classes.iter().map(|class| class.name.as_str()).collect();
             Err(format!("there is no service class '{name}'; there are: {}", known.join(", ")))
+        }
+    }
+}
+
+impl Driver {
+    /// Whether a policy that nobody confirmed leaves clients the classes that they ask for.
+    fn keeps_classes(&self, config: &Config) -> Result<(), String> {
+        let has = |config: &Config, name: &str| config.scheduler.classes.iter().any(|c| c.name == name);
+        let lost = |name: &&Arc<str>| has(&self.config, name) && !has(config, name);
+        let lost: Vec<&str> = self.classes_in_use.iter().filter(lost).map(|name| &**name).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "clients use what it drops: service class {}; if the file is whole and this is meant, confirm it with SIGHUP \
+             or POST /admin/policy with an empty body",
+            lost.join(", ")
+        ))
+    }
+
+    /// The configuration under another policy, and what differs from the one in force.
+    pub(super) fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), String> {
+        crate::policy::keep_what_is_fixed(&self.config, &mut config);
+        super::as_served(&mut config.scheduler);
+        crate::policy::can_reload(&self.config, &config)?;
+        let changes = crate::policy::changes(&self.config, &config);
+        self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
+        Ok((config, changes))
+    }
+
+    /// Follows another policy from the next decision on, or none of it.
+    fn change_policy(&mut self, config: Config) -> Result<PolicyOutcome, PolicyRefusal> {
+        let (config, changes) = self.checked_policy(config).map_err(PolicyRefusal::Wrong)?;
+        if !changes.is_empty() {
+            self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
+            self.pairs.configure(limits(&config));
+            self.slo.keep_only(&config.scheduler.classes);
+            self.previous = Some(std::mem::replace(&mut self.config, config).scheduler);
+            self.revision += 1;
+            changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
+        }
+        Ok(PolicyOutcome { revision: self.revision, changes: in_lines(&changes) })
+    }
+
+    /// Makes a change, unless it was made from another policy than the one in force.
+    pub(super) fn take_policy(&mut self, change: PolicyChange) -> Result<PolicyOutcome, PolicyRefusal> {
+        self.expect_basis(change.basis.as_deref())?;
+        if !change.confirmed {
+            self.keeps_classes(&change.config).map_err(PolicyRefusal::Wrong)?;
+        }
+        self.change_policy(change.config)
+    }
+
+    /// Takes the last change back, which is a change that can be taken back likewise.
+    pub(super) fn roll_back(&mut self, basis: Option<&str>) -> Result<PolicyOutcome, PolicyRefusal> {
+        self.expect_basis(basis)?;
+        let before = self.previous.clone();
+        let scheduler = before.ok_or_else(|| PolicyRefusal::Wrong("no change of policy to take back".into()))?;
+        self.change_policy(Config { scheduler, ..self.config.clone() })
+    }
+
+    fn expect_basis(&self, basis: Option<&str>) -> Result<(), PolicyRefusal> {
+        match basis {
+            Some(basis) if basis != crate::policy::tag(self.revision, &self.config) => {
+                Err(PolicyRefusal::stale(self.revision))
+            }
+            _ => Ok(()),
         }
     }
 }

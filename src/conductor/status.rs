@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::driver::Driver;
 use super::inbox::Question;
 use super::slo::SloStatus;
-use crate::config::Config;
-use crate::policy::Change;
+use crate::policy::in_lines;
 
 /// So many requests, in words.
 #[must_use]
@@ -216,10 +215,6 @@ pub(super) fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String)
     Some(words.into())
 }
 
-fn in_lines(changes: &[Change]) -> Vec<String> {
-    changes.iter().map(ToString::to_string).collect()
-}
-
 impl Driver {
     pub(super) fn answer(&mut self, question: Question) {
         match question {
@@ -233,21 +228,17 @@ impl Driver {
             Question::Config(reply) => {
                 let _ = reply.send(Box::new(self.config.clone()));
             }
-            Question::Rollback(reply) => {
-                let before =
-                    self.previous.clone().ok_or_else(|| "no change of policy to take back".to_owned());
-                let _ = reply.send(before.and_then(|config| self.change_policy(config)));
+            Question::PolicyInForce(reply) => {
+                let _ = reply.send(Box::new((self.revision, self.config.clone())));
             }
-            Question::Policy(config, reply) => {
-                let _ = reply.send(self.change_policy(*config));
+            Question::Rollback(basis, reply) => {
+                let _ = reply.send(self.roll_back(basis.as_deref()));
+            }
+            Question::Policy(change, reply) => {
+                let _ = reply.send(self.take_policy(*change));
             }
             Question::CheckPolicy(config, reply) => {
-                let checked = self.checked_policy(*config).map(|(_, changes)| changes);
-                let _ = reply.send(checked.map(|changes| in_lines(&changes)));
-            }
-            Question::PolicyFile(config, reply) => {
-                let kept = self.keeps_classes(&config);
-                let _ = reply.send(kept.and_then(|()| self.change_policy(*config)));
+                let _ = reply.send(self.checked_policy(*config).map(|(_, changes)| in_lines(&changes)));
             }
             Question::Drain { node, drain, reply } => {
                 let _ = reply.send(self.drain(&node, drain));
@@ -306,48 +297,6 @@ impl Driver {
     fn unknown(&self, name: &str) -> String {
         let names: Vec<&str> = self.fleet.iter().map(|(_, node)| node.name.as_str()).collect();
         format!("no node '{name}' is attached; there are: {}", names.join(", "))
-    }
-
-    /// Whether a policy that nobody confirmed leaves clients the classes that they ask for.
-    fn keeps_classes(&self, config: &Config) -> Result<(), String> {
-        let has = |config: &Config, name: &str| config.scheduler.classes.iter().any(|c| c.name == name);
-        let lost = |name: &&Arc<str>| has(&self.config, name) && !has(config, name);
-        let lost: Vec<&str> = self.classes_in_use.iter().filter(lost).map(|name| &**name).collect();
-        if lost.is_empty() {
-            return Ok(());
-        }
-        Err(format!(
-            "clients use what it drops: service class {}; if the file is whole and this is meant, confirm it with SIGHUP \
-             or POST /admin/policy with an empty body",
-            lost.join(", ")
-        ))
-    }
-
-    /// The configuration under another policy, and what differs from the one in force.
-    fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), String> {
-        // The values from the command line still apply.
-        config.service.listen.clone_from(&self.config.service.listen);
-        config.service.control.clone_from(&self.config.service.control);
-        config.service.cluster_key.clone_from(&self.config.service.cluster_key);
-        config.service.cluster_tls_cert.clone_from(&self.config.service.cluster_tls_cert);
-        config.service.cluster_tls_key.clone_from(&self.config.service.cluster_tls_key);
-        config.service.cluster_tls_ca.clone_from(&self.config.service.cluster_tls_ca);
-        super::as_served(&mut config.scheduler);
-        crate::policy::can_reload(&self.config, &config)?;
-        let changes = crate::policy::changes(&self.config, &config);
-        self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
-        Ok((config, changes))
-    }
-
-    /// Follows another policy from the next decision on, or none of it.
-    fn change_policy(&mut self, config: Config) -> Result<Vec<String>, String> {
-        let (config, changes) = self.checked_policy(config)?;
-        self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
-        self.pairs.configure(super::policy::limits(&config));
-        self.slo.keep_only(&config.scheduler.classes);
-        self.previous = Some(std::mem::replace(&mut self.config, config));
-        changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
-        Ok(in_lines(&changes))
     }
 
     /// Every attached node.

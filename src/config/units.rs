@@ -121,6 +121,26 @@ impl UnitKind {
         }
     }
 
+    /// A number as it may be written in a file, exact.
+    fn written(self, number: u64) -> String {
+        match self {
+            Self::Time if number >= 3_600_000_000 && number.is_multiple_of(3_600_000_000) => {
+                format!("\"{}h\"", number / 3_600_000_000)
+            }
+            Self::Time if number == 0 || number >= 1_000_000 => {
+                format!("\"{}s\"", decimal(number / 1_000_000, number % 1_000_000, 6))
+            }
+            Self::Time => format!("\"{}ms\"", decimal(number / 1000, number % 1000, 3)),
+            Self::Size => {
+                let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+                let unit = units.iter().find(|(_, bits)| number > 0 && number.is_multiple_of(1 << bits));
+                let (name, bits) = unit.copied().unwrap_or(("B", 0));
+                format!("\"{}{name}\"", number >> bits)
+            }
+            Self::Share => decimal(number / 1000, number % 1000, 3),
+        }
+    }
+
     fn read(self, value: &DeValue<'_>) -> Option<i64> {
         match (self, value) {
             (Self::Time, DeValue::String(text)) => {
@@ -135,6 +155,22 @@ impl UnitKind {
             _ => None,
         }
     }
+}
+
+/// A setting and its number as people write them: `ttft` and `"1.5s"` for `ttft_us` and 1,500,000; as they are where
+/// neither has a unit.
+pub fn readable(setting: &str, number: &str) -> (String, String) {
+    let unit = UNITS.iter().find_map(|(end, unit)| {
+        let name = setting.strip_suffix(end).filter(|name| meant(name).is_some())?;
+        Some((name, unit.written(number.parse().ok()?)))
+    });
+    unit.map_or_else(|| (setting.to_owned(), number.to_owned()), |(name, text)| (name.to_owned(), text))
+}
+
+/// A number with as few decimals as it takes.
+fn decimal(whole: u64, rest: u64, digits: usize) -> String {
+    let text = format!("{whole}.{rest:0digits$}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// A share in whole thousandths.
@@ -167,6 +203,29 @@ pub fn size(text: &str) -> Result<u64, String> {
 mod tests {
     use super::super::parse;
     use super::*;
+
+    #[test]
+    fn what_is_written_with_a_unit_is_read_as_the_same_number() {
+        for (setting, number, written) in [
+            ("ttft_us", 1_500_000, ("ttft", "\"1.5s\"")),
+            ("ttft_us", 7_200_000_000u64, ("ttft", "\"2h\"")),
+            ("ttft_us", 90_000_001, ("ttft", "\"90.000001s\"")),
+            ("tbt_us", 50_000, ("tbt", "\"50ms\"")),
+            ("tbt_us", 1_001, ("tbt", "\"1.001ms\"")),
+            ("decode_duration_us", 0, ("decode_duration", "\"0s\"")),
+            ("target_permille", 995, ("target", "0.995")),
+            ("balancing_threshold_permille", 1300, ("balancing_threshold", "1.3")),
+            ("headroom_permille", 0, ("headroom", "0")),
+            ("max_body_bytes", 64 << 20, ("max_body", "\"64MiB\"")),
+            ("max_body_bytes", 1025, ("max_body", "\"1025B\"")),
+            ("max_retries", 2, ("max_retries", "2")),
+        ] {
+            let (name, text) = readable(setting, &number.to_string());
+            assert_eq!((name.as_str(), text.as_str()), written);
+            assert_eq!(plain(&format!("{name} = {text}")), Ok(format!("{setting} = {number}")));
+        }
+        assert_eq!(readable("name", "\"fast\""), ("name".into(), "\"fast\"".into()));
+    }
 
     #[test]
     fn a_setting_may_be_written_with_its_unit() {

@@ -8,9 +8,9 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::runtime::Runtime;
 
 use super::Sample;
-use super::client::Client;
 use super::frame::{LISTS, Page, Show};
 use super::history::History;
+use crate::operator::OperatorClient;
 
 /// How long a key may wait for its effect.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -20,7 +20,7 @@ const LEAP: usize = 10;
 /// The service to watch.
 pub struct Watch {
     /// The service.
-    pub client: Client,
+    pub client: OperatorClient,
     /// Time between two looks.
     pub every: Duration,
 }
@@ -32,7 +32,7 @@ pub struct Watch {
 pub fn watch(runtime: &Runtime, watch: Watch) -> Result<(), String> {
     let mut screen = Screen::default();
     // A wrong address is reported on the usual screen.
-    screen.history.push(runtime.block_on(watch.client.sample())?);
+    screen.history.push(runtime.block_on(Sample::of(&watch.client))?);
     let base = watch.client.base().to_owned();
     let (sender, looks) = sync_channel(1);
     runtime.spawn(look(watch, sender));
@@ -47,7 +47,7 @@ async fn look(watch: Watch, sender: SyncSender<Result<Sample, String>>) {
     loop {
         tokio::time::sleep(watch.every).await;
         // A screen that has not taken the last look does without this one.
-        if let Err(TrySendError::Disconnected(_)) = sender.try_send(watch.client.sample().await) {
+        if let Err(TrySendError::Disconnected(_)) = sender.try_send(Sample::of(&watch.client).await) {
             return;
         }
     }

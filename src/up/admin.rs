@@ -14,8 +14,8 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::page;
-use super::shared_policy::{PolicyRefusal, SharedPolicy};
-use crate::conductor::{Inbox, Question, Status, parse_role};
+use super::shared_policy::SharedPolicy;
+use crate::conductor::{Inbox, PolicyChange, PolicyOutcome, PolicyRefusal, Question, Status, parse_role};
 use crate::config::Config;
 use crate::metrics::Metrics;
 
@@ -88,12 +88,10 @@ impl Admin {
                 Some(config) => (StatusCode::OK, serde_json::to_value(&*config).unwrap_or_default()),
                 None => gone(),
             },
-            (&Method::POST, ["policy"]) => self.policy(body).await,
+            (&Method::POST, ["policy"]) => self.policy(body, basis_of(parts)).await,
             (&Method::POST, ["policy", "check"]) => self.check(body).await,
-            (&Method::POST, ["policy", "rollback"]) => match &self.shared {
-                Some(shared) => made(shared.rollback().await),
-                None => to_answer(self.inbox.ask(Question::Rollback).await),
-            },
+            (&Method::POST, ["policy", "diff"]) => self.diff(body).await,
+            (&Method::POST, ["policy", "rollback"]) => self.rollback(basis_of(parts)).await,
             (&Method::POST, ["nodes", node, "drain"]) => self.drain(node, true).await,
             (&Method::POST, ["nodes", node, "resume"]) => self.drain(node, false).await,
             (&Method::POST, ["nodes", node, "role", role]) => self.role(node, role).await,
@@ -101,7 +99,7 @@ impl Admin {
                 StatusCode::NOT_FOUND,
                 json!({"error": {"type": "invalid_request_error", "code": "unknown_path", "param": null, "message":
                     "operators' paths: GET /admin/status, /admin/explain/REQUEST_ID, /admin/config, /admin/policy; POST \
-                     /admin/policy (TOML, or empty to read the file again), /admin/policy/check, /admin/policy/rollback, \
+                     /admin/policy (TOML, or empty to read the file again), /admin/policy/check, /admin/policy/diff (likewise), /admin/policy/rollback, \
                      /admin/nodes/NAME/drain, /admin/nodes/NAME/resume, /admin/nodes/NAME/role/ROLE"}}),
             ),
         }
@@ -126,9 +124,23 @@ impl Admin {
         Some(json)
     }
 
-    /// The policy in force, in TOML that can be edited and sent back.
-    async fn policy_text(&self) -> Option<String> {
-        self.inbox.ask(Question::Config).await.map(|config| crate::policy::text(&config))
+    /// The number of the policy in force, and the configuration with it.
+    async fn in_force(&self) -> Option<(u64, Config)> {
+        let version = match &self.shared {
+            Some(shared) => Some(shared.in_force().await),
+            None => None,
+        };
+        let (number, config) = *self.inbox.ask(Question::PolicyInForce).await?;
+        Some((version.map_or(number, |version| *version), config))
+    }
+
+    /// The policy in force, in TOML that can be edited and sent back with its tag.
+    async fn policy_text(&self) -> Option<Reply> {
+        let (number, config) = self.in_force().await?;
+        let mut text = reply(StatusCode::OK, TOML, crate::policy::text(&config));
+        let tag = http::HeaderValue::from_str(&crate::policy::tag(number, &config)).ok();
+        text.headers_mut().extend(tag.map(|tag| (http::header::ETAG, tag)));
+        Some(text)
     }
 
     async fn explain(&self, request_id: &str) -> Answer {
@@ -143,13 +155,46 @@ impl Admin {
         }
     }
 
-    async fn policy(&self, body: &Bytes) -> Answer {
+    async fn policy(&self, body: &Bytes, basis: Option<String>) -> Answer {
         let text = String::from_utf8_lossy(body);
         if let Some(shared) = &self.shared {
-            return made(self.share(shared, &text).await);
+            return made(Some(self.share(shared, &text, basis).await));
         }
         match self.read_policy(text.into_owned()).await {
-            Ok(config) => to_answer(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
+            Ok(config) => {
+                let change = Box::new(PolicyChange { config, basis, confirmed: true });
+                made(self.inbox.ask(|reply| Question::Policy(change, reply)).await)
+            }
+            Err(answer) => answer,
+        }
+    }
+
+    async fn rollback(&self, basis: Option<String>) -> Answer {
+        let Some(shared) = &self.shared else {
+            return made(self.inbox.ask(|reply| Question::Rollback(basis, reply)).await);
+        };
+        let Some((version, now)) = self.in_force().await else { return gone() };
+        let rolled_back = match in_place_of(basis, version, &now) {
+            Ok(version) => shared.rollback(version).await,
+            Err(refusal) => Err(refusal),
+        };
+        made(Some(rolled_back))
+    }
+
+    /// What differs between the policy in force and a text, or the file where the text is empty, whether or not a service
+    /// can take it on while it serves.
+    async fn diff(&self, body: &Bytes) -> Answer {
+        let Some(now) = self.inbox.ask(Question::Config).await else { return gone() };
+        match self.read_policy(String::from_utf8_lossy(body).into_owned()).await {
+            Ok(mut config) => {
+                crate::conductor::as_served(&mut config.scheduler);
+                crate::policy::keep_what_is_fixed(&now, &mut config);
+                let restart = |change: &crate::policy::Change| {
+                    format!("{change}{}", if change.is_live() { "" } else { " (takes a restart)" })
+                };
+                let changes = crate::policy::changes(&now, &config);
+                to_answer(Some(Ok(changes.iter().map(restart).collect())))
+            }
             Err(answer) => answer,
         }
     }
@@ -187,14 +232,19 @@ impl Admin {
     }
 
     /// Makes a policy the cluster's: every conductor follows it, this one as well.
-    async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, PolicyRefusal> {
+    async fn share(
+        &self,
+        shared: &SharedPolicy,
+        text: &str,
+        basis: Option<String>,
+    ) -> Result<PolicyOutcome, PolicyRefusal> {
         // A conductor that does not lead says so first, whatever it was sent.
         shared.may_write()?;
-        let now = self.inbox.ask(Question::Config).await;
-        let now = now.ok_or_else(|| PolicyRefusal::NotNow(SHUTTING_DOWN.to_owned()))?;
+        let now = self.in_force().await;
+        let (version, now) = now.ok_or_else(|| PolicyRefusal::NotNow(SHUTTING_DOWN.to_owned()))?;
+        let in_place_of = in_place_of(basis, version, &now)?;
         let (text, changes) = self.to_share(text, &now).map_err(PolicyRefusal::Wrong)?;
-        shared.put(&text).await?;
-        Ok(changes)
+        Ok(PolicyOutcome { revision: shared.put(&text, in_place_of).await?, changes })
     }
 
     /// The text that all can follow, and what it changes of the policy in force.
@@ -239,14 +289,38 @@ fn gone() -> Answer {
     wrong(StatusCode::SERVICE_UNAVAILABLE, SHUTTING_DOWN)
 }
 
-/// The answer for a policy of the whole cluster.
-fn made(answer: Result<Vec<String>, PolicyRefusal>) -> Answer {
-    match answer {
-        Ok(changes) => to_answer(Some(Ok(changes))),
-        Err(PolicyRefusal::Wrong(why)) => wrong(StatusCode::BAD_REQUEST, &why),
-        Err(PolicyRefusal::Conflict(why)) => wrong(StatusCode::CONFLICT, &why),
-        Err(PolicyRefusal::NotNow(why)) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
+/// The tag of the policy that a change was made from, if the client names it.
+fn basis_of(parts: &Parts) -> Option<String> {
+    let tag = parts.headers.get(http::header::IF_MATCH)?;
+    // A tag that is no text is none that was given out.
+    let tag = String::from_utf8_lossy(tag.as_bytes()).trim().to_owned();
+    (tag != "*").then_some(tag)
+}
+
+/// The version of a shared policy that a change replaces; any where the client does not name one.
+fn in_place_of(basis: Option<String>, version: u64, now: &Config) -> Result<Option<u64>, PolicyRefusal> {
+    match basis {
+        Some(basis) if basis != crate::policy::tag(version, now) => Err(PolicyRefusal::stale(version)),
+        basis => Ok(basis.map(|_| version)),
     }
+}
+
+/// The answer for a change of the policy.
+fn made(answer: Option<Result<PolicyOutcome, PolicyRefusal>>) -> Answer {
+    let refusal = match answer {
+        Some(Ok(PolicyOutcome { revision, changes })) => {
+            return (StatusCode::OK, json!({ "changed": changes, "revision": revision }));
+        }
+        Some(Err(refusal)) => refusal,
+        None => return gone(),
+    };
+    let status = match refusal {
+        PolicyRefusal::Wrong(_) => StatusCode::BAD_REQUEST,
+        PolicyRefusal::Stale(_) => StatusCode::PRECONDITION_FAILED,
+        PolicyRefusal::Conflict(_) => StatusCode::CONFLICT,
+        PolicyRefusal::NotNow(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    wrong(status, &refusal.to_string())
 }
 
 fn to_answer(answer: Option<Result<Vec<String>, String>>) -> Answer {
@@ -280,7 +354,9 @@ impl Extra for Admin {
         }
         match self.refusal(parts) {
             Some((status, json)) => Mount::Refused(Box::new(reply(status, JSON, json.to_string()))),
-            None if matches!(path, "/admin/policy" | "/admin/policy/check") => Mount::Body(POLICY_BYTES),
+            None if matches!(path, "/admin/policy" | "/admin/policy/check" | "/admin/policy/diff") => {
+                Mount::Body(POLICY_BYTES)
+            }
             None => Mount::Bodyless,
         }
     }
@@ -296,9 +372,7 @@ impl Extra for Admin {
                 (&Method::GET, "/admin/page") => {
                     self.page_status().await.map(|json| reply(StatusCode::OK, JSON, json))
                 }
-                (&Method::GET, "/admin/policy") => {
-                    self.policy_text().await.map(|text| reply(StatusCode::OK, TOML, text))
-                }
+                (&Method::GET, "/admin/policy") => self.policy_text().await,
                 _ => None,
             };
             if own.is_some() {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::shared_policy::SharedPolicy;
-use crate::conductor::{Inbox, Question};
+use crate::conductor::{Inbox, PolicyChange, Question};
 use crate::config::Config;
 
 /// A file that did not change for so long is whole.
@@ -123,16 +123,14 @@ impl FollowedFile {
         if let Err(why) = self.fits(&text, &config, confirmed) {
             return refused(&why);
         }
-        let boxed = Box::new(config.clone());
-        let ask = |reply| {
-            if confirmed { Question::Policy(boxed, reply) } else { Question::PolicyFile(boxed, reply) }
-        };
-        match inbox.ask(ask).await {
+        let change = Box::new(PolicyChange { config: config.clone(), basis: None, confirmed });
+        let applied = inbox.ask(|reply| Question::Policy(change, reply)).await;
+        match applied.map(|applied| applied.map(|outcome| outcome.changes)) {
             Some(Ok(changes)) if changes.is_empty() => tracing::info!("policy file read: nothing changed"),
             Some(Ok(changes)) => {
                 tracing::info!(changes = changes.join("; "), "policy file read and applied");
             }
-            Some(Err(why)) => return refused(&why),
+            Some(Err(why)) => return refused(&why.to_string()),
             None => return,
         }
         self.applied = Some((text, config));

@@ -7,22 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_membership::{Kind, MembershipError, Permit, Policies, Policy, PolicyFollower};
+use tokio::sync::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
-use crate::conductor::{Inbox, Lead, Question};
+use crate::conductor::{Inbox, Lead, PolicyChange, PolicyOutcome, PolicyRefusal, Question};
 use crate::config::Config;
 use crate::metrics::Metrics;
-
-/// Why a policy did not become the cluster's.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum PolicyRefusal {
-    /// The policy is wrong: sending it again cannot help.
-    Wrong(String),
-    /// Somebody else was quicker, or there is nothing to take back: read what is in force, and decide anew.
-    Conflict(String),
-    /// It cannot be made here and now, whatever it says; the words tell what to do.
-    NotNow(String),
-}
 
 impl From<MembershipError> for PolicyRefusal {
     fn from(error: MembershipError) -> Self {
@@ -46,18 +36,25 @@ pub(super) struct SharedPolicy {
     policies: Policies,
     lead: Lead,
     following: Arc<PolicyFollower>,
+    /// The version that this conductor follows; 0 for its own file. Locked while another comes into force.
+    in_force: Arc<Mutex<u64>>,
 }
 
 impl SharedPolicy {
     /// Begins to follow.
     pub(super) fn new(policies: Policies, lead: Lead) -> Self {
         let following = Arc::new(policies.follow());
-        Self { policies, lead, following }
+        Self { policies, lead, following, in_force: Arc::default() }
     }
 
     /// The latest version, if there is one.
     pub(super) fn version(&self) -> Option<u64> {
         self.following.latest().borrow().as_ref().map(|policy| policy.version)
+    }
+
+    /// The version that this conductor follows, 0 for its own file. It follows no other until this is dropped.
+    pub(super) async fn in_force(&self) -> MutexGuard<'_, u64> {
+        self.in_force.lock().await
     }
 
     /// Leave to make policies at this moment.
@@ -73,27 +70,30 @@ impl SharedPolicy {
         self.permit().map(drop)
     }
 
-    /// Makes `text` the policy of all.
+    /// Makes `text` the policy of all, in place of that version or of any; its own version.
     ///
     /// # Errors
     /// Another leads, somebody else was quicker, or etcd does not take it.
-    pub(super) async fn put(&self, text: &str) -> Result<(), PolicyRefusal> {
+    pub(super) async fn put(&self, text: &str, in_place_of: Option<u64>) -> Result<u64, PolicyRefusal> {
         let permit = self.permit()?;
-        let version = self.policies.get().await?.map_or(0, |now| now.version);
-        self.policies.put_as_leader(text, version, permit).await?;
-        Ok(())
+        let version = match in_place_of {
+            Some(version) => version,
+            None => self.policies.get().await?.map_or(0, |now| now.version),
+        };
+        Ok(self.policies.put_as_leader(text, version, permit).await?)
     }
 
-    /// Makes it the one before again; what is in force then, in a line.
+    /// Makes it the one before that version, or before any, again; what is in force then, in a line.
     ///
     /// # Errors
     /// As [`Self::put`], or there is none before.
-    pub(super) async fn rollback(&self) -> Result<Vec<String>, PolicyRefusal> {
-        let now = self.policies.rollback(Some(self.permit()?)).await?;
-        Ok(vec![match now {
+    pub(super) async fn rollback(&self, version: Option<u64>) -> Result<PolicyOutcome, PolicyRefusal> {
+        let now = self.policies.rollback(version, Some(self.permit()?)).await?;
+        let told = match &now {
             Some(policy) => format!("the cluster's policy is version {}, as before the last", policy.version),
             None => "the cluster has no policy any more; each conductor follows its own file".to_owned(),
-        }])
+        };
+        Ok(PolicyOutcome { revision: now.map_or(0, |policy| policy.version), changes: vec![told] })
     }
 
     /// Puts each new policy into force until `stop` is cancelled. `own` is the configuration that the conductor was
@@ -108,8 +108,10 @@ impl SharedPolicy {
         loop {
             let policy = latest.borrow_and_update().clone();
             if policy != seen {
+                let mut in_force = self.in_force.lock().await;
                 if adopt(policy.as_ref(), &own, &inbox).await {
-                    metrics.policy_version(policy.as_ref().map_or(0, |policy| policy.version));
+                    *in_force = policy.as_ref().map_or(0, |policy| policy.version);
+                    metrics.policy_version(*in_force);
                 }
                 seen = policy;
             }
@@ -129,18 +131,21 @@ async fn adopt(policy: Option<&Policy>, (own, path): &(Config, Option<PathBuf>),
         (None, None) => Ok(own.clone()),
     };
     let applied = match config {
-        Ok(config) => inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await,
-        Err(why) => Some(Err(why)),
+        Ok(config) => {
+            let change = Box::new(PolicyChange::confirmed(config));
+            inbox.ask(|reply| Question::Policy(change, reply)).await
+        }
+        Err(why) => Some(Err(PolicyRefusal::Wrong(why))),
     };
     let version = policy.map_or(0, |policy| policy.version);
     match applied {
-        Some(Ok(changes)) => {
+        Some(Ok(PolicyOutcome { changes, .. })) => {
             let changes = if changes.is_empty() { "nothing".to_owned() } else { changes.join("; ") };
             tracing::info!(version, changes, "the cluster's policy is in force");
             true
         }
         Some(Err(why)) => {
-            tracing::error!(version, why, "the cluster's policy NOT applied; the policy in force goes on");
+            tracing::error!(version, %why, "the cluster's policy NOT applied; the policy in force goes on");
             false
         }
         None => false,

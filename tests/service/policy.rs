@@ -169,6 +169,107 @@ fn a_half_written_file_is_never_in_force() {
     assert_eq!(batch(), 400);
 }
 
+/// `baton policy` with the address of a service: exit code, standard output, standard error.
+fn policy(service: &Service, words: &[&str]) -> (Option<i32>, String, String) {
+    let url = format!("http://{}", service.clients);
+    super::service::run(service.folder(), &[&["policy"], words, &["--url", &url]].concat())
+}
+
+#[track_caller]
+fn policy_ok(service: &Service, words: &[&str]) -> String {
+    let (code, said, why) = policy(service, words);
+    assert_eq!(code, Some(0), "{words:?}: {said}{why}");
+    said
+}
+
+#[test]
+fn one_setting_is_changed_compared_and_taken_back_from_the_command_line() {
+    let service =
+        Service::configured(&classes(true, 2), &["--engine", "zero", "--nodes", "1p1d", "--log", "info"]);
+    let shown = policy_ok(&service, &["show"]);
+    assert!(shown.starts_with("# revision 1\n") && shown.contains("\nttft = \"2s\"\n"), "{shown}");
+    assert!(shown.contains("\nname = \"batch\"\n"), "{shown}");
+    let same = policy_ok(&service, &["diff"]);
+    assert!(same.contains("nothing differs from revision 1"), "{same}");
+    let tried = policy_ok(&service, &["set", "class.interactive.ttft=1.5s", "--dry-run"]);
+    assert!(tried.contains("class.interactive.ttft: \"2s\" -> \"1.5s\""), "{tried}");
+    assert_eq!(ttft_us(&service), 2_000_000, "{tried}");
+    let set = policy_ok(&service, &["set", "class.interactive.ttft=1.5s", "max_retries=4"]);
+    assert!(set.contains("max_retries: 2 -> 4") && set.contains("revision 2 is in force"), "{set}");
+    assert_eq!(ttft_us(&service), 1_500_000);
+    let again = policy_ok(&service, &["set", "max_retries=4"]);
+    assert!(again.contains("nothing changes: revision 2"), "{again}");
+    let differs = policy_ok(&service, &["diff"]);
+    assert!(differs.contains("class.interactive.ttft: \"1.5s\" -> \"2s\""), "{differs}");
+    // What it shows is a file that says the same.
+    std::fs::write(service.path("shown.toml"), policy_ok(&service, &["show"])).unwrap();
+    let same = policy_ok(&service, &["diff", "shown.toml"]);
+    assert!(same.contains("nothing differs from revision 2"), "{same}");
+    std::fs::write(service.path("other.toml"), "[scheduler]\nblock_tokens = 32\n").unwrap();
+    let differs = policy_ok(&service, &["diff", "other.toml"]);
+    assert!(differs.contains("block_tokens: 16 -> 32 (takes a restart)"), "{differs}");
+    for (revision, ttft, there) in
+        [(3, "\"1.5s\" -> \"2s\"", 2_000_000), (4, "\"2s\" -> \"1.5s\"", 1_500_000)]
+    {
+        let back = policy_ok(&service, &["rollback"]);
+        assert!(back.contains(ttft) && back.contains(&format!("revision {revision} is in force")), "{back}");
+        assert_eq!(ttft_us(&service), there);
+    }
+    for (words, told) in [
+        (&["set", "class.interactive.ttf=1s"][..], "did you mean class.interactive.ttft?"),
+        (&["set", "class.gold.ttft=1s"], "there are: interactive, batch"),
+        (&["set", "class.batch.ttft=soon"], "give a time with its unit"),
+        (&["set", "block_tokens=32"], "restart"),
+        (&["set", "class.batch.ttft=1s", "max_retries=17"], "max_retries = 17 is outside"),
+        (&["diff", "none.toml"], "none.toml"),
+    ] {
+        let (code, said, why) = policy(&service, words);
+        assert!(code == Some(1) && said.is_empty() && why.contains(told), "{words:?}: {said}{why}");
+    }
+    assert!(policy_ok(&service, &["show"]).starts_with("# revision 4\n"), "wrong changes are none");
+    service.ask(CHAT, &chat("served under it", 2)).ok();
+}
+
+#[test]
+fn a_change_made_from_an_older_policy_is_refused() {
+    let service = start();
+    let read = service.get("/admin/policy").ok();
+    let tag = read.header("etag").expect("a tag").to_owned();
+    let change =
+        |ttft_us: u64, tag: &str| service.post("/admin/policy", &[("if-match", tag)], &config(ttft_us));
+    let changed = change(9_000_000, &tag).ok().json();
+    assert_eq!(changed["revision"], 2, "{changed}");
+    for path in ["/admin/policy", "/admin/policy/rollback"] {
+        let refused = service.post(path, &[("if-match", &tag)], &config(8_000_000));
+        assert_eq!(refused.status, 412, "{path}: {refused:?}");
+        assert!(refused.text.contains("revision 2 is in force"), "{refused:?}");
+        refused.error_code();
+    }
+    assert_eq!(ttft_us(&service), 9_000_000);
+    // As it was before, and yet another revision.
+    service.post("/admin/policy/rollback", &[], "").ok();
+    assert_eq!(change(8_000_000, &tag).status, 412);
+    assert_eq!(change(8_000_000, "*").status, 200);
+}
+
+#[test]
+fn operators_without_the_key_or_the_address_learn_what_to_give() {
+    let service =
+        Service::configured("[service]\nadmin_key = \"sesame\"\n", &["--engine", "zero", "--nodes", "1b"]);
+    for words in [&["show"][..], &["set", "max_retries=1"], &["diff"], &["rollback"]] {
+        for more in [&[][..], &["--key", "wrong"]] {
+            let (code, _, why) = policy(&service, &[words, more].concat());
+            assert!(code == Some(1) && why.contains("policy:") && why.contains("BATON_ADMIN_KEY"), "{why}");
+        }
+    }
+    policy_ok(&service, &["set", "max_retries=1", "--key", "sesame"]);
+    let gone = super::service::run(service.folder(), &["policy", "show", "--url", "http://127.0.0.1:1"]);
+    assert!(
+        gone.0 == Some(1) && gone.2.contains("policy: http://127.0.0.1:1") && gone.2.contains("--url"),
+        "{gone:?}"
+    );
+}
+
 /// The service names a setting that only a restart can change, and applies nothing else of that file.
 #[test]
 fn a_change_that_takes_a_restart_is_said() {

@@ -218,7 +218,7 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
         }
     };
     in_force(30_000_000);
-    let policy = |ttft_us: u64| {
+    let policy_of = |ttft_us: u64| {
         let text = "[scheduler]\nblock_tokens = 16\n[[scheduler.classes]]\nname = \"default\"\n";
         format!("{text}ttft_us = {ttft_us}\n")
     };
@@ -228,12 +228,12 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
         run(place.path(), &[&["config"], words, &to[..]].concat())
     };
     // Its own sections stay each conductor's own.
-    file(&format!("[service]\nheartbeat_us = 250000\n{}", policy(9_000_000)));
+    file(&format!("[service]\nheartbeat_us = 250000\n{}", policy_of(9_000_000)));
     let (code, said, why) = config(&["push", "baton.toml"]);
     assert!(code == Some(0) && said.contains("is in force"), "{said}{why}");
     in_force(9_000_000);
     assert!(log("second").contains("30000000 -> 9000000"), "the change is in the log: {}", log("second"));
-    file(&policy(1));
+    file(&policy_of(1));
     let (code, _, why) = config(&["push", "baton.toml"]);
     assert!(code == Some(1) && why.contains("ttft_us"), "{why}");
     // The one that leads takes it from operators; another says who does.
@@ -241,14 +241,15 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     // At first no conductor leads.
     let mut answers = Vec::new();
     until(LONG, "one of them leads", || {
-        answers = conductors.iter().map(|(_, at)| post(*at, "/admin/policy", &policy(8_000_000))).collect();
+        answers =
+            conductors.iter().map(|(_, at)| post(*at, "/admin/policy", &policy_of(8_000_000))).collect();
         answers.iter().all(|answer| answer.status != 200).then(|| format!("{answers:?}"))
     });
     assert_eq!(answers.iter().filter(|answer| answer.status == 200).count(), 1, "{answers:?}");
     let other = answers.iter().position(|answer| answer.status != 200).expect("one of two");
     // It hears of the leader a moment after that one begins to lead.
     until(LONG, "the other names the one that leads", || {
-        let answer = post(conductors[other].1, "/admin/policy", &policy(8_000_000));
+        let answer = post(conductors[other].1, "/admin/policy", &policy_of(8_000_000));
         assert!(answer.status == 503 && answer.text.contains("does not lead"), "{answer:?}");
         (!answer.text.contains("ask there")).then(|| format!("{answer:?}"))
     });
@@ -256,6 +257,24 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     let (code, said, why) = config(&["rollback"]);
     assert!(code == Some(0) && said.contains("9000000"), "{said}{why}");
     in_force(9_000_000);
+    // From the command line at the one that leads; another refuses, and names it.
+    let leads = answers.iter().position(|answer| answer.status == 200).unwrap();
+    let policy = |at: std::net::SocketAddr, words: &[&str]| {
+        run(place.path(), &[&["policy"], words, &["--url", &format!("http://{at}")]].concat())
+    };
+    let set = ["set", "class.default.ttft=7s"];
+    let (code, _, why) = policy(conductors[other].1, &set);
+    assert!(code == Some(1) && why.contains("does not lead"), "{why}");
+    let (code, said, why) = policy(conductors[leads].1, &set);
+    assert!(code == Some(0) && said.contains("\"9s\" -> \"7s\""), "{said}{why}");
+    in_force(7_000_000);
+    let (code, said, why) = policy(conductors[leads].1, &["rollback"]);
+    assert!(code == Some(0) && said.contains("as before the last"), "{said}{why}");
+    in_force(9_000_000);
+    // What was made from an older version is refused.
+    let old = [("if-match", "\"1-0000000000000000\"")];
+    let late = http::call(conductors[leads].1, "POST /admin/policy", &old, &policy_of(6_000_000)).unwrap();
+    assert!(late.status == 412 && late.text.contains("has changed since"), "{late:?}");
     // Each conductor checks a foreign write as a whole: none of it is in force.
     for (text, word) in [("[scheduler]\npolicy = \"moncake\"", "moncake"), ("[service]\n", "[service]")] {
         let put = Command::new("etcdctl")
@@ -271,18 +290,17 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     }
     let (code, said, why) = config(&["rollback"]);
     assert_eq!(code, Some(0), "{said}{why}");
-    in_force(8_000_000);
+    in_force(7_000_000);
     // An invalid policy is the client's error (400); a dead etcd is not (503).
-    let leads = answers.iter().position(|answer| answer.status == 200).unwrap();
     let at = conductors[leads].1;
-    let refused = post(at, "/admin/policy", &policy(1));
+    let refused = post(at, "/admin/policy", &policy_of(1));
     assert_eq!(refused.status, 400, "{refused:?}");
     drop(etcd);
     for path in ["/admin/policy", "/admin/policy/rollback"] {
-        let refused = post(at, path, &policy(7_000_000));
+        let refused = post(at, path, &policy_of(6_000_000));
         assert!(refused.status == 503 && refused.text.contains("etcd"), "{path}: {refused:?}");
         assert!(refused.text.contains("Send it again"), "{path}: {refused:?}");
         refused.error_code();
     }
-    assert_eq!(ttft_us(at), Some(8_000_000), "the policy in force goes on");
+    assert_eq!(ttft_us(at), Some(7_000_000), "the policy in force goes on");
 }

@@ -365,7 +365,7 @@ async fn a_policy_that_looks_again_after_the_prefill_refuses_once() {
         bench
             .inbox
             .send(crate::conductor::inbox::Message::Ask(crate::conductor::Question::Policy(
-                Box::new(strict),
+                Box::new(crate::conductor::PolicyChange::confirmed(strict)),
                 reply,
             )))
             .await;

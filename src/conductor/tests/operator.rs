@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::bench::{Bench, failure, hello};
 use crate::audit::Audit;
-use crate::conductor::Question;
+use crate::conductor::{PolicyChange, Question};
 use crate::conductor::inbox::Message;
 use crate::config::Config;
 
@@ -20,7 +20,14 @@ async fn ask<T>(bench: &mut Bench, question: impl FnOnce(oneshot::Sender<T>) -> 
 }
 
 async fn change(bench: &mut Bench, config: Config) -> Result<Vec<String>, String> {
-    ask(bench, |reply| Question::Policy(Box::new(config), reply)).await
+    let change = Box::new(PolicyChange::confirmed(config));
+    let changed = ask(bench, |reply| Question::Policy(change, reply)).await;
+    changed.map(|outcome| outcome.changes).map_err(|refusal| refusal.to_string())
+}
+
+async fn roll_back(bench: &mut Bench) -> Result<Vec<String>, String> {
+    let changed = ask(bench, |reply| Question::Rollback(None, reply)).await;
+    changed.map(|outcome| outcome.changes).map_err(|refusal| refusal.to_string())
 }
 
 #[tokio::test]
@@ -28,7 +35,7 @@ async fn a_policy_is_changed_refused_and_taken_back() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     bench.submit("r", 3).await;
     let before = *ask(&mut bench, Question::Config).await;
-    assert!(ask(&mut bench, Question::Rollback).await.is_err_and(|e| e.contains("no change")));
+    assert!(roll_back(&mut bench).await.is_err_and(|e| e.contains("no change")));
 
     let mut strict = before.clone();
     strict.scheduler.classes[0].ttft_us = 5_000_000;
@@ -47,9 +54,9 @@ async fn a_policy_is_changed_refused_and_taken_back() {
     assert!(refused.as_ref().is_err_and(|e| e.contains("live requests")), "{refused:?}");
     assert_eq!(*ask(&mut bench, Question::Config).await, strict, "none of it is in force");
 
-    ask(&mut bench, Question::Rollback).await.unwrap();
+    roll_back(&mut bench).await.unwrap();
     assert_eq!(*ask(&mut bench, Question::Config).await, before);
-    ask(&mut bench, Question::Rollback).await.unwrap();
+    roll_back(&mut bench).await.unwrap();
     assert_eq!(*ask(&mut bench, Question::Config).await, strict, "the way back has a way back");
     bench.serve("r").await;
     bench.quiet();
@@ -104,9 +111,9 @@ async fn a_rollback_that_is_refused_can_be_asked_for_again() {
     let mut of_gold = Bench::submission("r", Sampling { max_tokens: 2, ..Sampling::default() });
     of_gold.class = Some("gold".into());
     bench.send(of_gold).await;
-    assert!(ask(&mut bench, Question::Rollback).await.is_err_and(|e| e.contains("gold")));
+    assert!(roll_back(&mut bench).await.is_err_and(|e| e.contains("gold")));
     bench.serve("r").await;
-    ask(&mut bench, Question::Rollback).await.unwrap();
+    roll_back(&mut bench).await.unwrap();
     assert_eq!(*ask(&mut bench, Question::Config).await, before);
 }
 

@@ -69,13 +69,17 @@ impl Policies {
         self.write(Some(text), version, Some(permit.token)).await
     }
 
-    /// Puts the policy before the one in force into force again; once more takes that back. The policy that it is
-    /// now, none where none was in force before. With a permit only while its leader still has the key.
+    /// Puts the policy before the one in force into force again, if that is of `version` or none is given; once more takes
+    /// that back. The policy that it is now, none where none was in force before. With a permit only while its leader
+    /// still has the key.
     ///
     /// # Errors
     /// [`Kind::Conflict`] where there never was another, or somebody else was quicker.
-    pub async fn rollback(&self, permit: Option<Permit>) -> Result<Option<Policy>> {
-        let version = self.get().await?.map_or(0, |policy| policy.version);
+    pub async fn rollback(&self, version: Option<u64>, permit: Option<Permit>) -> Result<Option<Policy>> {
+        let version = match version {
+            Some(version) => version,
+            None => self.get().await?.map_or(0, |policy| policy.version),
+        };
         let before = self.etcd.get(&self.before).await?.0.map(|entry| read(&entry)).transpose()?;
         if before.is_none() && version == 0 {
             let why = "policy: there is none before the one in force; write one";

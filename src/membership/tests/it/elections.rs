@@ -167,7 +167,7 @@ async fn a_policy_is_changed_by_who_knows_the_last_one_and_all_follow() {
 async fn the_policy_before_comes_back_by_one_call_and_goes_by_another() {
     let server = Server::start().await;
     let policies = Policies::new(&server.client(), "test").expect("a cluster");
-    let back = async || policies.rollback(None).await.map(|policy| policy.map(|policy| policy.text));
+    let back = async || policies.rollback(None, None).await.map(|policy| policy.map(|policy| policy.text));
     assert!(back().await.is_err_and(|e| e.kind == Kind::Conflict && e.text.contains("none before")));
     let first = policies.put("a = 1", 0).await.expect("the first");
     policies.put("a = 2", first).await.expect("the second");
@@ -177,13 +177,13 @@ async fn the_policy_before_comes_back_by_one_call_and_goes_by_another() {
     // Before the first there was none, and that comes back, too.
     let alone = Policies::new(&server.client(), "other").expect("a cluster");
     alone.put("b = 1", 0).await.expect("the first");
-    assert_eq!(alone.rollback(None).await, Ok(None));
+    assert_eq!(alone.rollback(None, None).await, Ok(None));
     assert_eq!(alone.get().await, Ok(None));
-    assert!(alone.rollback(None).await.is_ok_and(|policy| policy.is_some_and(|p| p.text == "b = 1")));
+    assert!(alone.rollback(None, None).await.is_ok_and(|policy| policy.is_some_and(|p| p.text == "b = 1")));
     // A former leader cannot roll back.
     let leader = stand(&server.client(), "leader");
     let permit = eventually("it leads", || leader.permit()).await;
-    assert!(policies.rollback(Some(permit)).await.is_ok());
+    assert!(policies.rollback(None, Some(permit)).await.is_ok());
     leader.resign().await;
-    assert!(policies.rollback(Some(permit)).await.is_err_and(|e| e.text.contains("leads no more")));
+    assert!(policies.rollback(None, Some(permit)).await.is_err_and(|e| e.text.contains("leads no more")));
 }
