@@ -24,7 +24,7 @@ mod paper;
 mod policy;
 mod profile;
 mod rdma;
-mod reference;
+pub(crate) mod reference;
 mod remote;
 mod replay;
 mod require;

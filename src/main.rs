@@ -11,6 +11,7 @@ mod cli;
 mod conductor;
 mod config;
 mod guard;
+mod keys;
 mod metrics;
 mod node;
 mod operator;

@@ -1,13 +1,18 @@
 //! The differences between two configuration files, and whether the change is possible while serving.
 //!
-//! Only `[scheduler]` may change then: its settings are handed to the conductor between two
-//! decisions, and the conductor has the last word about what live requests rely on. Every other
-//! section describes what was built at the start.
+//! `[scheduler]` may change then, but for what its queues and caches are built on, and so may [`HOT`] settings of the
+//! service. They are handed to the conductor between two decisions, and the conductor has the last word about what live
+//! requests rely on. All other settings describe what was built at the start. The column "hot" of `docs/config.md` is
+//! made by asking [`cold`].
 
 use baton_scheduler::FirstToken;
 use toml::Value;
 
 use crate::config::Config;
+
+/// Settings outside of `[scheduler]` that change while a service serves.
+const HOT: [&str; 4] =
+    ["service.api_keys", "service.admin_key", "service.stage_slack", "service.stage_floor_us"];
 
 /// One setting that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,9 +26,8 @@ pub struct Change {
 }
 
 impl Change {
-    /// Whether the change can be made while serving, as far as the file alone shows.
-    pub fn is_live(&self) -> bool {
-        self.key.starts_with("scheduler.")
+    fn is_of(&self, setting: &str) -> bool {
+        self.key.strip_prefix(setting).is_some_and(|rest| rest.is_empty() || rest.starts_with(['[', '.']))
     }
 }
 
@@ -32,6 +36,16 @@ impl std::fmt::Display for Change {
         let shown = |value: &str| if value.is_empty() { "nothing".to_owned() } else { value.to_owned() };
         write!(f, "{}: {} -> {}", self.key, shown(&self.old), shown(&self.new))
     }
+}
+
+/// Those of the changes that a service does not take on while it serves.
+pub fn cold<'c>(old: &Config, new: &Config, changes: &'c [Change]) -> Vec<&'c Change> {
+    let fixed = old.scheduler.fixed_in(&new.scheduler);
+    let is_hot = |change: &Change| {
+        let fixed = fixed.iter().any(|name| change.is_of(&format!("scheduler.{name}")));
+        change.is_of("scheduler") && !fixed || HOT.iter().any(|setting| change.is_of(setting))
+    };
+    changes.iter().filter(|change| !is_hot(change)).collect()
 }
 
 /// Changes as people read them, a line each.
@@ -125,15 +139,15 @@ pub fn keep_what_is_fixed(own: &Config, new: &mut Config) {
 pub fn can_reload(old: &Config, new: &Config) -> Result<(), String> {
     new.validate()?;
     let changes = changes(old, new);
-    let fixed: Vec<String> = changes.iter().filter(|c| !c.is_live()).map(Change::to_string).collect();
-    if !fixed.is_empty() {
-        return Err(format!(
-            "only [scheduler] can change while serving; restart to change {}, or put it back",
-            fixed.join("; ")
-        ));
+    let cold: Vec<String> = cold(old, new, &changes).into_iter().map(Change::to_string).collect();
+    if cold.is_empty() {
+        return Ok(());
     }
-    old.scheduler.can_become(&new.scheduler).map_err(|e| e.to_string())
+    Err(format!("{READ_AT_START}; restart to change {}, or put it back", cold.join("; ")))
 }
+
+/// Begins the errors about settings that take a restart.
+pub const READ_AT_START: &str = "it changes what is read at the start alone (hot \"no\" in docs/config.md)";
 
 /// The policy of a configuration file, as a cluster shares it: its `[scheduler]` and nothing else.
 ///
@@ -294,11 +308,15 @@ mod tests {
                  [[service.api_keys]]\nkey = \"client-{key}\"\ntenant = \"t\""
             ))
         };
-        let error = can_reload(&keys("one", 4711), &keys("two", 1147)).expect_err("keys take a restart");
+        let lines = |old: &Config, new: &Config| in_lines(&changes(old, new)).join("; ");
+        let error = lines(&keys("one", 4711), &keys("two", 1147));
         for setting in ["service.admin_key", "service.chain_seed", "service.api_keys[0].key"] {
             assert!(error.contains(setting), "{setting}: {error}");
         }
-        let more = can_reload(&config(""), &keys("two", 1147)).expect_err("a first key too");
+        let more = lines(&config(""), &keys("two", 1147));
+        let refused = can_reload(&keys("one", 4711), &keys("one", 1147)).expect_err("it takes a restart");
+        assert!(refused.contains("service.chain_seed") && !refused.contains("4711"), "{refused}");
+        assert_eq!(can_reload(&keys("one", 4711), &keys("two", 4711)), Ok(()), "keys follow the file");
         for secret in ["one", "two", "4711", "1147"] {
             let words = |text: &str| text.replace("one secret", "");
             assert!(!words(&error).contains(secret) && !more.contains(secret), "{error}\n{more}");
@@ -378,8 +396,9 @@ mod tests {
         assert!(reload.is_err_and(|e| e.contains(named)));
         assert!(under(&own, dropped).is_err_and(|e| e.contains(named)), "a cluster's policy too");
         let both = config(&with("", "fast"));
-        let error = can_reload(&own, &both).expect_err("keys take a restart");
-        assert!(error.contains("service.api_keys[0].classes: [\"batch\"] -> []"), "{error}");
+        assert_eq!(can_reload(&own, &both), Ok(()), "the key leaves it, too");
+        let lines = in_lines(&changes(&own, &both));
+        assert!(lines.contains(&"service.api_keys[0].classes: [\"batch\"] -> []".to_owned()), "{lines:?}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_membership::{Directory, Policies};
-use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
+use baton_router::{ApiKeys, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -209,7 +209,7 @@ impl Service {
         let (driver, inbox, door) = Driver::new(with)?;
         let sample = tokenization.sample().map_err(|e| format!("tokenizer: its sample: {e}"))?;
         let tokenizer = crate::conductor::tokenizer_name(&sample.tokens, sample.chat_tokens.as_deref());
-        let driver = driver.led_by(lead.clone(), tokenizer);
+        let (keys, driver) = (driver.keys(), driver.led_by(lead.clone(), tokenizer));
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
         let stopping = stop_all.clone();
@@ -227,8 +227,8 @@ impl Service {
             tasks.spawn(shared.clone().follow(own, (inbox.clone(), metrics.clone()), stop_all.clone()));
         }
         let policy = (config_path.clone(), shared.clone());
-        let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, config);
-        let router = router(config, tokenization, (door, connections.clients), admin)?;
+        let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, keys.clone());
+        let router = router((config, keys.clients()), tokenization, (door, connections.clients), admin)?;
         metrics.reads(Arc::downgrade(&router));
         let (failed, failure) = tokio::sync::oneshot::channel();
         let serving = Arc::clone(&router).serve(clients, stop_clients.clone());
@@ -355,7 +355,7 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
 }
 
 fn router(
-    config: &Config,
+    (config, api_keys): (&Config, ApiKeys),
     tokenization: Tokenization,
     (door, connections_limit): (Door, usize),
     admin: admin::Admin,
@@ -372,15 +372,7 @@ fn router(
         body_limit_bytes: body_bytes,
         bodies_limit_bytes: held_bytes.max(body_bytes.saturating_mul(2)),
         connections_limit,
-        api_keys: service
-            .api_keys
-            .iter()
-            .map(|k| ApiKey {
-                key: k.key.clone(),
-                tenant: Some(k.tenant.clone()),
-                classes: k.classes.iter().map(|class| class.as_str().into()).collect(),
-            })
-            .collect(),
+        api_keys,
         tls: path(&service.tls_cert)
             .zip(path(&service.tls_key))
             .map(|(certificate, key)| TlsFiles { certificate, key }),

@@ -122,20 +122,21 @@ impl SchedulerConfig {
     /// # Errors
     /// Names the setting that takes a restart.
     pub fn can_become(&self, new: &Self) -> Result<(), ConfigError> {
-        let fixed = |name: &str, old: &dyn core::fmt::Display, new: &dyn core::fmt::Display| {
-            ConfigError(format!(
-                "scheduler.{name} cannot change from {old} to {new} while serving; restart to change it"
-            ))
+        let refused = |name: &&str| {
+            Err(ConfigError(format!("scheduler.{name} cannot change while serving; restart to change it")))
         };
-        if self.block_tokens != new.block_tokens {
-            return Err(fixed("block_tokens", &self.block_tokens, &new.block_tokens));
-        }
-        if self.seed != new.seed {
-            return Err(fixed("seed", &self.seed, &new.seed));
-        }
-        if Policy::named(self.policy).queueing != Policy::named(new.policy).queueing {
-            return Err(fixed("policy", &self.policy.name(), &new.policy.name()));
-        }
-        Ok(())
+        self.fixed_in(new).first().map_or(Ok(()), refused)
+    }
+
+    /// The settings that differ in `new` and take a restart.
+    #[must_use]
+    pub fn fixed_in(&self, new: &Self) -> Vec<&'static str> {
+        let queueing = |config: &Self| Policy::named(config.policy).queueing;
+        let fixed = [
+            ("block_tokens", self.block_tokens != new.block_tokens),
+            ("seed", self.seed != new.seed),
+            ("policy", queueing(self) != queueing(new)),
+        ];
+        fixed.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
     }
 }

@@ -3,9 +3,11 @@
 
 use std::fmt::Write as _;
 
+use baton_types::Secret;
 use serde_json::Value;
 
-use crate::config::Config;
+use crate::config::{ApiKey, Config, ServiceConfig};
+use crate::policy;
 
 /// Top-level sections that the simulator alone reads.
 const SIMULATED: [&str; 4] = ["cluster", "network", "clients", "faults"];
@@ -28,6 +30,99 @@ pub struct Setting {
     pub meaning: String,
     /// The words that it takes, and what each means; none where it takes anything else.
     pub words: Vec<(String, String)>,
+    /// Whether a service takes on another value while it serves.
+    pub hot: ReloadMode,
+}
+
+/// Whether a service takes on another value of a setting while it serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReloadMode {
+    /// Every value.
+    Always,
+    /// Some values.
+    Sometimes,
+    /// None: it is read at the start.
+    Never,
+}
+
+impl ReloadMode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "yes",
+            Self::Sometimes => "some",
+            Self::Never => "no",
+        }
+    }
+
+    /// Asks what decides about changes of a running service.
+    fn of(heading: &str, setting: &str, words: &[(String, String)]) -> Result<Self, String> {
+        let old = varied(heading, setting, None)?;
+        let others = others(heading, setting, words)?;
+        let taken = |new: &&Config| {
+            let changes = policy::changes(&old, new);
+            !changes.is_empty() && policy::cold(&old, new, &changes).is_empty()
+        };
+        Ok(match others.iter().filter(taken).count() {
+            0 => Self::Never,
+            all if all == others.len() => Self::Always,
+            _ => Self::Sometimes,
+        })
+    }
+}
+
+/// The defaults, with an entry in each list of the service.
+pub fn base() -> Config {
+    let key = ApiKey { key: Secret::default(), tenant: "one".into(), classes: Vec::new() };
+    let service = ServiceConfig { api_keys: vec![key], ..ServiceConfig::default() };
+    Config { service, ..Config::default() }
+}
+
+/// That with another value of a setting.
+fn varied(heading: &str, setting: &str, value: Option<toml::Value>) -> Result<Config, String> {
+    let mut file = toml::Table::try_from(base()).map_err(|e| e.to_string())?;
+    let place = heading.trim_matches(['[', ']']).split('.');
+    let mut section = Some(&mut file);
+    for name in place {
+        section = section.and_then(|section| match section.get_mut(name)? {
+            toml::Value::Array(list) => list.first_mut()?.as_table_mut(),
+            value => value.as_table_mut(),
+        });
+    }
+    let section = section.ok_or_else(|| format!("there is no {heading}"))?;
+    section.extend(value.map(|value| (setting.to_owned(), value)));
+    file.try_into().map_err(|e: toml::de::Error| format!("{heading} {setting}: {}", e.message()))
+}
+
+/// Configurations with other values of one setting, as different as its kind allows; they need not be valid.
+pub fn others(heading: &str, setting: &str, words: &[(String, String)]) -> Result<Vec<Config>, String> {
+    let now = toml::Value::try_from(varied(heading, setting, None)?).map_err(|e| e.to_string())?;
+    let mut place = heading.trim_matches(['[', ']']).split('.').chain([setting]);
+    let now = place.try_fold(&now, |value, name| {
+        let value = value.get(name)?;
+        // Of a list of tables, its first entry.
+        let list = value.as_array().filter(|_| name != setting);
+        Some(list.and_then(|list| list.first()).unwrap_or(value))
+    });
+    let values: Vec<toml::Value> = match now {
+        _ if !words.is_empty() => words.iter().map(|(word, _)| word.as_str().into()).collect(),
+        Some(toml::Value::Integer(n)) => vec![(n + 1).into(), (n - 1).into(), (n * 2).into(), (n / 2).into()],
+        Some(toml::Value::Float(x)) => vec![(x * 2.0).into(), (x / 2.0).into()],
+        Some(toml::Value::Boolean(is)) => vec![(!is).into()],
+        Some(toml::Value::String(_)) => ["other", "127.0.0.1:7"].map(toml::Value::from).to_vec(),
+        Some(toml::Value::Array(list)) => match list.first() {
+            Some(first) => vec![toml::Value::Array(vec![first.clone(), first.clone()])],
+            None => vec![vec!["default"].into(), vec!["slo"].into()],
+        },
+        _ => Vec::new(),
+    };
+    let same = varied(heading, setting, None)?;
+    let varied: Vec<Config> =
+        values.into_iter().filter_map(|value| varied(heading, setting, Some(value)).ok()).collect();
+    let varied: Vec<Config> = varied.into_iter().filter(|config| *config != same).collect();
+    if varied.is_empty() {
+        return Err(format!("{heading} {setting}: no other value is known for it"));
+    }
+    Ok(varied)
 }
 
 /// A section of the file of defaults: its heading and the names of its settings.
@@ -60,7 +155,7 @@ pub fn sections() -> Result<Vec<Section>, String> {
         let section = path.split('.').fold(&schema, |at, key| entry(&at["properties"][key]));
         let lists = properties(section).filter(|(name, of)| !names.contains(name) && of["items"].is_object());
         let lists: Vec<&str> = lists.map(|(name, _)| name).collect();
-        sections.push(Section::new(heading, section, names.iter().chain(&lists)));
+        sections.push(Section::new(heading, section, names.iter().chain(&lists))?);
         for (name, list) in properties(section) {
             let heading = format!("[[{path}.{name}]]");
             if list["items"]["properties"].is_object() && written.iter().all(|(known, _)| *known != heading) {
@@ -68,7 +163,7 @@ pub fn sections() -> Result<Vec<Section>, String> {
                 let others =
                     properties(entry(list)).map(|(name, _)| name).filter(|name| !needed.contains(name));
                 let names: Vec<&str> = needed.iter().copied().chain(others).collect();
-                sections.push(Section::new(&heading, entry(list), names.iter()));
+                sections.push(Section::new(&heading, entry(list), names.iter())?);
             }
         }
     }
@@ -89,16 +184,25 @@ fn needed(schema: &Value) -> Vec<&str> {
 }
 
 impl Section {
-    fn new<'a>(heading: &str, schema: &Value, names: impl Iterator<Item = &'a &'a str>) -> Self {
+    fn new<'a>(
+        heading: &str,
+        schema: &Value,
+        names: impl Iterator<Item = &'a &'a str>,
+    ) -> Result<Self, String> {
         let top = heading.trim_matches(['[', ']']).split('.').next().unwrap_or_default();
         let needed = needed(schema);
-        let settings =
-            names.map(|name| Setting::new(name, &schema["properties"][*name], needed.contains(name)));
-        Self {
+        let simulated = SIMULATED.contains(&top);
+        let settings = names.map(|name| {
+            let setting = Setting::new(name, &schema["properties"][*name], needed.contains(name));
+            let hot =
+                if simulated { Ok(ReloadMode::Never) } else { ReloadMode::of(heading, name, &setting.words) };
+            Ok(Setting { hot: hot?, ..setting })
+        });
+        Ok(Self {
             heading: heading.to_owned(),
-            simulated: SIMULATED.contains(&top),
-            settings: settings.collect(),
-        }
+            simulated,
+            settings: settings.collect::<Result<_, String>>()?,
+        })
     }
 }
 
@@ -116,6 +220,7 @@ impl Setting {
             words: words
                 .map(|word| (on_one_line(&word["const"]), on_one_line(&word["description"])))
                 .collect(),
+            hot: ReloadMode::Never,
         }
     }
 }
@@ -133,13 +238,20 @@ pub fn page() -> Result<String, String> {
          says whether a file is valid, `baton config explain FILE` prints every setting in force.\n\n\
          A setting that ends in `_us`, `_bytes` or `_permille` may be written without that end, with a unit or as a share: \
          `ttft = \"2s\"` is `ttft_us = 2000000`, `max_body = \"64MiB\"` is `max_body_bytes = 67108864`, and \
-         `target = 0.995` or `target = \"99.5%\"` is `target_permille = 995`.\n",
+         `target = 0.995` or `target = \"99.5%\"` is `target_permille = 995`.\n\n\
+         Hot: whether a running service takes on another value, when the file changes, on SIGHUP, or (all of \
+         `[scheduler]`) with `baton policy set`: `yes`, `no` (restart it), or `some` values: another policy whose requests \
+         wait in the same place.\n",
     );
     for Section { heading, simulated, settings } in sections()? {
-        let note = if simulated { "Read by the simulator alone.\n\n" } else { "" };
-        let _ = write!(text, "\n## `{heading}`\n\n{note}| setting | default | meaning |\n|---|---|---|\n");
-        for Setting { name, default, meaning, .. } in &settings {
-            let _ = writeln!(text, "| `{name}` | {default} | {} |", meaning.replace('|', "\\|"));
+        let (note, head) = match simulated {
+            true => ("Read by the simulator alone.\n\n", "| setting | default | meaning |\n|---|---|---|\n"),
+            false => ("", "| setting | default | hot | meaning |\n|---|---|---|---|\n"),
+        };
+        let _ = write!(text, "\n## `{heading}`\n\n{note}{head}");
+        for Setting { name, default, meaning, hot, .. } in &settings {
+            let hot = if simulated { String::new() } else { format!(" {} |", hot.name()) };
+            let _ = writeln!(text, "| `{name}` | {default} |{hot} {} |", meaning.replace('|', "\\|"));
         }
         for Setting { name, words, .. } in settings.iter().filter(|setting| !setting.words.is_empty()) {
             let _ = write!(text, "\n| `{name}` | meaning |\n|---|---|\n");
@@ -156,7 +268,7 @@ mod tests {
     #[test]
     fn every_setting_is_described_with_its_default() {
         let page = page().expect("the defaults are TOML");
-        assert!(page.contains("| `tenant` | needed |") && page.contains("| `classes` | `[]` |"));
+        assert!(page.contains("| `tenant` | needed | yes |") && page.contains("| `classes` | `[]` | yes |"));
         assert!(!page.contains("| `null` |"), "a setting without a default: {page}");
         for setting in [
             "balancing_threshold_permille",

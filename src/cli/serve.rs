@@ -29,7 +29,7 @@ const LEASE_US: u64 = 10_000_000;
     baton serve --servers http://10.0.0.7:8000,http://10.0.0.8:8000 --each '--engine vllm' --model /models/llama\n  \
     baton node --name p0 --role prefill --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.6:0")]
 pub struct ServeArgs {
-    /// Configuration file; its `[scheduler]` section is followed when it changes
+    /// Configuration file; its `[scheduler]` section and its keys are followed when it changes
     #[arg(short, long)]
     config: Option<PathBuf>,
     /// Where clients are served [default: the configuration's service.listen]

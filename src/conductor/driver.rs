@@ -28,6 +28,7 @@ use super::tenants::Tenants;
 use crate::audit::Audit;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
+use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
 use crate::spans::{Spans, Trace};
 
@@ -57,6 +58,8 @@ pub struct Driver {
     pub(super) previous: Option<SchedulerConfig>,
     /// The number of the policy in force; the first one has 1.
     pub(super) revision: u64,
+    /// Who is let in, as the policy in force has it.
+    pub(super) keys: AccessKeys,
     pub(super) now_us: u64,
     pub(super) sessions: BTreeMap<RequestId, Session>,
     pub(super) fleet: Fleet,
@@ -128,6 +131,7 @@ impl Driver {
         let shared = Arc::new(Shared::default());
         let unread_bytes = usize::try_from(config.service.max_held_bytes / 2).unwrap_or(usize::MAX);
         let door = Door::new(inbox.clone(), Arc::clone(&shared), unread_bytes);
+        let keys = AccessKeys::new(&config.service);
         let driver = Self {
             core,
             now_us: 0,
@@ -138,6 +142,7 @@ impl Driver {
             config,
             previous: None,
             revision: 1,
+            keys,
             decisions: Decisions::default(),
             metrics,
             slo: SloLedger::default(),
@@ -170,6 +175,12 @@ impl Driver {
     #[must_use]
     pub fn led_by(self, lead: Lead, tokenizer: String) -> Self {
         Self { lead, tokenizer, ..self }
+    }
+
+    /// The keys in force, which follow every later change.
+    #[must_use]
+    pub fn keys(&self) -> AccessKeys {
+        self.keys.clone()
     }
 
     /// Serves until every sender of the inbox is gone.

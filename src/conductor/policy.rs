@@ -110,6 +110,24 @@ impl Driver {
         ))
     }
 
+    /// Whether a file that nobody confirmed still asks for the keys that are asked for now.
+    fn keeps_keys(&self, config: &Config) -> Result<(), String> {
+        let (before, after) = (&self.config.service, &config.service);
+        let lost = [
+            ("service.api_keys", !before.api_keys.is_empty() && after.api_keys.is_empty()),
+            ("service.admin_key", before.admin_key.is_set() && !after.admin_key.is_set()),
+        ];
+        let lost: Vec<&str> = lost.into_iter().filter_map(|(name, lost)| lost.then_some(name)).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "it has no {}, so all would be let in; if the file is whole and this is meant, confirm it with SIGHUP or POST \
+             /admin/policy with an empty body",
+            lost.join(" and no ")
+        ))
+    }
+
     /// The configuration under another policy, and what differs from the one in force.
     pub(super) fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), String> {
         crate::policy::keep_what_is_fixed(&self.config, &mut config);
@@ -124,11 +142,16 @@ impl Driver {
     fn change_policy(&mut self, config: Config) -> Result<PolicyOutcome, PolicyRefusal> {
         let (config, changes) = self.checked_policy(config).map_err(PolicyRefusal::Wrong)?;
         if !changes.is_empty() {
-            self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
             self.pairs.configure(limits(&config));
-            self.slo.keep_only(&config.scheduler.classes);
-            self.previous = Some(std::mem::replace(&mut self.config, config).scheduler);
-            self.revision += 1;
+            self.keys.set(&config.service);
+            let differs = self.config.scheduler != config.scheduler;
+            if differs {
+                self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
+                self.slo.keep_only(&config.scheduler.classes);
+                self.revision += 1;
+            }
+            let before = std::mem::replace(&mut self.config, config).scheduler;
+            self.previous = if differs { Some(before) } else { self.previous.take() };
             changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
         }
         Ok(PolicyOutcome { revision: self.revision, changes: in_lines(&changes) })
@@ -138,7 +161,8 @@ impl Driver {
     pub(super) fn take_policy(&mut self, change: PolicyChange) -> Result<PolicyOutcome, PolicyRefusal> {
         self.expect_basis(change.basis.as_deref())?;
         if !change.confirmed {
-            self.keeps_classes(&change.config).map_err(PolicyRefusal::Wrong)?;
+            let kept = self.keeps_classes(&change.config).and_then(|()| self.keeps_keys(&change.config));
+            kept.map_err(PolicyRefusal::Wrong)?;
         }
         self.change_policy(change.config)
     }
@@ -147,7 +171,8 @@ impl Driver {
     pub(super) fn roll_back(&mut self, basis: Option<&str>) -> Result<PolicyOutcome, PolicyRefusal> {
         self.expect_basis(basis)?;
         let before = self.previous.clone();
-        let scheduler = before.ok_or_else(|| PolicyRefusal::Wrong("no change of policy to take back".into()))?;
+        let scheduler =
+            before.ok_or_else(|| PolicyRefusal::Wrong("no change of policy to take back".into()))?;
         self.change_policy(Config { scheduler, ..self.config.clone() })
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use baton_http::PAGE_TYPE;
 use baton_router::{ApiError, Body, Extra, Mount, Reply, ReplyFuture, percent_decoded, same_key};
-use baton_types::Secret;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, StatusCode};
@@ -17,6 +16,7 @@ use super::page;
 use super::shared_policy::SharedPolicy;
 use crate::conductor::{Inbox, PolicyChange, PolicyOutcome, PolicyRefusal, Question, Status, parse_role};
 use crate::config::Config;
+use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
 
 const JSON: &str = "application/json";
@@ -34,8 +34,7 @@ pub(super) struct Admin {
     config_path: Option<PathBuf>,
     /// Where several conductors follow one policy.
     shared: Option<SharedPolicy>,
-    /// The key that an operator sends as `Authorization: Bearer KEY`; with `None`, all callers are admitted.
-    key: Option<Secret<String>>,
+    keys: AccessKeys,
     /// The latest status that the page was sent, as JSON.
     page_status: Mutex<Option<(Instant, Bytes)>>,
 }
@@ -48,31 +47,23 @@ impl Admin {
         inbox: Inbox,
         metrics: Metrics,
         (config_path, shared): (Option<PathBuf>, Option<SharedPolicy>),
-        config: &Config,
+        keys: AccessKeys,
     ) -> Self {
-        let service = &config.service;
-        // Where clients need a key, operators do too: without one of their own nobody gets in.
-        let key =
-            (service.admin_key.is_set() || !service.api_keys.is_empty()).then(|| service.admin_key.clone());
-        Self { inbox, metrics, config_path, shared, key, page_status: Mutex::default() }
-    }
-
-    fn lets_in(&self, parts: &Parts) -> bool {
-        let Some(key) = &self.key else { return true };
-        let shown = parts.headers.get(http::header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-        let shown = shown.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
-        same_key(shown.as_bytes(), key.expose().as_bytes())
+        Self { inbox, metrics, config_path, shared, keys, page_status: Mutex::default() }
     }
 
     /// Why a request is not let in; none where it is.
     fn refusal(&self, parts: &Parts) -> Option<Answer> {
-        if self.key.is_none() && page::is_of_another_site(parts) {
+        let Some(key) = self.keys.operator() else {
             let why = "a web page may not do this: set service.admin_key, or open Baton's own page by an IP address or as \
                        localhost";
-            return Some(wrong(StatusCode::FORBIDDEN, why));
-        }
+            return page::is_of_another_site(parts).then(|| wrong(StatusCode::FORBIDDEN, why));
+        };
+        let shown = parts.headers.get(http::header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+        let shown = shown.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
         let why = "operators show service.admin_key as 'Authorization: Bearer KEY'";
-        (!self.lets_in(parts)).then(|| wrong(StatusCode::UNAUTHORIZED, why))
+        let lets_in = same_key(shown.as_bytes(), key.expose().as_bytes());
+        (!lets_in).then(|| wrong(StatusCode::UNAUTHORIZED, why))
     }
 
     async fn answer(&self, parts: &Parts, body: &Bytes) -> Answer {
@@ -189,11 +180,12 @@ impl Admin {
             Ok(mut config) => {
                 crate::conductor::as_served(&mut config.scheduler);
                 crate::policy::keep_what_is_fixed(&now, &mut config);
-                let restart = |change: &crate::policy::Change| {
-                    format!("{change}{}", if change.is_live() { "" } else { " (takes a restart)" })
-                };
                 let changes = crate::policy::changes(&now, &config);
-                to_answer(Some(Ok(changes.iter().map(restart).collect())))
+                let cold = crate::policy::cold(&now, &config, &changes);
+                let line = |change: &crate::policy::Change| {
+                    format!("{change}{}", if cold.contains(&change) { " (takes a restart)" } else { "" })
+                };
+                to_answer(Some(Ok(changes.iter().map(line).collect())))
             }
             Err(answer) => answer,
         }
@@ -221,7 +213,7 @@ impl Admin {
         // A long one takes its time, and others are served meanwhile.
         let config = tokio::task::spawn_blocking(move || match (text.trim().is_empty(), &path) {
             // Settings that the text leaves out stay as they are: operators send a policy, not their keys.
-            (false, _) => crate::policy::over(&own, &text),
+            (false, _) => crate::policy::over(&own, &text).and_then(|new| keeps_keys(&own, new)),
             (true, Some(path)) => crate::config::load(path),
             (true, None) => {
                 Err("there is no configuration file; send the policy as the body, in TOML".into())
@@ -287,6 +279,18 @@ const SHUTTING_DOWN: &str = "the conductor is shutting down";
 
 fn gone() -> Answer {
     wrong(StatusCode::SERVICE_UNAVAILABLE, SHUTTING_DOWN)
+}
+
+/// Whether a text that an operator sends leaves the keys as they are: a text may leave them out, and the next start reads
+/// the file.
+fn keeps_keys(own: &Config, new: Config) -> Result<Config, String> {
+    let (before, after) = (&own.service, &new.service);
+    if before.admin_key == after.admin_key && before.api_keys == after.api_keys {
+        return Ok(new);
+    }
+    Err("service.admin_key and service.api_keys are read from the configuration file alone: change them there, and the \
+         service follows"
+        .into())
 }
 
 /// The tag of the policy that a change was made from, if the client names it.

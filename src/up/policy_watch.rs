@@ -2,7 +2,7 @@
 //! between two decisions, or not at all.
 //!
 //! A file may be written in steps. It is read when it has stood still for a while, and refused where it is the
-//! beginning of what it was, or drops what clients use: SIGHUP and `POST /admin/policy` say that it is whole.
+//! beginning of what it was, or drops what clients use or show: SIGHUP and `POST /admin/policy` say that it is whole.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -67,13 +67,7 @@ pub(super) async fn watch(
             continue;
         }
         followed.seen = text;
-        match shared.as_ref().and_then(SharedPolicy::version) {
-            Some(version) => tracing::warn!(
-                version,
-                "policy file NOT applied: the cluster's policy is in force; baton config push makes it this one"
-            ),
-            None => followed.reload(confirmed, &inbox).await,
-        }
+        followed.reload(confirmed, &inbox, shared.as_ref().and_then(SharedPolicy::version)).await;
     }
 }
 
@@ -111,8 +105,9 @@ impl FollowedFile {
         Self { path, seen, applied }
     }
 
-    /// Reads the file and puts it into force; `confirmed` by an operator, whatever it drops.
-    async fn reload(&mut self, confirmed: bool, inbox: &Inbox) {
+    /// Reads the file and puts it into force; `confirmed` by an operator, whatever it drops. Where the cluster has a policy,
+    /// of that version, `[scheduler]` of the file waits.
+    async fn reload(&mut self, confirmed: bool, inbox: &Inbox, shared: Option<u64>) {
         let path = self.path.clone();
         // A large one takes a while: no decision waits for that.
         let read = tokio::task::spawn_blocking(move || crate::config::read(&path));
@@ -123,7 +118,19 @@ impl FollowedFile {
         if let Err(why) = self.fits(&text, &config, confirmed) {
             return refused(&why);
         }
-        let change = Box::new(PolicyChange { config: config.clone(), basis: None, confirmed });
+        let mut new = config.clone();
+        if let Some(version) = shared {
+            let Some(now) = inbox.ask(Question::Config).await else { return };
+            crate::conductor::as_served(&mut new.scheduler);
+            if new.scheduler != now.scheduler {
+                tracing::warn!(
+                    version,
+                    "policy file NOT applied: the cluster's policy is in force; baton config push makes it this one"
+                );
+            }
+            new.scheduler = now.scheduler;
+        }
+        let change = Box::new(PolicyChange { config: new, basis: None, confirmed });
         let applied = inbox.ask(|reply| Question::Policy(change, reply)).await;
         match applied.map(|applied| applied.map(|outcome| outcome.changes)) {
             Some(Ok(changes)) if changes.is_empty() => tracing::info!("policy file read: nothing changed"),
@@ -145,7 +152,8 @@ impl FollowedFile {
         let fixed = crate::policy::fixed_at_start(old, config);
         if !fixed.is_empty() {
             return Err(format!(
-                "only [scheduler] can change while serving; restart to change {}, or put it back",
+                "{}; restart to change {}, or put it back",
+                crate::policy::READ_AT_START,
                 fixed.join(", ")
             ));
         }

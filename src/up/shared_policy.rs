@@ -125,10 +125,12 @@ impl SharedPolicy {
 
 /// Puts a policy into force, or the conductor's own where there is none. Whether it is in force.
 async fn adopt(policy: Option<&Policy>, (own, path): &(Config, Option<PathBuf>), inbox: &Inbox) -> bool {
+    let Some(now) = inbox.ask(Question::Config).await else { return false };
     let config = match (policy, path) {
-        (Some(policy), _) => crate::policy::under(own, &policy.text),
+        // Of its own file, keys may have changed since the start.
+        (Some(policy), _) => crate::policy::under(&now, &policy.text),
         (None, Some(path)) => crate::config::load(path),
-        (None, None) => Ok(own.clone()),
+        (None, None) => Ok(Config { scheduler: own.scheduler.clone(), ..*now }),
     };
     let applied = match config {
         Ok(config) => {

@@ -41,6 +41,44 @@ fn keys_let_in_and_are_not_shown() {
     assert_eq!(service.get("/health").status, 200);
 }
 
+/// The keys of the file are those that count, from the moment that the file is read again.
+#[test]
+fn keys_follow_their_file() {
+    let service = Service::configured(KEYS, &["--engine", "zero", "--nodes", "1b", "--log", "info"]);
+    let status = |path: &str, key: &str| {
+        let key = format!("Bearer {key}");
+        super::http::call(service.clients, path, &[("authorization", &key)], "").unwrap().status
+    };
+    let models = |key: &str| status("GET /v1/models", key);
+    let write = |text: &str| std::fs::write(service.path("baton.toml"), text).unwrap();
+    let known = |client: &str, operator: &str| {
+        until(Duration::from_secs(20), "the keys are in force", || {
+            let now = (models(client), status("GET /admin/status", operator));
+            (now != (200, 200)).then(|| format!("{now:?}: {}", service.errors()))
+        });
+    };
+    known("key-of-acme", "operators-only");
+    write(&KEYS.replace("key-of-acme", "second-key").replace("operators-only", "second-operator"));
+    known("second-key", "second-operator");
+    assert_eq!((models("key-of-acme"), status("GET /admin/status", "operators-only")), (401, 401));
+    // A file that would let everybody in waits for a word of its own.
+    write("[service]\nheartbeat_us = 500000\n");
+    until(Duration::from_secs(20), "the open door is named", || {
+        (!service.errors().contains("it has no service.api_keys and no service.admin_key"))
+            .then(|| service.errors())
+    });
+    assert_eq!(models("nobody"), 401);
+    // Nor does a text that an operator sends.
+    let operator = [("authorization", "Bearer second-operator")];
+    for text in [KEYS, "[service]\n"] {
+        let refused = service.post("/admin/policy", &operator, text);
+        assert!(refused.status == 400 && refused.text.contains("configuration file alone"), "{refused:?}");
+    }
+    super::service::signal(service.pid(), rustix::process::Signal::HUP);
+    known("nobody", "nobody");
+    assert!(!service.errors().contains("second-key"), "no key is logged");
+}
+
 /// Secrets are planted wherever one can be given, wrong and right things are done with them, and everything that
 /// Baton printed or answered is searched for them.
 #[test]
@@ -59,8 +97,10 @@ fn no_output_shows_a_secret() {
     let config = service.path("baton.toml");
     let operator = [("authorization", "Bearer ADMIN-PLANTED")];
     // The file is changed, then cut off in the middle of a key; the log speaks of each.
-    let watched =
-        [(new.clone(), "service.admin_key"), (new.split_once("CHANGED").unwrap().0.to_owned(), "TOML line ")];
+    let watched = [
+        (new.clone(), "restart to change service.chain_seed"),
+        (new.split_once("CHANGED").unwrap().0.to_owned(), "TOML line "),
+    ];
     for (text, named) in watched {
         std::fs::write(&config, text).unwrap();
         super::service::signal(service.pid(), rustix::process::Signal::HUP);

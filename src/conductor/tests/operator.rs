@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use baton_scheduler::AdmissionMode;
-use baton_types::{Role, Sampling};
+use baton_types::{Role, Sampling, Secret};
 use tokio::sync::oneshot;
 
 use super::bench::{Bench, failure, hello};
 use crate::audit::Audit;
-use crate::conductor::{PolicyChange, Question};
+use crate::cli::reference::{self, ReloadMode};
 use crate::conductor::inbox::Message;
+use crate::conductor::{PolicyChange, Question};
 use crate::config::Config;
 
 async fn ask<T>(bench: &mut Bench, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> T {
@@ -60,6 +61,76 @@ async fn a_policy_is_changed_refused_and_taken_back() {
     assert_eq!(*ask(&mut bench, Question::Config).await, strict, "the way back has a way back");
     bench.serve("r").await;
     bench.quiet();
+}
+
+/// The column "hot" of docs/config.md, tried on a conductor that serves: each setting of a service is given another valid
+/// value.
+#[tokio::test]
+async fn a_setting_is_taken_on_while_serving_if_the_reference_says_so() {
+    let mut tried = [0, 0];
+    for section in reference::sections().unwrap().into_iter().filter(|section| !section.simulated) {
+        for setting in section.settings {
+            let what = format!("{} {}", section.heading, setting.name);
+            let others = reference::others(&section.heading, &setting.name, &setting.words).unwrap();
+            let mut taken = Vec::new();
+            for other in &others {
+                if other.validate().is_err() {
+                    continue;
+                }
+                let mut bench = Bench::tuned(&["p0", "d0"], |config| *config = reference::base()).await;
+                let mut new = other.clone();
+                let before = *ask(&mut bench, Question::Config).await;
+                let answer = change(&mut bench, other.clone()).await;
+                let after = *ask(&mut bench, Question::Config).await;
+                crate::conductor::as_served(&mut new.scheduler);
+                // Of what the command line may have set, the file's is passed over here, and refused by who reads it.
+                let fixed = !crate::policy::fixed_at_start(&before, &new).is_empty();
+                match &answer {
+                    Ok(_) if fixed => assert_eq!(after, before, "{what} is passed over"),
+                    Ok(_) => assert_eq!(after, new, "{what} is taken on"),
+                    Err(why) => {
+                        assert!(why.contains("restart") && why.contains(&setting.name), "{what}: {why}");
+                        assert_eq!(after, before, "{what} is refused");
+                    }
+                }
+                taken.push(answer.is_ok() && !fixed);
+            }
+            let hot = match (taken.contains(&true), taken.contains(&false)) {
+                (true, false) => ReloadMode::Always,
+                (true, true) => ReloadMode::Sometimes,
+                (false, true) => ReloadMode::Never,
+                // A pair of settings of which one alone is not valid.
+                (false, false) => continue,
+            };
+            assert_eq!(setting.hot, hot, "{what}: {taken:?}");
+            tried[usize::from(hot == ReloadMode::Never)] += 1;
+        }
+    }
+    assert!(tried[0] >= 25 && tried[1] >= 15, "{tried:?}");
+}
+
+#[tokio::test]
+async fn keys_follow_the_file_and_a_rollback_leaves_them() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let keys = bench.driver.keys();
+    assert!(keys.operator().is_none());
+    let mut guarded = *ask(&mut bench, Question::Config).await;
+    guarded.scheduler.max_retries = 3;
+    guarded.service.admin_key = "sesame".into();
+    change(&mut bench, guarded.clone()).await.unwrap();
+    assert_eq!(keys.operator(), Some("sesame".into()));
+    roll_back(&mut bench).await.unwrap();
+    let now = *ask(&mut bench, Question::Config).await;
+    assert_eq!((now.scheduler.max_retries, keys.operator()), (2, Some("sesame".into())));
+    // A file that nobody confirmed does not open the door.
+    let mut open = now;
+    open.service.admin_key = Secret::default();
+    for confirmed in [false, true] {
+        let change = Box::new(PolicyChange { config: open.clone(), basis: None, confirmed });
+        let answer = ask(&mut bench, |reply| Question::Policy(change, reply)).await;
+        assert_eq!(answer.is_ok(), confirmed, "{answer:?}");
+        assert_eq!(keys.operator().is_none(), confirmed);
+    }
 }
 
 #[tokio::test]

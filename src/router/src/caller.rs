@@ -38,7 +38,8 @@ impl Caller {
         fields: &Fields<'_>,
         config: &RouterConfig,
     ) -> Result<Self, ApiError> {
-        let AdmittedCaller { tenant, classes, class } = admit(headers, &config.api_keys)?;
+        let keys = config.api_keys.now();
+        let AdmittedCaller { tenant, classes, class } = admit(headers, &keys)?;
         let tier = fields.service_tier.as_ref().map(|tier| tier.0.as_ref());
         let class = class.map_or_else(|| class_of(tier, classes), |class| Ok(Some(class)))?;
         let session = session(headers, fields, config)
@@ -274,7 +275,8 @@ mod tests {
                 key: "k".into(),
                 tenant: None,
                 classes: classes.iter().map(|&class| class.into()).collect(),
-            }],
+            }]
+            .into(),
             ..RouterConfig::default()
         };
         let ask = |classes: &[&str], header: Option<&str>, body: &str| {

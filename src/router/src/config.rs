@@ -8,6 +8,7 @@ use std::sync::Arc;
 use baton_types::Secret;
 use bytes::Bytes;
 use http::request::Parts;
+use parking_lot::RwLock;
 
 use crate::body::Reply;
 use crate::reasoning::ReasoningParser;
@@ -17,7 +18,7 @@ use crate::tools::ToolParser;
 #[derive(Clone)]
 pub struct RouterConfig {
     /// Keys that are let in; everybody is when there are none.
-    pub api_keys: Vec<ApiKey>,
+    pub api_keys: ApiKeys,
     /// Certificate and key; plain text when `None`.
     pub tls: Option<TlsFiles>,
     /// Secret that block keys are seeded with: the same on all routers and nodes of a deployment.
@@ -63,7 +64,7 @@ impl Default for RouterConfig {
             "x-amp-thread-id",
         ];
         Self {
-            api_keys: Vec::new(),
+            api_keys: ApiKeys::default(),
             tls: None,
             hash_seed: Secret::default(),
             body_limit_bytes: 32 << 20,
@@ -92,6 +93,28 @@ pub struct ApiKey {
     pub tenant: Option<String>,
     /// Service classes that its requests may have, the first one by default; all where there are none.
     pub classes: Vec<Arc<str>>,
+}
+
+/// A list of keys that may change while the router serves. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct ApiKeys(Arc<RwLock<Arc<[ApiKey]>>>);
+
+impl From<Vec<ApiKey>> for ApiKeys {
+    fn from(keys: Vec<ApiKey>) -> Self {
+        Self(Arc::new(RwLock::new(keys.into())))
+    }
+}
+
+impl ApiKeys {
+    /// Replaces the list. Calls that are let in already go on.
+    pub fn set(&self, keys: Vec<ApiKey>) {
+        *self.0.write() = keys.into();
+    }
+
+    /// The list as it is now.
+    pub(crate) fn now(&self) -> Arc<[ApiKey]> {
+        Arc::clone(&self.0.read())
+    }
 }
 
 /// Where the server's certificate is.

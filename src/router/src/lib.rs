@@ -62,7 +62,7 @@ mod write;
 pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
 pub use body::{Body, CutOffError, Reply};
 pub use caller::{API_TIERS, same_key};
-pub use config::{ApiKey, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
+pub use config::{ApiKey, ApiKeys, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
 pub use engine_body::IN_THE_TOKENS;
 pub use error::ApiError;
 pub use reasoning::ReasoningParser;

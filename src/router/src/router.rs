@@ -185,7 +185,7 @@ impl Router {
             _ => {}
         }
         // Before the body is read: who is not let in costs nothing.
-        caller::admit(&parts.headers, &self.config.api_keys)?;
+        caller::admit(&parts.headers, &self.config.api_keys.now())?;
         match path {
             Path::Models => return Ok(self.models()),
             Path::Model(name) => return self.model_named(name),

@@ -22,7 +22,8 @@ async fn only_keys_let_in_and_they_name_the_tenant() {
         ApiKey { key: "k1".into(), tenant: Some("acme".into()), classes: Vec::new() },
         ApiKey { key: "k2".into(), tenant: None, classes: Vec::new() },
     ];
-    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| text_script("x")).await;
+    let door =
+        open(RouterConfig { api_keys: keys.into(), ..RouterConfig::default() }, |_| text_script("x")).await;
     let response = door.post_with(PATH, BODY, &[]).await;
     assert_eq!((response.status, response.error().1.as_deref()), (401, Some("missing_api_key")));
     let response = door.post_with(PATH, BODY, &[("authorization", "Bearer k3")]).await;
@@ -131,7 +132,8 @@ async fn other_paths_can_be_mounted() {
 #[tokio::test]
 async fn a_body_is_not_read_before_it_is_known_who_sends_it_and_where() {
     let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: Vec::new() }];
-    let config = RouterConfig { api_keys: keys, extra: Some(Arc::new(Pages)), ..RouterConfig::default() };
+    let config =
+        RouterConfig { api_keys: keys.into(), extra: Some(Arc::new(Pages)), ..RouterConfig::default() };
     let door = open(config, |_| text_script("x")).await;
     for (path, status) in [
         ("/nothing", "404"),
@@ -155,7 +157,8 @@ async fn a_body_is_not_read_before_it_is_known_who_sends_it_and_where() {
 #[tokio::test]
 async fn a_class_that_its_key_may_not_use_is_refused_before_the_body_and_counted() {
     let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: vec!["batch".into()] }];
-    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| text_script("x")).await;
+    let door =
+        open(RouterConfig { api_keys: keys.into(), ..RouterConfig::default() }, |_| text_script("x")).await;
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\nx-baton-class: gold\r\n\
          content-type: application/json\r\ncontent-length: 30000000\r\n\r\n"
@@ -179,7 +182,8 @@ async fn a_class_that_its_key_may_not_use_is_refused_before_the_body_and_counted
 #[tokio::test]
 async fn errors_are_counted_by_status_and_reason() {
     let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: Vec::new() }];
-    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| text_script("x")).await;
+    let door =
+        open(RouterConfig { api_keys: keys.into(), ..RouterConfig::default() }, |_| text_script("x")).await;
     let key = [("authorization", "Bearer k")];
     for _ in 0..3 {
         assert_eq!(door.post_with(PATH, BODY, &[]).await.status, 401);
