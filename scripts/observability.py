@@ -114,7 +114,7 @@ def answer(port, prometheus_port):
     # The page and Prometheus count alike.
     page = wait_for(f"{door}/metrics", 5).decode()
     in_slo = sum(float(line.split()[-1]) for line in page.splitlines()
-                 if re.match(r'baton_slo_requests_total\{.*outcome="(in_slo|late_ttft|late_tbt)"', line))
+                 if re.match(r'baton_slo_requests_total\{.*outcome="(in_slo|late_ttft|late_tbt|late_e2e)"', line))
     if in_slo != served:
         broken.append(f"{served} answers were served, and the page counts {in_slo}")
     if broken:

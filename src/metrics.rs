@@ -52,6 +52,7 @@ pub const NAMES: &[Figure] = &[
         "baton_slo_requests_total",
         "Requests that ended, judged by the objectives of their class, by `class` and `outcome`",
     ),
+    Figure::counter("baton_slo_tokens_total", "Tokens of requests in SLO, by `class` and `kind`"),
     Figure::gauge("baton_slo_target_ratio", "Target share of a class (`target_permille`), by `class`"),
     Figure::histogram("baton_ttft_seconds", "From a request's arrival to its first token, by `class`"),
     Figure::histogram("baton_tbt_seconds", "Between two tokens of an answer"),
@@ -402,6 +403,11 @@ impl Metrics {
     /// Counts a request of a class that has ended.
     pub(crate) fn slo_ended(&self, class: &str, outcome: SloOutcome) {
         self.shared.by_class.ended(&self.shared.recorder, class, outcome);
+    }
+
+    /// Counts the prompt and output tokens of a request in SLO.
+    pub(crate) fn slo_tokens(&self, class: &str, tokens: [u64; 2]) {
+        self.shared.by_class.in_slo(&self.shared.recorder, class, tokens);
     }
 
     /// Compares what was predicted of a request with what was measured.

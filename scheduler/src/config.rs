@@ -201,6 +201,7 @@ impl SchedulerConfig {
             let named = |setting: &str| format!("classes[{}].{setting}", class.name);
             within(&named("ttft_us"), class.ttft_us, 1000, 86_400_000_000)?;
             within(&named("tbt_us"), class.tbt_us, 100, 3_600_000_000)?;
+            within(&named("e2e_us"), class.e2e_us, 0, 604_800_000_000)?;
             within(&named("target_permille"), class.target_permille.into(), 500, 999)?;
             within(&named("weight"), class.weight.into(), 1, 1_000_000)?;
             within(&named("headroom_permille"), class.headroom_permille.into(), 0, 999)?;

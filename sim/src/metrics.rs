@@ -2,7 +2,7 @@
 //!
 //! - *TTFT*: from the offer of the request (its last attempt) to its first token.
 //! - *TBT*: the mean of the longest tenth of a request's token gaps (at least one gap).
-//! - *in SLO*: completed with TTFT and TBT within its class's objectives.
+//! - *in SLO*: completed with TTFT, TBT and, where there is such an objective, E2E within its class's objectives.
 //! - *goodput*: requests in SLO over requests offered; rejected, failed and late ones all count
 //!   against it, each under its own name.
 //! - *block hit ratio*: prompt blocks that needed no computing over prompt blocks of admitted
@@ -103,10 +103,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether an answer that completed kept the TTFT and the TBT objective of its class.
+    /// Whether an answer that completed kept the TTFT, the TBT and the E2E objective of its class.
     #[must_use]
-    pub const fn keeps(&self, class: &SloClass) -> [bool; 2] {
-        [self.ttft_us <= class.ttft_us, self.gaps.worst_tenth_us <= class.tbt_us]
+    pub const fn keeps(&self, class: &SloClass) -> [bool; 3] {
+        class.keeps(self.ttft_us, self.gaps.worst_tenth_us, self.end_us.saturating_sub(self.offer_us))
     }
 
     /// A request of one prompt token with these TTFT and TBT, µs, for tests.
@@ -182,6 +182,7 @@ struct Counts {
     in_slo_input_tokens: u64,
     ttft_ok: u64,
     tbt_ok: u64,
+    e2e_ok: u64,
     refusals: u64,
     retried_in_slo: u64,
     second_tries: u64,
@@ -328,19 +329,21 @@ impl Collector {
         self.tbt_us.push(outcome.gaps.worst_tenth_us);
         self.gap_sum_us += u128::from(outcome.gaps.mean_us) * u128::from(outcome.gaps.count);
         self.gap_count += outcome.gaps.count;
-        let [ttft_ok, tbt_ok] = outcome.keeps(class);
+        let kept = outcome.keeps(class);
+        let (in_slo, [ttft_ok, tbt_ok, e2e_ok]) = (kept == [true; 3], kept);
         c.ttft_ok += u64::from(ttft_ok);
         c.tbt_ok += u64::from(tbt_ok);
+        c.e2e_ok += u64::from(e2e_ok);
         c.readmitted += u64::from(outcome.attempts > 1);
         self.late_us = self.late_us.max(outcome.ttft_us.saturating_sub(class.ttft_us));
-        if ttft_ok && tbt_ok {
+        if in_slo {
             c.in_slo += 1;
             c.in_slo_input_tokens += outcome.prompt_tokens;
             c.retried_in_slo += u64::from(outcome.attempts > 1);
         }
         let bin = self.series.at(outcome.offer_us);
         bin.completed += 1;
-        bin.in_slo += u64::from(ttft_ok && tbt_ok);
+        bin.in_slo += u64::from(in_slo);
         bin.ttft_us += outcome.ttft_us;
         bin.hit_blocks += u64::from(outcome.hit_blocks);
         bin.blocks += u64::from(outcome.blocks);

@@ -38,7 +38,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 const DEFINITIONS: [(&str, &str); 7] = [
     ("TTFT", "From the offer of the request (its last attempt) to its first token."),
     ("TBT", "The mean of the longest tenth of a request's token gaps, at least one gap."),
-    ("in SLO", "Completed with TTFT and TBT within the objectives of its class."),
+    ("in SLO", "Completed with TTFT, TBT and E2E within the objectives of its class."),
     ("goodput", "Requests in SLO over requests offered; refused, failed and late ones all count against it."),
     ("hit ratio", "Prompt blocks that needed no computing, over prompt blocks of completed requests."),
     (

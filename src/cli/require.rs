@@ -33,6 +33,7 @@ const FIGURES: [&str; 36] = [
     "cancelled",
     "completed",
     "cpu_s",
+    "e2e_ok",
     "failed",
     "fetched_bytes",
     "goodput",

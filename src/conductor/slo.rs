@@ -35,12 +35,18 @@ pub struct SloStatus {
     pub ttft_attained: Option<f64>,
     /// Requests that ended, the cancelled ones included.
     pub requests: u64,
-    /// Requests that completed within both objectives.
+    /// Requests that completed within all objectives.
     pub in_slo: u64,
+    /// Prompt tokens of those.
+    pub in_slo_prompt_tokens: u64,
+    /// Output tokens of those.
+    pub in_slo_output_tokens: u64,
     /// Requests with a late first token.
     pub late_ttft: u64,
     /// Requests with an early enough first token and a TBT above the objective.
     pub late_tbt: u64,
+    /// Requests with tokens in time and a last token beyond the objective for the whole answer.
+    pub late_e2e: u64,
     /// Requests that the conductor refused.
     pub refused: u64,
     /// Requests that were admitted and could not be served.
@@ -68,6 +74,8 @@ pub(super) struct SloLedger {
 #[derive(Debug)]
 struct ClassTally {
     totals: [u64; SloOutcome::ALL.len()],
+    /// Prompt and output tokens of requests in SLO.
+    tokens: [u64; 2],
     minutes: [MinuteCounts; MINUTES as usize],
     predictions: PredictionLedger,
 }
@@ -85,6 +93,7 @@ impl Default for ClassTally {
     fn default() -> Self {
         Self {
             totals: [0; SloOutcome::ALL.len()],
+            tokens: [0; 2],
             minutes: [MinuteCounts::default(); MINUTES as usize],
             predictions: PredictionLedger::default(),
         }
@@ -136,6 +145,12 @@ impl SloLedger {
         }
     }
 
+    fn add_tokens(&mut self, class: &str, tokens: [u64; 2]) {
+        if let Some(tally) = self.classes.get_mut(class) {
+            tally.tokens.iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
+        }
+    }
+
     fn compare(&mut self, class: &str, prediction: &Prediction, served: &ServedRequest) {
         if let Some(tally) = self.classes.get_mut(class) {
             tally.predictions.observe(prediction, served);
@@ -152,15 +167,19 @@ impl SloLedger {
         let status = |class: &SloClass| {
             let tally = self.classes.get(&class.name);
             let total = |outcome: SloOutcome| tally.map_or(0, |tally| tally.totals[outcome as usize]);
-            let in_time = total(SloOutcome::InSlo) + total(SloOutcome::LateTbt);
+            let in_time = total(SloOutcome::InSlo) + total(SloOutcome::LateTbt) + total(SloOutcome::LateE2e);
+            let [in_slo_prompt_tokens, in_slo_output_tokens] = tally.map_or([0; 2], |tally| tally.tokens);
             SloStatus {
                 class: class.name.clone(),
                 target: f64::from(class.target_permille) / 1000.0,
                 ttft_attained: share(in_time, in_time + total(SloOutcome::LateTtft)),
                 requests: SloOutcome::ALL.into_iter().map(total).sum(),
                 in_slo: total(SloOutcome::InSlo),
+                in_slo_prompt_tokens,
+                in_slo_output_tokens,
                 late_ttft: total(SloOutcome::LateTtft),
                 late_tbt: total(SloOutcome::LateTbt),
+                late_e2e: total(SloOutcome::LateE2e),
                 refused: total(SloOutcome::Refused),
                 failed: total(SloOutcome::Failed),
                 cancelled: total(SloOutcome::Cancelled),
@@ -176,19 +195,21 @@ impl SloLedger {
 
 /// How a request ended that ends now.
 fn judge(session: &Session, class: &SloClass, now_us: u64) -> SloOutcome {
-    let ttft_us = session.first_token_us.unwrap_or(now_us).saturating_sub(session.arrived_us);
-    let late = ttft_us > class.ttft_us;
-    let served = session.is_served();
+    let since_us = |at_us: u64| at_us.saturating_sub(session.arrived_us);
+    let (served, tbt_us) = (session.is_served(), session.gaps.tbt_us().unwrap_or(0));
+    let end_us = if served { session.last_token_us } else { now_us };
+    let [ttft, tbt, e2e] =
+        class.keeps(since_us(session.first_token_us.unwrap_or(now_us)), tbt_us, since_us(end_us));
     match session.outcome {
-        _ if served && late => SloOutcome::LateTtft,
-        _ if served && session.gaps.tbt_us().is_some_and(|tbt_us| tbt_us > class.tbt_us) => {
-            SloOutcome::LateTbt
-        }
+        _ if served && !ttft => SloOutcome::LateTtft,
+        _ if served && !tbt => SloOutcome::LateTbt,
+        _ if served && !e2e => SloOutcome::LateE2e,
         _ if served => SloOutcome::InSlo,
         CaptureOutcome::Rejected => SloOutcome::Refused,
         CaptureOutcome::Failed if !session.excused => SloOutcome::Failed,
         // A client that gives up after its objective passed does not make the service look better.
-        _ if late => SloOutcome::LateTtft,
+        _ if !ttft => SloOutcome::LateTtft,
+        _ if !e2e => SloOutcome::LateE2e,
         _ => SloOutcome::Cancelled,
     }
 }
@@ -217,6 +238,11 @@ impl Driver {
         let outcome = judge(session, class, self.now_us);
         self.metrics.slo_ended(&class.name, outcome);
         self.slo.count(self.now_us, &class.name, outcome);
+        if outcome == SloOutcome::InSlo {
+            let tokens = [session.submission.tokens.len() as u64, session.answer.len() as u64];
+            self.metrics.slo_tokens(&class.name, tokens);
+            self.slo.add_tokens(&class.name, tokens);
+        }
         if let Some(tbt_us) = session.gaps.tbt_us().filter(|_| session.is_served()) {
             self.metrics.request_tbt(&class.name, tbt_us);
         }

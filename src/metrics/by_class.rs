@@ -18,12 +18,14 @@ const OTHER_CLASS: &str = "other";
 /// How a request ended, judged by the objectives of its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SloOutcome {
-    /// It completed within both objectives.
+    /// It completed within all objectives.
     InSlo,
     /// Its first token came after the class's `ttft_us`.
     LateTtft,
     /// It completed, its first token was in time, and its TBT is above the class's `tbt_us`.
     LateTbt,
+    /// It completed, its tokens were in time, and its last one came after the class's `e2e_us`.
+    LateE2e,
     /// The conductor refused it.
     Refused,
     /// It was admitted and could not be served.
@@ -34,8 +36,15 @@ pub(crate) enum SloOutcome {
 
 impl SloOutcome {
     /// All of them, in the order of their numbers.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::InSlo, Self::LateTtft, Self::LateTbt, Self::Refused, Self::Failed, Self::Cancelled];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::InSlo,
+        Self::LateTtft,
+        Self::LateTbt,
+        Self::LateE2e,
+        Self::Refused,
+        Self::Failed,
+        Self::Cancelled,
+    ];
 
     /// The value of the label `outcome`.
     pub(crate) const fn name(self) -> &'static str {
@@ -43,6 +52,7 @@ impl SloOutcome {
             Self::InSlo => "in_slo",
             Self::LateTtft => "late_ttft",
             Self::LateTbt => "late_tbt",
+            Self::LateE2e => "late_e2e",
             Self::Refused => "refused",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
@@ -58,6 +68,8 @@ pub(super) struct ByClass {
 
 struct ClassSeries {
     outcomes: [Counter; SloOutcome::ALL.len()],
+    /// Prompt and output tokens of requests in SLO.
+    tokens: [Counter; 2],
     ttft: Histogram,
     tbt: Histogram,
     predictions: BTreeMap<(PredictionPath, PredictionTarget), PredictionSeries>,
@@ -114,8 +126,15 @@ impl ClassSeries {
             counter.increment(0);
             counter
         });
+        let tokens = ["prompt", "output"].map(|kind| {
+            let key = Key::from_parts("baton_slo_tokens_total", vec![label(), Label::new("kind", kind)]);
+            let counter = recorder.register_counter(&key, &METADATA);
+            counter.increment(0);
+            counter
+        });
         Self {
             outcomes,
+            tokens,
             ttft: histogram("baton_ttft_seconds"),
             tbt: histogram("baton_request_tbt_seconds"),
             predictions: BTreeMap::new(),
@@ -140,6 +159,13 @@ impl ByClass {
 
     pub(super) fn ended(&self, recorder: &PrometheusRecorder, class: &str, outcome: SloOutcome) {
         self.series(recorder, class, |series, _| series.outcomes[outcome as usize].increment(1));
+    }
+
+    /// Counts the prompt and output tokens of a request in SLO.
+    pub(super) fn in_slo(&self, recorder: &PrometheusRecorder, class: &str, tokens: [u64; 2]) {
+        self.series(recorder, class, |series, _| {
+            series.tokens.iter().zip(tokens).for_each(|(counter, tokens)| counter.increment(tokens));
+        });
     }
 
     pub(super) fn first_token(&self, recorder: &PrometheusRecorder, class: &str, ttft_us: u64) {
@@ -180,7 +206,7 @@ mod tests {
     #[test]
     fn each_outcome_has_a_series_from_the_first_count_and_classes_are_bounded() {
         let (by_class, recorder) = (ByClass::default(), PrometheusBuilder::new().build_recorder());
-        assert_eq!(SloOutcome::ALL.map(|outcome| outcome as usize), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(SloOutcome::ALL.map(|outcome| outcome as usize), [0, 1, 2, 3, 4, 5, 6]);
         for at in 0..MAX_CLASSES + 10 {
             by_class.ended(&recorder, &format!("c{at}"), SloOutcome::LateTbt);
         }
@@ -194,6 +220,7 @@ mod tests {
             ("in_slo", 1),
             ("late_ttft", 0),
             ("late_tbt", 1),
+            ("late_e2e", 0),
             ("refused", 0),
             ("failed", 0),
             ("cancelled", 0),
@@ -201,6 +228,13 @@ mod tests {
             assert_eq!(count("c0", outcome), Some(expected), "{outcome}");
         }
         assert_eq!(count("other", "late_tbt"), Some(10));
+        by_class.in_slo(&recorder, "c0", [7, 2]);
+        by_class.in_slo(&recorder, "c0", [5, 1]);
+        let page = recorder.handle().render();
+        for (class, kind, tokens) in [("c0", "prompt", 12), ("c0", "output", 3), ("c1", "output", 0)] {
+            let line = format!("baton_slo_tokens_total{{class=\"{class}\",kind=\"{kind}\"}} {tokens}\n");
+            assert!(page.contains(&line), "{line} is missing: {page}");
+        }
         let prediction = Prediction {
             path: PredictionPath::Remote,
             ttft_us: 1_000,

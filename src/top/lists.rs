@@ -88,7 +88,9 @@ const CLASS_LINES: usize = 8;
 
 /// One line a class, the class with the lowest attained share first. None for a single class that keeps its promise.
 pub(super) fn classes(status: &Status) -> Vec<String> {
-    let trouble = |class: &SloStatus| class.late_ttft + class.late_tbt + class.refused + class.failed > 0;
+    let trouble = |class: &SloStatus| {
+        class.late_ttft + class.late_tbt + class.late_e2e + class.refused + class.failed > 0
+    };
     if status.slo.len() < 2 && !status.slo.iter().any(trouble) {
         return Vec::new();
     }
@@ -105,7 +107,7 @@ pub(super) fn classes(status: &Status) -> Vec<String> {
 
 fn class_line(class: &SloStatus) -> String {
     format!(
-        "SLO {}: 5 min {}, 1 h {}; of {} requests {} in SLO, late TTFT {} TBT {}, refused {}, failed {}, cancelled {}; \
+        "SLO {}: 5 min {}, 1 h {}; of {} requests {} in SLO, late TTFT {} TBT {} E2E {}, refused {}, failed {}, cancelled {}; \
          TTFT of admitted {}, target {}",
         class.class,
         words::share(class.attained_5m),
@@ -114,6 +116,7 @@ fn class_line(class: &SloStatus) -> String {
         class.in_slo,
         class.late_ttft,
         class.late_tbt,
+        class.late_e2e,
         class.refused,
         class.failed,
         class.cancelled,

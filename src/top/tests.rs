@@ -138,8 +138,14 @@ fn classes_have_lines_if_there_are_several_or_one_breaks_its_promise() {
         SloStatus { class, requests, in_slo, target, attained_5m, attained_1h, ..SloStatus::default() }
     };
     assert!(!page(vec![class("only", 1.0)]).contains("SLO"));
-    let late = SloStatus { late_ttft: 1, late_tbt: 1, ttft_attained: Some(0.9975), ..class("only", 0.995) };
-    let words = "SLO only: 5 min -, 1 h 99.5 %; of 400 requests 398 in SLO, late TTFT 1 TBT 1, refused 0, failed 0, \
+    let late = SloStatus {
+        late_ttft: 1,
+        late_tbt: 1,
+        late_e2e: 2,
+        ttft_attained: Some(0.9975),
+        ..class("only", 0.995)
+    };
+    let words = "SLO only: 5 min -, 1 h 99.5 %; of 400 requests 398 in SLO, late TTFT 1 TBT 1 E2E 2, refused 0, failed 0, \
                  cancelled 0; TTFT of admitted 99.7 %, target 99.0 %\nsince the start: finished";
     let text = page(vec![late]);
     assert!(text.contains(words), "{text}");

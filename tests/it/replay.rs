@@ -128,6 +128,7 @@ fn each_service_class_has_its_figures_and_they_add_up() {
         }
         assert_eq!(sum("completed") - sum("late_ttft"), count(run, "ttft_ok"), "{run:#}");
         assert_eq!(sum("completed") - sum("late_tbt"), count(run, "tbt_ok"), "{run:#}");
+        assert_eq!(sum("completed") - sum("late_e2e"), count(run, "e2e_ok"), "{run:#}");
         assert!(sum("rejected") + sum("late_ttft") > 0, "an overload: {run:#}");
     }
 }

@@ -14,6 +14,9 @@ pub struct SloClass {
     pub ttft_us: u64,
     /// Time between tokens promised, µs: bounds the mean of a request's longest tenth of gaps.
     pub tbt_us: u64,
+    /// Time from the arrival to the last token promised, µs; 0 promises none. Answers are judged by it (`late_e2e`) and not
+    /// admitted by it: how long an answer will be is known too roughly when it arrives.
+    pub e2e_us: u64,
     /// Share of the admitted requests that should have their first token within `ttft_us`, per mille, 500–999. The margin
     /// that admission keeps free is learnt from it: the conductor measures by how much first tokens come later than it
     /// promised, for each class and path, and keeps that quantile of it free. Refused requests and `tbt_us` do not count
@@ -36,12 +39,27 @@ pub struct SloClass {
     pub headroom_permille: u32,
 }
 
+impl SloClass {
+    /// Which objectives an answer that completed kept: TTFT, TBT and E2E. The TBT of an answer of one token is 0.
+    #[must_use]
+    pub const fn keeps(&self, ttft_us: u64, tbt_us: u64, e2e_us: u64) -> [bool; 3] {
+        [ttft_us <= self.ttft_us, tbt_us <= self.tbt_us, !self.is_late_e2e(e2e_us)]
+    }
+
+    /// Whether a request of this age, µs, is beyond the objective for its last token.
+    #[must_use]
+    pub const fn is_late_e2e(&self, age_us: u64) -> bool {
+        self.e2e_us > 0 && age_us > self.e2e_us
+    }
+}
+
 impl Default for SloClass {
     fn default() -> Self {
         Self {
             name: String::from("default"),
             ttft_us: 30_000_000,
             tbt_us: 100_000,
+            e2e_us: 0,
             target_permille: 995,
             weight: 1,
             priority: 0,

@@ -22,8 +22,10 @@ pub struct ClassResult {
     pub in_slo: u64,
     /// Completed requests beyond the TTFT objective.
     pub late_ttft: u64,
-    /// Completed requests beyond the TBT objective; a request may be beyond both.
+    /// Completed requests beyond the TBT objective; a request may be beyond several.
     pub late_tbt: u64,
+    /// Completed requests beyond the E2E objective.
+    pub late_e2e: u64,
     /// Requests refused for good.
     pub rejected: u64,
     /// Requests admitted that could not be served.
@@ -43,6 +45,7 @@ struct ClassCounts {
     in_slo: u64,
     late_ttft: u64,
     late_tbt: u64,
+    late_e2e: u64,
     rejected: u64,
     failed: u64,
     cancelled: u64,
@@ -69,11 +72,12 @@ impl ClassCounter {
         let (class, counts) = &mut self.classes[usize::from(outcome.class).min(last)];
         match outcome.status {
             Status::Completed => {
-                let [late_ttft, late_tbt] = outcome.keeps(class).map(|kept| !kept);
+                let late @ [late_ttft, late_tbt, late_e2e] = outcome.keeps(class).map(|kept| !kept);
                 counts.completed += 1;
-                counts.in_slo += u64::from(!late_ttft && !late_tbt);
+                counts.in_slo += u64::from(late == [false; 3]);
                 counts.late_ttft += u64::from(late_ttft);
                 counts.late_tbt += u64::from(late_tbt);
+                counts.late_e2e += u64::from(late_e2e);
                 counts.ttft_us.push(outcome.ttft_us);
                 if let Some(prediction) = &outcome.prediction {
                     counts.predictions.observe(prediction, &served(outcome));
@@ -96,6 +100,7 @@ impl ClassCounter {
             in_slo: n.in_slo,
             late_ttft: n.late_ttft,
             late_tbt: n.late_tbt,
+            late_e2e: n.late_e2e,
             rejected: n.rejected,
             failed: n.failed,
             cancelled: n.cancelled,
@@ -121,6 +126,20 @@ fn served(outcome: &Outcome) -> ServedRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_that_ends_late_is_not_in_slo() {
+        let classes = [0, 5_000_000].map(|e2e_us| SloClass { e2e_us, ..SloClass::default() });
+        let mut counter = ClassCounter::new(&classes);
+        for (class, end_us) in [(0, 9_000_000), (1, 6_000_000), (1, 6_000_001)] {
+            let answer = Outcome::of_class(class, Status::Completed, (1, 1));
+            // It was refused at first: the time counts from the offer that was let in.
+            counter.ended(&Outcome { offer_us: 1_000_000, end_us, ..answer });
+        }
+        let counts = |r: &ClassResult| [r.completed, r.in_slo, r.late_ttft, r.late_tbt, r.late_e2e];
+        let results = counter.results();
+        assert_eq!((counts(&results[0]), counts(&results[1])), ([1, 1, 0, 0, 0], [2, 1, 0, 0, 1]));
+    }
 
     #[test]
     fn each_request_counts_once_in_its_class_by_that_classes_objectives() {

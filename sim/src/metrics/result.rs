@@ -31,6 +31,23 @@ pub struct Objective {
     pub ttft_s: f64,
     /// Bound of the mean of the longest tenth of a request's gaps.
     pub tbt_ms: f64,
+    /// Bound of the time to the last token, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub e2e_s: Option<f64>,
+}
+
+impl Objective {
+    /// Those of a class.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
+    pub fn new(class: &SloClass) -> Self {
+        Self {
+            class: class.name.clone(),
+            ttft_s: seconds(class.ttft_us),
+            tbt_ms: class.tbt_us as f64 / 1e3,
+            e2e_s: (class.e2e_us > 0).then(|| seconds(class.e2e_us)),
+        }
+    }
 }
 
 /// One instance's totals.
@@ -88,6 +105,8 @@ pub struct RunResult {
     pub ttft_ok: u64,
     /// Completed requests within the TBT objective.
     pub tbt_ok: u64,
+    /// Completed requests within the E2E objective, or without one.
+    pub e2e_ok: u64,
     /// Prompt tokens offered.
     pub input_tokens: u64,
     /// Prompt tokens of requests in SLO.
@@ -191,7 +210,7 @@ impl Collector {
             admission: names.1.into(),
             speed,
             seed,
-            objectives: self.objectives(),
+            objectives: self.classes.iter().map(Objective::new).collect(),
             classes: self.by_class.results(),
             requests: c.arrived,
             completed: c.completed,
@@ -203,6 +222,7 @@ impl Collector {
             bound: None,
             ttft_ok: c.ttft_ok,
             tbt_ok: c.tbt_ok,
+            e2e_ok: c.e2e_ok,
             input_tokens: c.input_tokens,
             input_tokens_in_slo: c.in_slo_input_tokens,
             output_tokens: c.output_tokens,
@@ -229,12 +249,7 @@ impl Collector {
             readmitted_in_slo: c.retried_in_slo,
             second_tries: c.second_tries,
             second_tries_admitted: c.second_tries_admitted,
-            shadow: self
-                .scheduler
-                .shadow
-                .iter()
-                .map(|(m, refused, judged)| (m.name(), *refused, *judged))
-                .collect(),
+            shadow: self.scheduler.shadow.iter().map(|(m, refused, of)| (m.name(), *refused, *of)).collect(),
             fetched_bytes: c.fetched_bytes,
             handoff_bytes: c.handoff_bytes,
             lent_bytes: c.lent_bytes,
@@ -250,15 +265,5 @@ impl Collector {
             hot_blocks: self.popularity.ranked(),
             series: self.series.clone(),
         }
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
-    fn objectives(&self) -> Vec<Objective> {
-        let promised = |c: &SloClass| Objective {
-            class: c.name.clone(),
-            ttft_s: seconds(c.ttft_us),
-            tbt_ms: c.tbt_us as f64 / 1e3,
-        };
-        self.classes.iter().map(promised).collect()
     }
 }

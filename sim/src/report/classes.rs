@@ -7,7 +7,7 @@ use super::names::key;
 use super::text::{count, escape, fixed, percent, share};
 
 const NOTE: &str = "Each request counts once, in its class. The target is the share of admitted requests that should \
-                    have their first token in time. A request may be late by both objectives.";
+                    have their first token in time. A request may be late by several objectives.";
 
 /// A row for each class of each run; nothing where no run has more than one class.
 #[must_use]
@@ -21,6 +21,7 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
         "target",
         "late TTFT",
         "late TBT",
+        "late E2E",
         "refused",
         "failed",
         "cancelled",
@@ -50,7 +51,7 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
     html + "</tbody></table></div></figure>"
 }
 
-fn cells(class: &ClassResult) -> [String; 10] {
+fn cells(class: &ClassResult) -> [String; 11] {
     let seconds = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| fixed(v, 2));
     [
         count(class.requests),
@@ -58,6 +59,7 @@ fn cells(class: &ClassResult) -> [String; 10] {
         percent(class.target),
         count(class.late_ttft),
         count(class.late_tbt),
+        count(class.late_e2e),
         count(class.rejected),
         count(class.failed),
         count(class.cancelled),

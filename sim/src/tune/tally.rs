@@ -18,6 +18,9 @@ pub struct RunTally {
     pub late_ttft: u64,
     /// Completed beyond the TBT objective.
     pub late_tbt: u64,
+    /// Completed beyond the E2E objective.
+    #[serde(default)]
+    pub late_e2e: u64,
     /// Admitted and not served.
     pub failed: u64,
     /// Refusals of the whole run by reason.
@@ -33,12 +36,14 @@ impl RunTally {
             let at = usize::from(outcome.class).min(classes.len() - 1);
             let block = block_of(outcome.first_offer_us - from_us, to_us - from_us);
             let completed = outcome.status == Status::Completed;
-            let [late_ttft, late_tbt] = outcome.keeps(&classes[at]).map(|kept| completed && !kept);
+            let late @ [late_ttft, late_tbt, late_e2e] =
+                outcome.keeps(&classes[at]).map(|kept| completed && !kept);
             let counts = &mut tally.blocks[block][at];
             counts[0] += 1;
-            counts[1] += u64::from(completed && !late_ttft && !late_tbt);
+            counts[1] += u64::from(completed && late == [false; 3]);
             tally.late_ttft += u64::from(late_ttft);
             tally.late_tbt += u64::from(late_tbt);
+            tally.late_e2e += u64::from(late_e2e);
             tally.failed += u64::from(matches!(outcome.status, Status::Failed | Status::TimedOut));
         }
         tally

@@ -36,6 +36,7 @@ struct Sums {
     in_slo: u64,
     ttft_ok: u64,
     tbt_ok: u64,
+    e2e_ok: u64,
     input_tokens: u64,
     input_tokens_in_slo: u64,
     output_tokens: u64,
@@ -65,11 +66,6 @@ pub fn result(sent: &[SentRequest], classes: &[SloClass], name: RunName<'_>) -> 
     RunResult { classes: by_class.results(), ..sums.close(classes, name, series, sent.len() as u64) }
 }
 
-/// Whether an answer met its class's objectives: TTFT, TBT.
-fn met(outcome: &Outcome, class: &SloClass) -> (bool, bool) {
-    (outcome.ttft_us <= class.ttft_us, outcome.gaps.worst_tenth_us <= class.tbt_us)
-}
-
 impl Sums {
     fn take(&mut self, one: &SentRequest, class: &SloClass) {
         let o = &one.outcome;
@@ -96,12 +92,14 @@ impl Sums {
         self.tbt_us.push(o.gaps.worst_tenth_us);
         self.gap_sum_us += u128::from(o.gaps.mean_us) * u128::from(o.gaps.count);
         self.gap_count += o.gaps.count;
-        let (ttft_ok, tbt_ok) = met(o, class);
+        let kept = o.keeps(class);
+        let (in_slo, [ttft_ok, tbt_ok, e2e_ok]) = (kept == [true; 3], kept);
         self.ttft_ok += u64::from(ttft_ok);
         self.tbt_ok += u64::from(tbt_ok);
+        self.e2e_ok += u64::from(e2e_ok);
         self.readmitted += u64::from(o.attempts > 1);
         self.late_us = self.late_us.max(o.ttft_us.saturating_sub(class.ttft_us));
-        if ttft_ok && tbt_ok {
+        if in_slo {
             self.in_slo += 1;
             self.input_tokens_in_slo += o.prompt_tokens;
             self.readmitted_in_slo += u64::from(o.attempts > 1);
@@ -119,7 +117,7 @@ impl Sums {
             admission: name.admission.into(),
             speed: name.speed,
             seed: name.seed,
-            objectives: classes.iter().map(objective).collect(),
+            objectives: classes.iter().map(Objective::new).collect(),
             classes: Vec::new(),
             requests,
             completed: status(Status::Completed),
@@ -131,6 +129,7 @@ impl Sums {
             bound: None,
             ttft_ok: self.ttft_ok,
             tbt_ok: self.tbt_ok,
+            e2e_ok: self.e2e_ok,
             input_tokens: self.input_tokens,
             input_tokens_in_slo: self.input_tokens_in_slo,
             output_tokens: self.output_tokens,
@@ -172,15 +171,6 @@ impl Sums {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for a report")]
-fn objective(class: &SloClass) -> Objective {
-    Objective {
-        class: class.name.clone(),
-        ttft_s: class.ttft_us as f64 / 1e6,
-        tbt_ms: class.tbt_us as f64 / 1e3,
-    }
-}
-
 /// The scheduler's own word for a reason that a server named; `other` for a reason not of ours.
 fn reason(name: &str) -> &'static str {
     let known = RejectReason::ALL.map(RejectReason::name);
@@ -209,10 +199,9 @@ fn mark(series: &mut Series, one: &SentRequest, class: &SloClass) {
     bins[arrived].arrived += 1;
     refused.into_iter().for_each(|at| bins[at].rejected += 1);
     if o.status == Status::Completed {
-        let (ttft_ok, tbt_ok) = met(o, class);
         let bin = &mut bins[offered];
         bin.completed += 1;
-        bin.in_slo += u64::from(ttft_ok && tbt_ok);
+        bin.in_slo += u64::from(o.keeps(class) == [true; 3]);
         bin.ttft_us += o.ttft_us;
         bin.hit_blocks += u64::from(o.hit_blocks);
         bin.blocks += u64::from(o.blocks);

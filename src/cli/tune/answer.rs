@@ -95,7 +95,7 @@ pub fn bottleneck(run: &RunTally) -> Option<&'static str> {
         "queue_full" | "no_instance" => "nodes",
         _ => PREFILL,
     };
-    let mut lacks: Vec<(&str, u64)> = vec![(PREFILL, run.late_ttft), (STEPS, run.late_tbt)];
+    let mut lacks: Vec<(&str, u64)> = vec![(PREFILL, run.late_ttft), (STEPS, run.late_tbt + run.late_e2e)];
     for (reason, count) in &run.refusals {
         let word = word(reason);
         match lacks.iter_mut().find(|(known, _)| *known == word) {

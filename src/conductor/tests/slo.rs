@@ -133,8 +133,11 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
         ttft_attained: Some(2.0 / 3.0),
         requests: 6,
         in_slo: 1,
+        in_slo_prompt_tokens: submission("a", "gold", 4).tokens.len() as u64,
+        in_slo_output_tokens: 4,
         late_ttft: 1,
         late_tbt: 1,
+        late_e2e: 0,
         refused: 2,
         failed: 0,
         cancelled: 1,
@@ -165,6 +168,41 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
         "baton_prediction_covered_total{class=\"gold\",path=\"prefill\",target=\"ttft\",covered=\"false\"}";
     assert_eq!(value(&bench, covered), Some(3.0));
     assert_eq!((status.slo[0].class.as_str(), status.slo[0].requests), ("default", 3));
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_late_is_told_from_one_with_late_tokens() {
+    let mut bench = Bench::tuned(&["p0", "d0"], |config| {
+        config.scheduler.classes[0].e2e_us = 1_000_000;
+    })
+    .await;
+    for (name, max_tokens, times) in [
+        ("in time", 4, (400_000, 90_000)),
+        ("late end", 9, (400_000, 90_000)),
+        // Late gaps count before a late end.
+        ("late gaps", 9, (400_000, 200_000)),
+    ] {
+        bench.send(submission(name, "default", max_tokens)).await;
+        serve(&mut bench, name, times).await;
+    }
+    // A client that waits beyond the objective does not make the service look better.
+    for (name, wait_us) in [("patient", 1_100_000), ("left", 900_000)] {
+        bench.send(submission(name, "default", 9)).await;
+        bench.do_prefill(name).await;
+        bench.do_handoff(name).await;
+        bench.wait_alive_us(wait_us, &[]).await;
+        bench.leave(name).await;
+    }
+    let of = |outcome: &str, count: u64| (("default".to_owned(), outcome.to_owned()), count);
+    let expected =
+        BTreeMap::from([of("in_slo", 1), of("late_e2e", 2), of("late_tbt", 1), of("cancelled", 1)]);
+    assert_eq!(counts(&bench), expected);
+    let status = bench.status().slo.remove(0);
+    assert_eq!((status.late_e2e, status.ttft_attained, status.in_slo_output_tokens), (2, Some(1.0), 4));
+    let tokens = |kind: &str| format!("baton_slo_tokens_total{{class=\"default\",kind=\"{kind}\"}}");
+    assert_eq!(value(&bench, &tokens("output")), Some(4.0));
+    assert_eq!(value(&bench, &tokens("prompt")), Some(status.in_slo_prompt_tokens as f64));
     bench.quiet();
 }
 

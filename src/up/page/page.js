@@ -292,10 +292,10 @@ function classCard(slo) {
   const kept = share === null || share >= slo.target;
   const verdict = share === null ? "no request in 15 min" : kept ? "meets the target" : "below the target";
   const objective = objectives[slo.class];
-  const ends = [["in SLO", slo.in_slo], ["late first token", slo.late_ttft], ["late TBT", slo.late_tbt], ["refused", slo.refused], ["failed", slo.failed], ["cancelled", slo.cancelled]];
+  const ends = [["in SLO", slo.in_slo], ["late first token", slo.late_ttft], ["late TBT", slo.late_tbt], ["late end", slo.late_e2e], ["refused", slo.refused], ["failed", slo.failed], ["cancelled", slo.cancelled]];
   const admittedInTime = slo.ttft_attained === null ? "" : ` First tokens of admitted requests in time: ${percent(slo.ttft_attained)}.`;
   return el("div", { class: "card" },
-    el("h3", {}, el("span", {}, slo.class), objective ? el("span", { class: "dim" }, `TTFT ${objective.ttft}, TBT ${objective.tbt}`) : null),
+    el("h3", {}, el("span", {}, slo.class), objective ? el("span", { class: "dim" }, `TTFT ${objective.ttft}, TBT ${objective.tbt}${objective.e2e && objective.e2e !== "0s" ? `, E2E ${objective.e2e}` : ""}`) : null),
     el("p", {}, el("span", { class: `share ${share === null ? "dim" : kept ? "good" : "bad"}` }, share === null ? "–" : percent(share)), " ",
       el("span", { class: share === null ? "dim" : kept ? "good" : "bad" }, verdict), el("span", { class: "dim" }, ` (${percent(slo.target)}, ${count(judged)} requests)`)),
     minutes(slo), el("p", { class: "axis dim", "aria-hidden": "true" }, el("span", {}, "14 min ago"), el("span", {}, "this minute")),
@@ -485,7 +485,7 @@ function fields() {
     if (entry.classAt === null) rest.push(label);
     else groups.set(entry.classAt, [...(groups.get(entry.classAt) || []), [name, value, label]]);
   }
-  const order = ["ttft", "tbt", "target"];
+  const order = ["ttft", "tbt", "e2e", "target"];
   const rank = ([name]) => (order.includes(name) ? order.indexOf(name) : order.length);
   $("policy-classes").replaceChildren(...[...groups.values()].map((group) => {
     const named = group.find(([name]) => name === "name");
