@@ -218,7 +218,7 @@ impl Sender {
         let id = format!("replay-{}", planned.row);
         let named = [
             ("x-request-id", Some(&*id)),
-            ("x-baton-class", planned.class.as_deref()),
+            ("x-slo-class", planned.class.as_deref()),
             ("x-tenant-id", planned.tenant.as_deref()),
             ("x-session-id", planned.session.as_deref()),
         ];

@@ -15,6 +15,8 @@ use crate::trace::TraceParent;
 const MAX_NAME_BYTES: usize = 128;
 /// Longest time that a client may say it waits: a day.
 const MAX_TIMEOUT_US: u64 = 86_400_000_000;
+/// Headers that name the service class: the usual one, and the same under an older name.
+const CLASS_HEADERS: [&str; 2] = ["x-slo-class", "x-baton-class"];
 /// The API's own words for leaving the tier open.
 const OPEN_TIERS: [&str; 2] = ["auto", "default"];
 /// The API's own service tiers, which clients send without knowing the classes here.
@@ -96,11 +98,25 @@ pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admit
         None => name(headers, "x-tenant-id")?,
     };
     let classes = key.map_or(&[][..], |key| &key.classes);
-    let class = name(headers, "x-baton-class")?;
+    let class = class_in(headers)?;
     if let Some(class) = &class {
         may_use(class, classes)?;
     }
     Ok(AdmittedCaller { tenant, classes, class })
+}
+
+/// The class that the headers name, under either name.
+fn class_in(headers: &HeaderMap) -> Result<Option<Arc<str>>, ApiError> {
+    match CLASS_HEADERS.map(|header| name(headers, header)) {
+        [Ok(Some(one)), Ok(Some(other))] if one != other => {
+            let [first, second] = CLASS_HEADERS;
+            Err(ApiError::new(
+                400,
+                format!("headers {first} and {second} name different classes; send one of them"),
+            ))
+        }
+        [one, other] => Ok(one?.or(other?)),
+    }
 }
 
 /// The key that a call shows.
@@ -264,6 +280,12 @@ mod tests {
             read(&[("x-baton-class", "fast")], r#"{"service_tier":"flex"}"#).class.as_deref(),
             Some("fast")
         );
+        let both = |one, other| headers(&[("x-slo-class", one), ("x-baton-class", other)]);
+        assert_eq!(read(&[("x-slo-class", "fast")], "{}").class.as_deref(), Some("fast"));
+        assert_eq!(admit(&both("fast", "fast"), &[]).unwrap().class.as_deref(), Some("fast"));
+        assert_eq!(admit(&both("fast", ""), &[]).unwrap().class.as_deref(), Some("fast"));
+        let error = admit(&both("fast", "slow"), &[]).unwrap_err();
+        assert!(error.status == 400 && error.message.contains("x-slo-class and x-baton-class"), "{error:?}");
         assert_eq!(read(&[], r#"{"service_tier":"flex"}"#).class.as_deref(), Some("flex"));
         assert_eq!(read(&[], r#"{"service_tier":"auto"}"#).class, None);
     }

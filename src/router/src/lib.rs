@@ -11,7 +11,7 @@
 //! | `Authorization: Bearer` | the API key, when there are keys; it names the tenant |
 //! | `x-tenant-id` | the tenant, where no key names one; tenants share no blocks |
 //! | `cache_salt` | calls with different salts share no blocks |
-//! | `x-baton-class`, else `service_tier` | the service class (`auto` and `default` leave it open) |
+//! | `x-slo-class` (or `x-baton-class`), else `service_tier` | the service class (`auto` and `default` leave it open) |
 //! | [`RouterConfig::session_headers`], else `prompt_cache_key`, `user`, `previous_response_id` | the conversation |
 //! | `x-request-timeout-ms`, `x-stainless-timeout` (s) | how long the client waits |
 //! | `x-stainless-read-timeout` (s) | the same, for calls that are not streamed |

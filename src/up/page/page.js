@@ -582,11 +582,11 @@ function snippets() {
   const [key, name] = [!$("chat-key-label").hidden, $("chat-class").value];
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   $("snippet-curl").textContent = [`curl -N ${location.origin}/v1/chat/completions`, "-H 'Content-Type: application/json'", ...(key ? ['-H "Authorization: Bearer $API_KEY"'] : []),
-    ...(name ? [`-H ${quoted(`x-baton-class: ${name}`)}`] : []), `-d ${quoted(JSON.stringify(chatBody(true)))}`].join(" \\\n  ");
+    ...(name ? [`-H ${quoted(`x-slo-class: ${name}`)}`] : []), `-d ${quoted(JSON.stringify(chatBody(true)))}`].join(" \\\n  ");
   const { model, messages, max_tokens: tokens } = chatBody(true);
   $("snippet-python").textContent = ["import os", "from openai import OpenAI", "", `client = OpenAI(base_url=${JSON.stringify(`${location.origin}/v1`)}, api_key=${key ? 'os.environ["API_KEY"]' : '"none"'})`,
     "stream = client.chat.completions.create(", `    model=${JSON.stringify(model || "")},`, `    messages=${JSON.stringify(messages)},`, `    max_tokens=${tokens},`, "    stream=True,",
-    ...(name ? [`    extra_headers={"x-baton-class": ${JSON.stringify(name)}},`] : []), ")", "for event in stream:", "    if event.choices:", '        print(event.choices[0].delta.content or "", end="", flush=True)'].slice(key ? 0 : 1).join("\n");
+    ...(name ? [`    extra_headers={"x-slo-class": ${JSON.stringify(name)}},`] : []), ")", "for event in stream:", "    if event.choices:", '        print(event.choices[0].delta.content or "", end="", flush=True)'].slice(key ? 0 : 1).join("\n");
 }
 async function chat() {
   talking = new AbortController();
@@ -599,7 +599,7 @@ async function chat() {
   try {
     const name = $("chat-class").value;
     const reply = await fetch("/v1/chat/completions", { method: "POST", signal: talking.signal, body: JSON.stringify(chatBody(true)),
-      headers: headers(keys.get("client"), { "content-type": "application/json", ...(name ? { "x-baton-class": name } : {}) }) });
+      headers: headers(keys.get("client"), { "content-type": "application/json", ...(name ? { "x-slo-class": name } : {}) }) });
     id = reply.headers.get("x-request-id") || "";
     if (!reply.ok) {
       const retry = reply.headers.get("retry-after");
