@@ -5,12 +5,15 @@
 //! a 30 s prompt. The errors written into the profile are those of the finished, rounded formulas
 //! over all measurements, taken by the same functions that the simulator and the conductor call.
 
+pub mod curvature;
 pub mod measured;
+mod mixed;
 mod prefill;
 
 use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, ValidRange};
 use measured::{DecodePoint, Measurements, PrefillPoint};
 use prefill::Attention;
+pub use prefill::ascending;
 
 /// The facts about the fitted profile that the measurements do not contain.
 #[derive(Clone, Debug)]
@@ -63,7 +66,7 @@ pub fn fit(measured: &Measurements, spec: FitSpec) -> Result<CostProfile, FitErr
     if spec.shape == PrefillShape::NewOnly {
         profile.prefill = prefill::new_only(&profile, &measured.prefill)?;
     }
-    profile.shared_us = profile.prefill.knots_us[0].min(profile.decode.base_us[0]);
+    profile.shared_us = mixed::shared_us(&profile, &measured.mixed);
     profile.fit = errors_over(&profile, measured);
     profile.validate().map_err(|e| FitError(e.to_string()))?;
     Ok(profile)
@@ -72,44 +75,77 @@ pub fn fit(measured: &Measurements, spec: FitSpec) -> Result<CostProfile, FitErr
 /// The fit errors of `profile` over `measured`, in per cent rounded to hundredths.
 #[must_use]
 pub fn errors_over(profile: &CostProfile, measured: &Measurements) -> FitReport {
-    let prefill = Errors::over(&measured.prefill, |p| {
-        let at = profile.prefill_us(u64::from(p.new_tokens), p.prefix_tokens);
-        (at, p.latency_us)
-    });
-    let decode = Errors::over(&measured.decode, |p| {
-        let at = profile.decode_us(p.batch, p.context_sum_tokens());
-        (at, p.latency_us)
-    });
+    let (prefill, decode) = (prefill_errors(profile, &measured.prefill), decode_errors(profile, measured));
     FitReport {
-        prefill_points: prefill.points,
-        prefill_mape_pct: round_to(prefill.mape_pct, 0.01),
-        prefill_worst_pct: round_to(prefill.worst_pct, 0.01),
-        decode_points: decode.points,
-        decode_mape_pct: round_to(decode.mape_pct, 0.01),
-        decode_worst_pct: round_to(decode.worst_pct, 0.01),
+        prefill_points: prefill.points(),
+        prefill_mape_pct: round_to(prefill.mean_pct(), 0.01),
+        prefill_worst_pct: round_to(prefill.quantile_pct(1.0), 0.01),
+        decode_points: decode.points(),
+        decode_mape_pct: round_to(decode.mean_pct(), 0.01),
+        decode_worst_pct: round_to(decode.quantile_pct(1.0), 0.01),
     }
 }
 
-/// Absolute relative errors of a formula over some measurements, in per cent.
-struct Errors {
-    points: u32,
-    mape_pct: f64,
-    worst_pct: f64,
+/// The errors of each section that was measured, with its name.
+#[must_use]
+pub fn sections(profile: &CostProfile, measured: &Measurements) -> Vec<(&'static str, SectionErrors)> {
+    let mixed = SectionErrors::over(&measured.mixed, |p| {
+        let at = (mixed::apart_us(profile, p) - profile.shared_us).max(0.0);
+        (at, p.latency_us)
+    });
+    let prefill = prefill_errors(profile, &measured.prefill);
+    let all = [("prefill", prefill), ("decode", decode_errors(profile, measured)), ("mixed", mixed)];
+    all.into_iter().filter(|(_, errors)| errors.points() > 0).collect()
 }
 
-impl Errors {
+fn prefill_errors(profile: &CostProfile, points: &[PrefillPoint]) -> SectionErrors {
+    SectionErrors::over(points, |p| {
+        let at = profile.prefill_us(u64::from(p.new_tokens), p.prefix_tokens);
+        (at, p.latency_us)
+    })
+}
+
+fn decode_errors(profile: &CostProfile, measured: &Measurements) -> SectionErrors {
+    SectionErrors::over(&measured.decode, |p| {
+        let at = profile.decode_us(p.batch, p.context_sum_tokens());
+        (at, p.latency_us)
+    })
+}
+
+/// Absolute relative errors of a formula over some measurements, in per cent, ascending.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SectionErrors(Vec<f64>);
+
+impl SectionErrors {
     /// `both` gives (predicted, measured) for one point.
     fn over<P>(points: &[P], both: impl Fn(&P) -> (f64, f64)) -> Self {
-        let (mut count, mut sum, mut worst) = (0, 0.0, 0.0_f64);
-        for point in points {
+        let error_pct = |point| {
             let (predicted, measured) = both(point);
-            let error_pct = 100.0 * (predicted - measured).abs() / measured;
-            count += 1;
-            sum += error_pct;
-            worst = worst.max(error_pct);
-        }
-        let mape_pct = sum / f64::from(count.max(1));
-        Self { points: count, mape_pct, worst_pct: worst }
+            100.0 * (predicted - measured).abs() / measured
+        };
+        let mut errors: Vec<f64> = points.iter().map(error_pct).collect();
+        errors.sort_unstable_by(f64::total_cmp);
+        Self(errors)
+    }
+
+    /// How many measurements there are.
+    #[must_use]
+    pub fn points(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Their mean, per cent; 0 of none.
+    #[must_use]
+    pub fn mean_pct(&self) -> f64 {
+        self.0.iter().sum::<f64>() / f64::from(self.points().max(1))
+    }
+
+    /// The smallest error that this share of the points does not exceed, per cent; 0 of none.
+    #[must_use]
+    pub fn quantile_pct(&self, share: f64) -> f64 {
+        let rank = (share * f64::from(self.points())).ceil().max(1.0) - 1.0;
+        let last = self.0.len().saturating_sub(1);
+        self.0.get((rank as usize).min(last)).copied().unwrap_or(0.0)
     }
 }
 
@@ -122,11 +158,7 @@ fn best_prefill(profile: &CostProfile, points: &[PrefillPoint]) -> Result<Prefil
             continue;
         };
         let candidate = CostProfile { prefill: cost, ..profile.clone() };
-        let mape_pct = Errors::over(points, |p| {
-            let at = candidate.prefill_us(u64::from(p.new_tokens), p.prefix_tokens);
-            (at, p.latency_us)
-        })
-        .mape_pct;
+        let mape_pct = prefill_errors(&candidate, points).mean_pct();
         if best.as_ref().is_none_or(|(lowest, _)| mape_pct < *lowest) {
             best = Some((mape_pct, candidate.prefill));
         }
@@ -199,8 +231,9 @@ fn valid_range(measured: &Measurements) -> ValidRange {
 
 /// Refuses what no relative error can be taken of.
 fn check(measured: &Measurements) -> Result<(), FitError> {
-    let latencies =
-        (measured.prefill.iter().map(|p| p.latency_us)).chain(measured.decode.iter().map(|p| p.latency_us));
+    let latencies = (measured.prefill.iter().map(|p| p.latency_us))
+        .chain(measured.decode.iter().map(|p| p.latency_us))
+        .chain(measured.mixed.iter().map(|p| p.latency_us));
     if !latencies.into_iter().all(|us| us.is_finite() && us > 0.0) {
         return Err(FitError(String::from("every latency must be finite and above zero")));
     }
@@ -209,6 +242,9 @@ fn check(measured: &Measurements) -> Result<(), FitError> {
     }
     if measured.decode.is_empty() || measured.decode.iter().any(|p| p.batch == 0) {
         return Err(FitError(String::from("decode rows are needed, each with a batch of at least 1")));
+    }
+    if measured.mixed.iter().any(|p| p.batch == 0 || p.new_tokens == 0) {
+        return Err(FitError(String::from("a mixed row needs a batch and new tokens of at least 1 each")));
     }
     Ok(())
 }

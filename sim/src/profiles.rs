@@ -3,11 +3,14 @@
 use baton_types::{CostProfile, ProfileError};
 use std::path::Path;
 
-const SHIPPED: [(&str, &str); 4] = [
+const SHIPPED: [(&str, &str); 7] = [
     ("llama3-70b-8xa100", include_str!("../profiles/llama3-70b-8xa100.toml")),
     ("llama3-70b-8xa100-newtokens", include_str!("../profiles/llama3-70b-8xa100-newtokens.toml")),
     ("llama3-70b-8xh100", include_str!("../profiles/llama3-70b-8xh100.toml")),
     ("llama3-70b-8xh200", include_str!("../profiles/llama3-70b-8xh200.toml")),
+    ("llama3-70b-sglang-8xa100", include_str!("../profiles/llama3-70b-sglang-8xa100.toml")),
+    ("llama3-70b-sglang-8xh100", include_str!("../profiles/llama3-70b-sglang-8xh100.toml")),
+    ("llama3-70b-sglang-8xh200", include_str!("../profiles/llama3-70b-sglang-8xh200.toml")),
 ];
 
 /// Names of the shipped profiles, sorted.
@@ -91,7 +94,8 @@ mod tests {
             // Llama-3-70B: keys and values, 80 layers, 8 KV heads of 128, two bytes each.
             assert_eq!(profile.kv_bytes_per_token, 2 * 80 * 8 * 128 * 2);
             assert!(profile.fit.prefill_points >= 24 && profile.fit.decode_points >= 64);
-            assert!(profile.source.contains("vLLM") && profile.source.contains("aiconfigurator"));
+            let engine = if name.contains("sglang") { "SGLang" } else { "vLLM" };
+            assert!(profile.source.contains(engine) && profile.source.contains("aiconfigurator"));
             let smaller = profile.prefill.knots_us[0].min(profile.decode.base_us[0]);
             assert_eq!(profile.shared_us, smaller);
         }

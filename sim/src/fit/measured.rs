@@ -37,6 +37,21 @@ impl DecodePoint {
     }
 }
 
+/// One step that decodes a batch and computes a part of a prompt beside it, timed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixedPoint {
+    /// Requests that decode.
+    pub batch: u32,
+    /// Context of each of them, tokens.
+    pub context_tokens: u64,
+    /// Prompt tokens computed beside them.
+    pub new_tokens: u32,
+    /// Tokens of that prompt that were there before.
+    pub prefix_tokens: u64,
+    /// The step, µs.
+    pub latency_us: f64,
+}
+
 /// All measurements of one system under one backend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurements {
@@ -50,6 +65,8 @@ pub struct Measurements {
     pub prefill: Vec<PrefillPoint>,
     /// Decode steps.
     pub decode: Vec<DecodePoint>,
+    /// Steps of both; may be empty.
+    pub mixed: Vec<MixedPoint>,
 }
 
 #[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
@@ -57,6 +74,7 @@ pub struct Measurements {
 enum Phase {
     Prefill,
     Decode,
+    Mixed,
 }
 
 /// A line of the table. Columns not named here are ignored.
@@ -109,6 +127,7 @@ impl Row {
             kv_capacity_tokens: self.kv_capacity_tokens,
             prefill: Vec::new(),
             decode: Vec::new(),
+            mixed: Vec::new(),
         }
     }
 
@@ -133,6 +152,13 @@ impl Row {
             Phase::Decode => measured.decode.push(DecodePoint {
                 batch: self.batch,
                 context_tokens: self.input_or_context_tokens,
+                latency_us,
+            }),
+            Phase::Mixed => measured.mixed.push(MixedPoint {
+                batch: self.batch,
+                context_tokens: self.input_or_context_tokens,
+                new_tokens: self.new_tokens_per_request,
+                prefix_tokens: self.prefix_tokens,
                 latency_us,
             }),
         }

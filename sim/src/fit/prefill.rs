@@ -173,7 +173,7 @@ fn solve_tridiagonal(mut diagonal: Vec<f64>, beside: &[f64], mut right: Vec<f64>
 
 /// The values rounded to microseconds, none below zero and none below the one before it: where
 /// measurements disorder them, neighbours share their mean.
-fn ascending(values: Vec<f64>) -> Vec<f64> {
+pub fn ascending(values: Vec<f64>) -> Vec<f64> {
     let mut runs: Vec<(f64, u32)> = Vec::new();
     for value in values {
         let mut run = (value.max(0.0), 1);

@@ -1,15 +1,18 @@
-use super::measured::read_csv;
+use super::measured::{MixedPoint, read_csv};
 use super::*;
 use crate::profiles;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// Shipped profile, its system in the table, its formula.
-const SHIPPED: [(&str, &str, PrefillShape); 4] = [
-    ("llama3-70b-8xa100", "a100_sxm", PrefillShape::NewAndPrefix),
-    ("llama3-70b-8xh100", "h100_sxm", PrefillShape::NewAndPrefix),
-    ("llama3-70b-8xh200", "h200_sxm", PrefillShape::NewAndPrefix),
-    ("llama3-70b-8xa100-newtokens", "a100_sxm", PrefillShape::NewOnly),
+/// Shipped profile, its system and backend in the table, its formula.
+const SHIPPED: [(&str, (&str, &str), PrefillShape); 7] = [
+    ("llama3-70b-8xa100", ("a100_sxm", "vllm"), PrefillShape::NewAndPrefix),
+    ("llama3-70b-8xh100", ("h100_sxm", "vllm"), PrefillShape::NewAndPrefix),
+    ("llama3-70b-8xh200", ("h200_sxm", "vllm"), PrefillShape::NewAndPrefix),
+    ("llama3-70b-sglang-8xa100", ("a100_sxm", "sglang"), PrefillShape::NewAndPrefix),
+    ("llama3-70b-sglang-8xh100", ("h100_sxm", "sglang"), PrefillShape::NewAndPrefix),
+    ("llama3-70b-sglang-8xh200", ("h200_sxm", "sglang"), PrefillShape::NewAndPrefix),
+    ("llama3-70b-8xa100-newtokens", ("a100_sxm", "vllm"), PrefillShape::NewOnly),
 ];
 
 /// The table that the shipped profiles were fitted to, which is not part of the repository:
@@ -198,10 +201,11 @@ fn tables_that_cannot_be_used_are_named() {
 #[test]
 fn shipped_profiles_are_what_the_table_gives() {
     let Some(text) = table() else { return };
-    for (name, system, shape) in SHIPPED {
+    for (name, (system, backend), shape) in SHIPPED {
         let shipped = profiles::named(name).unwrap();
-        let measured = read_csv(text.as_bytes(), system, "vllm").unwrap();
-        assert!(shipped.source.contains(&format!("vLLM {}", measured.backend_version)));
+        let measured = read_csv(text.as_bytes(), system, backend).unwrap();
+        let engine = if backend == "vllm" { "vLLM" } else { "SGLang" };
+        assert!(shipped.source.contains(&format!("{engine} {}", measured.backend_version)));
         let fitted = fit(&measured, spec(shape)).unwrap();
         assert_same_costs(&fitted, &shipped, 1e-6);
         assert_eq!(errors_over(&shipped, &measured), shipped.fit, "{name}");
@@ -212,8 +216,8 @@ fn shipped_profiles_are_what_the_table_gives() {
 #[test]
 fn rows_left_out_of_the_fit_are_predicted() {
     let Some(text) = table() else { return };
-    for (name, system, shape) in SHIPPED.into_iter().take(3) {
-        let measured = read_csv(text.as_bytes(), system, "vllm").unwrap();
+    for (name, (system, backend), shape) in SHIPPED.into_iter().take(6) {
+        let measured = read_csv(text.as_bytes(), system, backend).unwrap();
         let (mut sum, mut worst) = (0.0, 0.0_f64);
         for (i, left_out) in measured.prefill.iter().enumerate() {
             let mut rest = measured.clone();
@@ -269,4 +273,79 @@ fn decode_steps_cost_what_was_measured() {
     // Between measured batches: between their costs at the same context.
     let (low, mid, high) = (p.decode_us(16, 200_000), p.decode_us(24, 200_000), p.decode_us(32, 200_000));
     assert!(low < mid && mid < high);
+}
+
+/// What `known` would take for decodes and a chunk in one step.
+fn mixed(batch: u32, new_tokens: u32) -> MixedPoint {
+    let p = known();
+    let mut point =
+        MixedPoint { batch, context_tokens: 2_000, new_tokens, prefix_tokens: 0, latency_us: 0.0 };
+    point.latency_us = mixed::apart_us(&p, &point) - 5_000.0;
+    point
+}
+
+#[test]
+fn what_mixed_steps_share_is_fitted_where_it_was_measured() {
+    let mut measured = read_csv(synthetic().as_bytes(), "box", "fast").unwrap();
+    measured.mixed = vec![mixed(8, 100), mixed(8, 500), mixed(64, 2_000)];
+    let fitted = fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap();
+    assert_close("shared", &[fitted.shared_us], &[5_000.0], 0.02);
+    let errors = sections(&fitted, &measured);
+    assert_eq!(
+        errors.iter().map(|(name, e)| (*name, e.points())).collect::<Vec<_>>(),
+        [("prefill", 12), ("decode", 9), ("mixed", 3)]
+    );
+    assert!(errors[2].1.quantile_pct(1.0) < 0.5);
+    // It is neither negative nor more than a step without work costs.
+    for (change_us, shared_us) in [(20_000.0, 0.0), (-8_000.0, 9_000.0)] {
+        let mut measured = measured.clone();
+        measured.mixed.iter_mut().for_each(|p| p.latency_us += change_us);
+        let fitted = fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap();
+        assert_close("shared", &[fitted.shared_us], &[shared_us], 0.01);
+    }
+}
+
+#[test]
+fn a_table_may_hold_mixed_steps() {
+    let text = synthetic() + "fast,box,1.0,mixed,8,2000,64,500,40.5,131072,500000,x\n";
+    let measured = read_csv(text.as_bytes(), "box", "fast").unwrap();
+    let point = MixedPoint {
+        batch: 8,
+        context_tokens: 2_000,
+        new_tokens: 500,
+        prefix_tokens: 64,
+        latency_us: 40_500.0,
+    };
+    assert_eq!(measured.mixed, [point]);
+}
+
+#[test]
+fn errors_are_told_by_their_rank() {
+    let errors = SectionErrors::over(&[1.0, 2.0, 3.0, 4.0, 10.0], |pct| (100.0 - pct, 100.0));
+    let at = |share| errors.quantile_pct(share);
+    assert_close(
+        "rank",
+        &[at(0.0), at(0.5), at(0.9), at(1.0), errors.mean_pct()],
+        &[1.0, 3.0, 10.0, 10.0, 4.0],
+        1e-9,
+    );
+    assert_eq!(SectionErrors(Vec::new()).quantile_pct(0.5), 0.0);
+}
+
+#[test]
+fn attention_shows_in_the_lengths_of_prompts() {
+    let point = |new_tokens: u32| {
+        let mut point = PrefillPoint { new_tokens, prefix_tokens: 0, latency_us: 0.0, attention_us: None };
+        point.latency_us = 3_000.0 + 40.0 * f64::from(new_tokens) + 600.0 * point.pairs() / 1e6;
+        point
+    };
+    let mut points: Vec<PrefillPoint> = [64, 256, 512, 1_024, 4_096, 16_384].map(point).into();
+    curvature::set_attention(&mut points);
+    for p in &points {
+        assert_close("attention", &[p.attention_us.unwrap()], &[600.0 * p.pairs() / 1e6], 1e-6);
+    }
+    // Three lengths could be a line with an error.
+    let mut few: Vec<PrefillPoint> = [64, 256, 512, 1_024].map(point).into();
+    curvature::set_attention(&mut few);
+    assert!(few.iter().all(|p| p.attention_us.is_none()));
 }
