@@ -167,12 +167,16 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     match &args.what {
         BenchCommand::Router(args) => router(args, &runtime),
         BenchCommand::Proxy(args) => {
-            let target = Target::new(&args.to, None)?;
+            let target = bench_target(&args.to, None)?;
             serve(args.listen, &args.end, &runtime, async |listener| proxy::run(listener, &target).await)
         }
         BenchCommand::Upstream(args) => serve(args.listen, &args.end, &runtime, upstream::run),
         BenchCommand::Transfer(_) | BenchCommand::TransferPeer(_) => Ok(ExitCode::SUCCESS),
     }
+}
+
+fn bench_target(url: &str, api_key: Option<&Secret<String>>) -> Result<Target, String> {
+    Target::new(url, api_key).map_err(|e| format!("bench: {e}"))
 }
 
 /// Serves until a signal, or the end of standard input when asked for.
@@ -244,11 +248,12 @@ impl Drop for ServerProcess {
 
 fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
     let client = Client::new(client_options());
-    let target = Target::new(&args.url, args.api_key.as_ref())?;
+    let target = bench_target(&args.url, args.api_key.as_ref())?;
     let model = match &args.model {
         Some(model) => model.clone(),
         None => runtime
-            .block_on(target.models(&client))?
+            .block_on(target.models(&client))
+            .map_err(|e| format!("bench: {e}"))?
             .into_iter()
             .next()
             .map(|m| m.name)
@@ -286,14 +291,14 @@ fn sides(args: &RouterArgs, router: Target, started: &[ServerProcess]) -> Result
     if let Some(url) = &args.direct_url {
         sides.push(Side {
             name: "direct",
-            target: Target::new(url, args.api_key.as_ref())?,
+            target: bench_target(url, args.api_key.as_ref())?,
             pid: None,
             beside: Vec::new(),
         });
     }
     sides.push(Side { name: "router", target: router, pid: args.pid, beside: args.beside.clone() });
     for (name, one) in ["bare server", "plain proxy"].into_iter().zip(started) {
-        let (target, pid) = (Target::new(&one.url, None)?, Some(one.child.id()));
+        let (target, pid) = (bench_target(&one.url, None)?, Some(one.child.id()));
         sides.push(Side { name, target, pid, beside: Vec::new() });
     }
     Ok(sides)

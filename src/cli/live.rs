@@ -138,10 +138,11 @@ fn first(trace: &Trace, rows: usize) -> Arc<Trace> {
 /// Asks the endpoint what it serves; without an answer, the arguments must say.
 async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
     let url = args.live.as_deref().expect("a live replay has a URL");
-    let (target, client) = (Target::new(url, args.api_key.as_ref())?, Client::new(client_options()));
+    let target = Target::new(url, args.api_key.as_ref()).map_err(|e| format!("live: {e}"))?;
+    let client = Client::new(client_options());
     let listed = target.models(&client).await;
     let card: Option<ModelCard> = match (&args.model, listed) {
-        (None, Err(why)) => return Err(format!("{why}, or give --model")),
+        (None, Err(why)) => return Err(format!("live: {why}, or give --model")),
         (Some(_), Err(_)) => None,
         (Some(name), Ok(models)) => models.into_iter().find(|m| m.name == *name),
         (None, Ok(models)) => Some(

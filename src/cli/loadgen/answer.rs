@@ -16,7 +16,31 @@ struct Chunk {
 #[serde(default)]
 struct Choice {
     text: Option<String>,
+    delta: Option<ChatPiece>,
     finish_reason: Option<String>,
+}
+
+/// What an event adds to a chat's answer.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ChatPiece {
+    role: Option<String>,
+    content: Option<String>,
+    /// What reasoning models draw first.
+    #[serde(alias = "reasoning")]
+    reasoning_content: Option<String>,
+}
+
+impl Choice {
+    fn is_empty(&self) -> bool {
+        let chat = self.delta.iter().flat_map(|delta| [&delta.content, &delta.reasoning_content]);
+        std::iter::once(&self.text).chain(chat).flatten().all(String::is_empty)
+    }
+
+    /// Whether it only says that an answer begins.
+    fn opens(&self) -> bool {
+        self.is_empty() && self.delta.as_ref().is_some_and(|delta| delta.role.is_some())
+    }
 }
 
 /// The server's own count of an answer's tokens.
@@ -109,10 +133,10 @@ impl Answer {
             self.error = chunk.error;
             return Ok(());
         }
-        let silent = chunk.choices.iter().all(|c| c.text.as_deref().unwrap_or("").is_empty());
+        let silent = chunk.choices.iter().all(Choice::is_empty);
         if chunk.choices.iter().any(|c| c.finish_reason.is_some()) && silent {
             self.silent_end_us = Some(now_us);
-        } else if !chunk.choices.is_empty() {
+        } else if !chunk.choices.is_empty() && !chunk.choices.iter().all(Choice::opens) {
             let counted = chunk.usage.map_or(0, |u| u.completion_tokens);
             self.tokens(counted.saturating_sub(self.tokens).max(1), now_us);
         }
@@ -142,6 +166,16 @@ impl Answer {
             self.tokens(1, at_us);
         }
         self.merged_tokens += counted.saturating_sub(self.tokens);
+    }
+
+    /// Tokens so far, by events.
+    pub const fn seen_tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// When the last token came; 0 before the first.
+    pub const fn last_us(&self) -> u64 {
+        self.last_us
     }
 
     /// When the first token came.
@@ -210,6 +244,18 @@ mod tests {
         let gaps = answer.gaps();
         assert_eq!((gaps.count, gaps.max_us, gaps.mean_us, answer.merged_tokens), (3, 60, 20, 2));
         assert_eq!(told(&[(A, 1), (&usage(5), 2)]).merged_tokens, 4, "told only at the end");
+    }
+
+    #[test]
+    fn the_opening_of_a_chat_is_no_token() {
+        let role = r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
+        let piece = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
+        let thought = r#"{"choices":[{"delta":{"reasoning_content":"b","content":null}}]}"#;
+        let first = r#"{"choices":[{"delta":{"role":"assistant","content":"c"}}]}"#;
+        let end = r#"{"choices":[{"delta":{},"finish_reason":"length"}]}"#;
+        let answer = told(&[(role, 10), (thought, 20), (piece, 30), (end, 30)]);
+        assert_eq!((answer.first_us(), answer.seen_tokens()), (Some(20), 2));
+        assert_eq!(told(&[(first, 5)]).seen_tokens(), 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use baton_http::{Client, Error, Options, Url, bearer, by};
 use baton_types::Secret;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use http::{Method, Request};
+use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -47,14 +47,13 @@ pub struct ModelCard {
 impl Target {
     /// The endpoint at `url`, with or without a trailing `/v1`; requests carry `api_key` when given.
     pub fn new(url: &str, api_key: Option<&Secret<String>>) -> Result<Self, String> {
-        let parsed =
-            Url::parse(url).map_err(|e| format!("live: {url}: {e}; give one like http://host:8000"))?;
+        let parsed = Url::parse(url).map_err(|e| format!("{url}: {e}; give one like http://host:8000"))?;
         if parsed.is_secure() {
-            return Err(format!("live: {url}: only plain http is spoken here; offer the load behind TLS"));
+            return Err(format!("{url}: only plain http is spoken here; offer the load behind TLS"));
         }
         let authorization = api_key.map(|key| bearer(key.expose())).transpose();
         let authorization =
-            authorization.map_err(|_| "live: the API key holds characters that no header may".to_owned())?;
+            authorization.map_err(|_| "the API key holds characters that no header may".to_owned())?;
         Ok(Self { base: parsed.api_base(), authorization })
     }
 
@@ -78,19 +77,22 @@ impl Target {
 
     /// The models that the endpoint lists.
     pub async fn models(&self, client: &Client) -> Result<Vec<ModelCard>, String> {
-        let failed = |why: String| {
-            format!("live: {}/v1/models: {why}; check the URL and that the server is up", self.base)
-        };
+        let failed = |why: String| format!("{}/v1/models: {why}", self.base);
+        let check = "check the URL and that the server is up";
         let request = self.request(Method::GET, "/v1/models", Bytes::new());
         let asked = client.send_and_collect(request, MAX_BODY_BYTES);
         let (status, body) = by(Instant::now() + MODELS_TIMEOUT, asked).await.map_err(|e| match e {
-            Error::Late => failed("no answer within 10 s".into()),
-            e => failed(e.to_string()),
+            Error::Late => failed(format!("no answer within 10 s; {check}")),
+            e => failed(format!("{e}; {check}")),
         })?;
-        if !status.is_success() {
-            return Err(failed(format!("answered {status}")));
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            return Err(failed(format!("answered {status}; give --api-key, or set BATON_API_KEY")));
         }
-        let list = serde_json::from_slice::<Value>(&body).map_err(|e| failed(e.to_string()))?;
+        if !status.is_success() {
+            return Err(failed(format!("answered {status}; {check}")));
+        }
+        let list = serde_json::from_slice::<Value>(&body)
+            .map_err(|e| failed(format!("the list of models is no JSON: {e}; {check}")))?;
         Ok(list["data"].as_array().into_iter().flatten().filter_map(card).collect())
     }
 }
