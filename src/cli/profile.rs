@@ -1,8 +1,18 @@
-//! `baton profile`: the cost profiles there are, and fitting one to measurements.
+//! `baton profile`: the cost profiles there are, measuring an engine, and fitting a profile to measurements.
 
-use baton_sim::fit::{FitSpec, PrefillShape, fit, measured::read_csv};
+mod caller;
+mod endpoint;
+mod measure;
+mod plan;
+mod samples;
+mod sections;
+mod shape;
+mod table;
+
+use baton_sim::fit::measured::{Measurements, read_csv};
+use baton_sim::fit::{FitSpec, PrefillShape, fit, sections as errors_of};
 use baton_sim::profiles;
-use baton_types::{CostProfile, FitReport};
+use baton_types::CostProfile;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -24,13 +34,15 @@ enum Action {
         /// A shipped profile's name, or the path of a .toml file
         name: String,
     },
+    /// Measure a running engine over its OpenAI-compatible API, and fit a profile to it
+    Measure(Box<measure::MeasureArgs>),
     /// Fit a profile to a table of measured latencies
     Fit(FitArgs),
 }
 
 #[derive(clap::Args)]
 struct FitArgs {
-    /// CSV file with the columns system, backend, backend_version, phase (prefill or decode),
+    /// CSV file with the columns system, backend, backend_version, phase (prefill, decode or mixed),
     /// batch, input_or_context_tokens (of each request), prefix_tokens,
     /// new_tokens_per_request, latency_ms, kv_bytes_per_token, kv_capacity_tokens and, if
     /// there is one, attention_ms
@@ -69,6 +81,7 @@ pub fn run(args: ProfileArgs) -> Result<ExitCode, String> {
             let profile = profiles::find(&name).map_err(|e| e.to_string())?;
             profiles::to_toml(&profile).map_err(|e| e.to_string())?
         }
+        Action::Measure(args) => return measure::run(&args),
         Action::Fit(args) => return run_fit(args),
     };
     print(&text)
@@ -100,16 +113,16 @@ fn list() -> Result<String, String> {
 }
 
 fn run_fit(args: FitArgs) -> Result<ExitCode, String> {
-    let profile = fit_table(&args)?;
+    let (profile, measured) = fit_table(&args)?;
     let text = profiles::to_toml(&profile).map_err(|e| e.to_string())?;
     let Some(path) = &args.output else {
         return print(&text);
     };
     std::fs::write(path, text).map_err(|e| format!("writing {}: {e}", path.display()))?;
-    print(&format!("wrote {}\n{}", path.display(), errors_text(&profile.fit)))
+    print(&format!("wrote {}\n{}", path.display(), errors_text(&profile, &measured)))
 }
 
-fn fit_table(args: &FitArgs) -> Result<CostProfile, String> {
+fn fit_table(args: &FitArgs) -> Result<(CostProfile, Measurements), String> {
     let name = args.table.display();
     let file = std::fs::File::open(&args.table).map_err(|e| format!("opening {name}: {e}"))?;
     let measured = read_csv(std::io::BufReader::new(file), &args.system, &args.backend)
@@ -125,15 +138,24 @@ fn fit_table(args: &FitArgs) -> Result<CostProfile, String> {
         layers: args.layers,
         shape: if args.new_only { PrefillShape::NewOnly } else { PrefillShape::NewAndPrefix },
     };
-    fit(&measured, spec).map_err(|e| format!("{name}: {e}"))
+    let profile = fit(&measured, spec).map_err(|e| format!("{name}: {e}"))?;
+    Ok((profile, measured))
 }
 
-fn errors_text(fit: &FitReport) -> String {
-    let line = |phase: &str, points: u32, mean: f64, worst: f64| {
-        format!("{phase}: {points} points, mean error {mean:.2} %, worst {worst:.2} %\n")
-    };
-    line("prefill", fit.prefill_points, fit.prefill_mape_pct, fit.prefill_worst_pct)
-        + &line("decode", fit.decode_points, fit.decode_mape_pct, fit.decode_worst_pct)
+/// The errors of a profile over what it was fitted to, a line a section.
+fn errors_text(profile: &CostProfile, measured: &Measurements) -> String {
+    errors_of(profile, measured).iter().fold(String::new(), |mut text, (section, errors)| {
+        let _ = writeln!(
+            text,
+            "{section}: {} points, error: median {:.2} %, mean {:.2} %, p90 {:.2} %, worst {:.2} %",
+            errors.points(),
+            errors.quantile_pct(0.5),
+            errors.mean_pct(),
+            errors.quantile_pct(0.9),
+            errors.quantile_pct(1.0)
+        );
+        text
+    })
 }
 
 /// Writes to standard output. A reader that has gone away (`| head`) is not an error.

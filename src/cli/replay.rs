@@ -303,7 +303,7 @@ fn warn_outside(trace: &Trace, setup: &Setup) {
     }
 }
 
-pub(super) fn progress(total: u64) -> ProgressBar {
+pub(in crate::cli) fn progress(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());

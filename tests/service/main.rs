@@ -20,6 +20,7 @@ mod guarded;
 mod http;
 mod lenders;
 mod lifecycle;
+mod measure;
 mod memory;
 mod objects;
 mod operators;
