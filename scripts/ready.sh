@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus|chromium
+# Usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -52,6 +52,16 @@ need_etcd() {
     install_packages "'etcd' with 'etcdctl'" etcd-server etcd-client
 }
 
+# The shim that looks for libibverbs when the program runs is built by cmake, its Rust side by libclang.
+need_rdma() {
+    command -v cmake >/dev/null || install_packages "'cmake'; RDMA=off builds without RDMA" cmake
+    # Debian's folder has the library and the headers that belong to it; elsewhere one package has both.
+    compgen -G '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' >/dev/null &&
+        compgen -G '/usr/lib/llvm-*/lib/libclang[.-][0-9s]*' >/dev/null && return
+    ldconfig -p 2>/dev/null | grep -q 'libclang\.so' && return
+    install_packages "libclang; RDMA=off builds without RDMA" libclang-dev
+}
+
 # The dashboard and the alerts are tried with a real Prometheus.
 need_prometheus() {
     command -v prometheus >/dev/null && command -v promtool >/dev/null && return
@@ -75,11 +85,12 @@ case "${1:-}" in
     compiler) need_cc ;;
     clients) need_clients ;;
     etcd) need_etcd ;;
+    rdma) need_rdma ;;
     prometheus) need_prometheus ;;
     chromium) need_chromium ;;
     lints)
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|prometheus|chromium" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium" ;;
 esac
