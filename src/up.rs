@@ -438,8 +438,25 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
     announce!(
         "watch: the page {scheme}://{address}/, or baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics"
     );
+    announce!("shows: {}", shown_by(&plan.engine, plan.layout, plan.config.scheduler.local_prefill));
     let shown = to_attach(&plan.config.service, control);
     announce!("more:  baton node --name NAME --role prefill {shown}");
+}
+
+/// What there is to see: how good the answers are, and whether KV moves between nodes.
+fn shown_by(engine: &EngineChoice, layout: Layout, local_prefill: bool) -> String {
+    let answers = match engine {
+        EngineChoice::Seeded { .. } => "answers are noise, for the weights are random; ",
+        EngineChoice::Checkpoint { .. } | EngineChoice::Timed { .. } => "",
+    };
+    let moves = if layout.prefill == 0 || layout.decode == 0 {
+        "every node does both phases, so no KV is handed over (--nodes 2p2d hands over)"
+    } else if local_prefill {
+        "KV goes from prefill to decode nodes (\"handed off\" in baton top), except for prompts that a decode node starts sooner by itself"
+    } else {
+        "KV of every request goes from a prefill to a decode node (\"handed off\" in baton top)"
+    };
+    format!("{answers}{moves}")
 }
 
 #[cfg(test)]
@@ -459,5 +476,17 @@ mod layouts {
             let error = wrong.parse::<Layout>().unwrap_err();
             assert!(error.contains(wrong), "{error}");
         }
+    }
+    #[test]
+    fn a_greeting_says_whether_kv_moves_and_whether_answers_mean_anything() {
+        use baton_engine::{PoolSpec, SeededSpec};
+        let seeded = EngineChoice::Seeded { spec: SeededSpec::default(), pool: PoolSpec::default() };
+        let said = |layout: &str, local| shown_by(&seeded, layout.parse().unwrap(), local);
+        assert!(said("2p2d", true).contains("weights are random"));
+        assert!(said("2p2d", true).contains("except for prompts"));
+        assert!(said("2p2d", false).contains("of every request"));
+        assert!(said("3b", true).contains("no KV is handed over"));
+        let loaded = EngineChoice::Checkpoint { folder: "/models/llama".into(), pool: PoolSpec::default() };
+        assert!(!shown_by(&loaded, "2p2d".parse().unwrap(), true).contains("random"));
     }
 }

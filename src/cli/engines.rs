@@ -209,7 +209,9 @@ impl Engines {
             ("zero", _) => "an engine that takes no time".into(),
             ("vllm" | "sglang" | "openai", _) => format!("a server of kind {}", self.engine),
             (_, Some(folder)) => format!("the built-in engine with {}", folder.display()),
-            (_, None) => format!("the built-in engine with a small model from seed {}", self.model_seed),
+            (_, None) => {
+                format!("the built-in engine with a small model of random weights (seed {})", self.model_seed)
+            }
         }
     }
 
