@@ -19,7 +19,7 @@ SHIPPED = $(TARGET_DIR)/$(PROFILE)/baton
 PREFIX ?= $(or $(CARGO_HOME),$(HOME)/.cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help run install replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page test-helm sanitize miri wheel test-wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-rdma ready-lints ready-prometheus ready-chromium
+.PHONY: help run install replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page test-helm sanitize miri wheel test-wheel check book fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-rdma ready-book ready-lints ready-prometheus ready-chromium
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -67,13 +67,13 @@ test-sglang: build ## Try a real SGLang pair behind Baton (set SGLANG and MODEL:
 test-mooncake: ready ## Try Baton with a real Mooncake from PyPI, or the one in MOONCAKE (docs/mooncake.md)
 	CARGO="$(CARGO)" scripts/mooncake.sh
 
-test-lmcache: build ## Try the object store with a real LMCache from PyPI (6 GB), or the one in LMCACHE (docs/operations.md)
+test-lmcache: build ## Try the object store with a real LMCache from PyPI (6 GB), or the one in LMCACHE (docs/objects.md)
 	scripts/lmcache.sh
 
 test-observability: build ready-prometheus ## Try the dashboard and the alerts with a real Prometheus (Debian package) before a real service
 	scripts/observability.py $(BATON)
 
-test-s3: build ## Try the object store over an S3 service: moto from PyPI, or the one in S3 (docs/operations.md)
+test-s3: build ## Try the object store over an S3 service: moto from PyPI, or the one in S3 (docs/objects.md)
 	scripts/s3.sh
 
 test-helm: ready-clients ## Lint and render the Helm chart with a real helm (from PyPI), and check the manifests against Kubernetes' schemas
@@ -99,6 +99,9 @@ check: ready ready-lints ## Check format, lints, documentation and the rules for
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture
+
+book: ready ready-book ## Build the documentation as a site with mdBook (from crates.io), and check its links
+	python3 scripts/book.py
 
 fmt: ready-lints ## Format every crate
 	$(CARGO) fmt --all
@@ -145,6 +148,9 @@ ready-chromium:
 
 ready-prometheus:
 	@scripts/ready.sh prometheus
+
+ready-book:
+	@CARGO="$(CARGO)" scripts/ready.sh book
 
 ready-lints:
 	@CARGO="$(CARGO)" scripts/ready.sh lints

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium
+# Usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium|book
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -73,6 +73,13 @@ need_chromium() {
     [ -n "${CHROMIUM:-}" ] || command -v chromium >/dev/null || install_packages "'chromium'" chromium
 }
 
+# The documentation as a site. Only building is wanted of it: it compiles for a few minutes.
+need_mdbook() {
+    command -v "${MDBOOK:-mdbook}" >/dev/null && return
+    say "there is no 'mdbook': installing it with cargo"
+    "$cargo" install mdbook --locked --version 0.5.4 --no-default-features --features search >&2
+}
+
 need_component() {
     "$cargo" "$1" --version >/dev/null 2>&1 && return
     command -v rustup >/dev/null || fail "there is no 'cargo $1'; install $2 for this toolchain and try again"
@@ -88,9 +95,10 @@ case "${1:-}" in
     rdma) need_rdma ;;
     prometheus) need_prometheus ;;
     chromium) need_chromium ;;
+    book) need_mdbook ;;
     lints)
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium|book" ;;
 esac

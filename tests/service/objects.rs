@@ -181,7 +181,7 @@ fn set(stream: &mut TcpStream, name: &str, value: &[u8]) {
     assert_eq!(&told, b"+OK\r\n", "{name}");
 }
 
-/// The formula is that of docs/operations.md.
+/// The formula is that of docs/objects.md.
 #[test]
 fn hostile_clients_cannot_make_the_process_larger_than_its_settings_say() {
     const MIB: u64 = 1 << 20;

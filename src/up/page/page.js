@@ -359,7 +359,7 @@ const REASONS = {
 function refusals(refused) {
   const names = Object.keys(refused).sort((a, b) => refused[b] - refused[a]);
   if (!names.length) return [el("p", { class: "empty" }, "No request was refused since the start.")];
-  const rows = names.map((name) => ({ cells: [name, REASONS[name] || "see docs/operations.md", count(refused[name])] }));
+  const rows = names.map((name) => ({ cells: [name, REASONS[name] || "see docs/troubleshoot.md", count(refused[name])] }));
   return [table("Refusals by reason", ["reason", "meaning", "n"], rows, 2), el("p", { class: "dim" }, "Since the start, before any work was done.")];
 }
 
