@@ -28,7 +28,7 @@ const COMPARISONS: [(&str, Comparison); 4] = [
 ];
 
 /// Figures that can be required: every plain number of a run in the JSON report.
-const FIGURES: [&str; 36] = [
+const FIGURES: [&str; 37] = [
     "block_hit_ratio",
     "cancelled",
     "completed",
