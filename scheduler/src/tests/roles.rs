@@ -170,6 +170,18 @@ fn prefills_go_ahead_where_every_instance_still_has_decodes_of_its_former_role()
     }
 }
 
+/// Nodes are attached with and without leave to change: only those with leave are taken, whatever the load of the others.
+#[test]
+fn an_instance_without_leave_keeps_its_role() {
+    let role = |id| if id < 2 { Role::Prefill } else { Role::Decode };
+    let of =
+        |id| InstanceSpec { mixed_chunk_tokens: Some(0), may_change_role: id == 3, ..spec(id, role(id)) };
+    let specs: Vec<InstanceSpec> = (0..4).map(of).collect();
+    let mut conductor = conductor_of(SchedulerConfig::default(), &specs);
+    let changes = offer(&mut conductor, 0..300, long_prompt);
+    assert_eq!(changes, [(30, 3, Role::Prefill)]);
+}
+
 /// Each router sees the same demand. Were all to decide, one change would be made several times.
 #[test]
 fn the_first_of_several_routers_decides() {
