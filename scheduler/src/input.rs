@@ -118,6 +118,9 @@ pub enum Input {
         request: RequestId,
         /// Tokens emitted in all.
         output_tokens: u32,
+        /// Mean time between the tokens of its last attempt, µs; 0 where there is none.
+        #[serde(default)]
+        step_us: u64,
     },
     /// A replication ended.
     ReplicateFinished {

@@ -9,6 +9,9 @@ use crate::placement::MIN_RETRY_AFTER_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, Input, RejectReason, Rejection};
 
+/// Answers with fewer steps say too little of the steps of their node.
+const LEAST_STEPS: u32 = 10;
+
 impl Conductor {
     pub(crate) fn prefill_finished(
         &mut self,
@@ -81,6 +84,25 @@ impl Conductor {
         let of = (entry.request.class, instance.spec.role);
         let target_permille = self.class(&entry.request).target_permille;
         self.margins.observe(of, over_us, slack_us, target_permille);
+    }
+
+    /// A decode ended: learns by how much its steps were longer than promised, where they were too long. Clients judge the
+    /// longest tenth of the gaps. It is taken to be longer than the mean by half of what steps with prompt tokens leave of
+    /// the objective.
+    fn learn_step_margin(&mut self, entry: &Entry, output_tokens: u32, step_us: u64) {
+        let enough =
+            output_tokens >= LEAST_STEPS && step_us > 0 && entry.retries == 0 && entry.peer.is_none();
+        let Some(decode) = entry.decode.filter(|_| enough) else { return };
+        let steps_for = self.steps_for(entry.request.class);
+        let class = &self.config.classes[steps_for.index()];
+        let (tbt_us, target_permille) = (class.tbt_us, class.target_permille);
+        let mixed_us = tbt_us / 1000 * u64::from(self.config.mixed_step_permille);
+        let longest_us = step_us.saturating_add((tbt_us - mixed_us) / 2);
+        let over_us = if longest_us > tbt_us { longest_us.saturating_sub(entry.promised_step_us) } else { 0 };
+        let alone_us = self.fleet.known(decode).spec.profile.decode_us(1, entry.request.prompt_tokens);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
+        let slack_us = tbt_us.saturating_sub(alone_us as u64);
+        self.margins.observe_step(steps_for, over_us, slack_us, target_permille);
     }
 
     /// The paper's second check, by the decode instance, when the prefill is already spent. True when it refused and
@@ -163,7 +185,12 @@ impl Conductor {
         entry.told_tokens = entry.told_tokens.max(emitted_tokens);
     }
 
-    pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
+    pub(crate) fn decode_finished(
+        &mut self,
+        id: RequestId,
+        (output_tokens, step_us): (u32, u64),
+        effects: &mut Vec<Effect>,
+    ) {
         let ends = |e: &&Entry| e.stage == Stage::Decoding || e.peer.is_some();
         if self.requests.get(id).filter(ends).is_none() {
             self.stats.stale_inputs += 1;
@@ -177,6 +204,7 @@ impl Conductor {
         }
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
+        self.learn_step_margin(&entry, output_tokens, step_us);
         let decode = entry.decode.expect("a request that decodes has a decode instance (I8)");
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         let (prior_us, measured_us) = (entry.decode_prior_us as f64, duration_us as f64);

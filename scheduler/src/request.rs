@@ -69,6 +69,9 @@ pub(crate) struct Entry {
     pub arrived_us: u64,
     /// When its first token is due by its objective, µs.
     pub deadline_us: u64,
+    /// The longest decode step that was promised, µs.
+    #[serde(default)]
+    pub promised_step_us: u64,
     /// When its first token is due by the promise made at placement, µs.
     pub promised_us: u64,
     /// What was predicted when it was first placed; kept for drivers.
@@ -111,6 +114,7 @@ impl Entry {
             stage: Stage::Unplaced,
             arrived_us,
             deadline_us: u64::MAX,
+            promised_step_us: 0,
             promised_us: 0,
             prediction: None,
             tag_us: None,

@@ -271,12 +271,15 @@ impl Pairs {
     fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         let output_tokens = pair.emitted_tokens;
+        let (first_tokens, since_us) = pair.first_drawn;
+        let steps = u64::from(output_tokens.saturating_sub(first_tokens));
+        let step_us = self.now_us.saturating_sub(since_us).checked_div(steps).unwrap_or(0);
         if let Stage::Decoding(DecodeStage { legs: AttemptLegs { decode: Some(decode), .. }, .. }) =
             pair.stage
         {
             self.paces.entry(decode).or_default().answered += 1;
         }
-        self.feed(Input::DecodeFinished { request, output_tokens }, core, effects);
+        self.feed(Input::DecodeFinished { request, output_tokens, step_us }, core, effects);
         if self.end(request) {
             effects.push(Effect::Ended { request });
         }

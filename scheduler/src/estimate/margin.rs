@@ -21,6 +21,8 @@ const FADE: f64 = 1.0 - 1.0 / 1024.0;
 const LEAST: usize = 4;
 /// Paths to a first token: by a prefill instance, on a decode instance, on an instance of both roles.
 const PATHS: usize = 3;
+/// Bins for steps, whose margin is at most half of their slack: beyond, they are not long because of the batch.
+const STEP_BINS: usize = 51;
 
 /// Overshoots of the requests of one class on one path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,17 +33,18 @@ struct OvershootHistogram {
 }
 
 impl OvershootHistogram {
-    fn new() -> Self {
-        Self { weights: alloc::vec![0.0; BINS].into(), total: 0.0, margin_percent: LEAST as u64 }
+    fn new(bins: usize, least: usize) -> Self {
+        Self { weights: alloc::vec![0.0; bins].into(), total: 0.0, margin_percent: least as u64 }
     }
 
     /// What was read may be anything.
-    fn is_sound(&self) -> bool {
+    fn is_sound(&self, bins: usize) -> bool {
         let bounded = |weight: &f64| (0.0..=f64::from(u32::MAX)).contains(weight);
-        self.weights.len() == BINS && self.margin_percent < BINS as u64 && self.weights.iter().all(bounded)
+        self.weights.len() == bins && self.margin_percent < bins as u64 && self.weights.iter().all(bounded)
     }
 
-    fn observe(&mut self, percent: u64, target_permille: u32) {
+    /// Counts an overshoot; the margin is at least `least`.
+    fn observe(&mut self, percent: u64, target_permille: u32, least: usize) {
         self.weights.iter_mut().for_each(|weight| *weight *= FADE);
         self.total = self.total * FADE + 1.0;
         let bin = usize::try_from(percent).unwrap_or(usize::MAX).min(self.weights.len() - 1);
@@ -51,8 +54,8 @@ impl OvershootHistogram {
             may_be_late -= weight;
             may_be_late < 0.0
         };
-        let late = self.weights.iter().skip(LEAST).rev().position(beyond);
-        self.margin_percent = late.map_or(LEAST, |at| self.weights.len() - 1 - at) as u64;
+        let late = self.weights.iter().skip(least).rev().position(beyond);
+        self.margin_percent = late.map_or(least, |at| self.weights.len() - 1 - at) as u64;
     }
 }
 
@@ -60,12 +63,17 @@ impl OvershootHistogram {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MarginEstimator {
     classes: Vec<[OvershootHistogram; PATHS]>,
+    /// The same of decode steps, by class.
+    steps: Vec<OvershootHistogram>,
 }
 
 impl MarginEstimator {
     pub(crate) fn new(classes: usize) -> Self {
-        let fresh = || core::array::from_fn(|_| OvershootHistogram::new());
-        Self { classes: (0..classes.max(1)).map(|_| fresh()).collect() }
+        let fresh = || core::array::from_fn(|_| OvershootHistogram::new(BINS, LEAST));
+        Self {
+            classes: (0..classes.max(1)).map(|_| fresh()).collect(),
+            steps: (0..classes.max(1)).map(|_| OvershootHistogram::new(STEP_BINS, 0)).collect(),
+        }
     }
 
     const fn path(role: Role) -> usize {
@@ -96,7 +104,21 @@ impl MarginEstimator {
     ) {
         let at = self.slot(class);
         let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
-        self.classes[at][Self::path(role)].observe(percent, target_permille);
+        self.classes[at][Self::path(role)].observe(percent, target_permille, LEAST);
+    }
+
+    /// The part of the slack of a decode step that is not promised to a request of that class, µs.
+    pub(crate) fn of_step_slack_us(&self, class: ClassId, slack_us: f64) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+        let percent = self.steps[self.slot(class)].margin_percent as f64;
+        slack_us / 100.0 * percent
+    }
+
+    /// Records that the steps of a request were this much longer than promised, where that is too long.
+    pub(crate) fn observe_step(&mut self, class: ClassId, over_us: u64, slack_us: u64, target_permille: u32) {
+        let at = self.slot(class);
+        let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
+        self.steps[at].observe(percent, target_permille, 0);
     }
 
     /// Follows a change of the classes: a class of the same name keeps what was learnt.
@@ -105,12 +127,17 @@ impl MarginEstimator {
         for (at, name) in new.iter().enumerate() {
             let before = old.iter().position(|o| o == name).and_then(|o| learnt.classes.get(o));
             before.into_iter().for_each(|before| self.classes[at].clone_from(before));
+            let steps = old.iter().position(|o| o == name).and_then(|o| learnt.steps.get(o));
+            steps.into_iter().for_each(|steps| self.steps[at].clone_from(steps));
         }
     }
 
     /// Whether the estimator has an entry for each of `classes` classes, and each is one that it could have learnt.
     pub(crate) fn knows(&self, classes: usize) -> bool {
-        self.classes.len() == classes && self.classes.iter().flatten().all(OvershootHistogram::is_sound)
+        self.classes.len() == classes
+            && self.steps.len() == classes
+            && self.classes.iter().flatten().all(|histogram| histogram.is_sound(BINS))
+            && self.steps.iter().all(|histogram| histogram.is_sound(STEP_BINS))
     }
 }
 
@@ -164,6 +191,31 @@ mod tests {
         assert!(!with(|histogram| histogram.margin_percent = u64::MAX / 99));
         assert!(!with(|histogram| histogram.weights = Box::new([])));
         assert!(!with(|histogram| histogram.weights[3] = f64::NAN));
+        let with_step = |change: fn(&mut OvershootHistogram)| {
+            let mut margins = MarginEstimator::new(2);
+            change(&mut margins.steps[1]);
+            margins.knows(2)
+        };
+        assert!(with_step(|_| {}));
+        assert!(!with_step(|histogram| histogram.margin_percent = 51));
+        assert!(!with_step(|histogram| histogram.weights[50] = -1.0));
+    }
+
+    #[test]
+    fn steps_have_a_margin_of_their_class_alone_and_none_before_they_were_too_long() {
+        let mut margins = MarginEstimator::new(2);
+        let of = |margins: &MarginEstimator, class| margins.of_step_slack_us(ClassId(class), 1_000.0);
+        (0..2_000).for_each(|_| margins.observe_step(CLASS, 0, 1_000, 995));
+        assert!(of(&margins, 0).abs() < 1e-9);
+        (0..20).for_each(|_| margins.observe_step(CLASS, 250, 1_000, 995));
+        assert!((of(&margins, 0) - 250.0).abs() < 1e-9 && of(&margins, 1).abs() < 1e-9);
+        (0..20).for_each(|_| margins.observe_step(CLASS, u64::MAX, 0, 995));
+        assert!((of(&margins, 0) - 500.0).abs() < 1e-9, "at most half");
+        let names = |all: &[&str]| all.iter().map(|n| String::from(*n)).collect::<Vec<_>>();
+        margins.reclass(&names(&["a", "b"]), &names(&["b", "a"]));
+        assert!((of(&margins, 1) - 500.0).abs() < 1e-9 && of(&margins, 0).abs() < 1e-9);
+        (0..9_000).for_each(|_| margins.observe_step(ClassId(1), 0, 1_000, 995));
+        assert!(of(&margins, 1).abs() < 1e-9, "what was is forgotten");
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use core::cell::OnceCell;
 
 use alloc::vec::Vec;
-use baton_types::{BlockHash, InstanceId, Role};
+use baton_types::{BlockHash, ClassId, InstanceId, Role};
 
 use crate::conductor::Conductor;
 use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, mixed_step_us};
@@ -36,6 +36,8 @@ pub(crate) struct DecodeNeed<'a> {
     pub context_tokens: u64,
     /// TBT objective, µs.
     pub tbt_us: u64,
+    /// The class whose objective that is.
+    pub steps_for: ClassId,
     /// Whether every ticket counts as if its client came back, and not by the chance that it does.
     pub counts_all_tickets: bool,
 }
@@ -76,14 +78,25 @@ impl Conductor {
         whole.saturating_sub(request.emitted_tokens).max(1)
     }
 
+    /// The class whose TBT bounds the steps of a decode of this one: the tightest of those that share them, which are all
+    /// of its band and of higher ones. A decode of a lower band never makes steps too long for a higher one.
+    pub(crate) fn steps_for(&self, class: ClassId) -> ClassId {
+        let own = if class.index() < self.config.classes.len() { class } else { ClassId::default() };
+        let priority = self.config.classes[own.index()].priority;
+        let sharing = (0..).map(ClassId).zip(&self.config.classes).filter(|(_, c)| c.priority >= priority);
+        sharing.min_by_key(|(id, class)| (class.tbt_us, *id != own)).map_or(own, |(id, _)| id)
+    }
+
     pub(crate) fn decode_need<'a>(&self, request: &'a Request, at_us: u64) -> DecodeNeed<'a> {
+        let steps_for = self.steps_for(request.class);
         DecodeNeed {
             chain: &request.chain,
             at_us,
             ends_by_us: self.now_us,
             tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
-            tbt_us: self.class(request).tbt_us,
+            tbt_us: self.config.classes[steps_for.index()].tbt_us,
+            steps_for,
             counts_all_tickets: false,
         }
     }
@@ -160,8 +173,20 @@ impl Conductor {
         let step_us = self.predicted_step_us(instance, need);
         let longest_us = self.longest_step_us(instance, need).unwrap_or(step_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
-        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        if longest_us.max(step_us) > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
+        if longest_us.max(step_us) > self.promised_step_us(instance, need) {
+            Err(RejectReason::Tbt)
+        } else {
+            Ok(step_us)
+        }
+    }
+
+    /// The longest step that may be predicted for a request there, µs: the objective less the learnt margin. The margin
+    /// scales what the others of the batch add, so a request that decodes alone is never refused for it.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    pub(crate) fn promised_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
+        let tbt_us = need.tbt_us as f64;
+        let slack_us = (tbt_us - instance.spec.profile.decode_us(1, need.context_tokens)).max(0.0);
+        tbt_us - self.margins.of_step_slack_us(need.steps_for, slack_us)
     }
 
     /// The longest step that the instance may have with prompt tokens in it, µs. `None` where its engine bounds its
@@ -279,6 +304,9 @@ impl Conductor {
             reason = "a positive time"
         )]
         let duration = (prior_us as f64 * instance.decode_residual.ratio()) as u64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the objective")]
+        let promised_us = self.promised_step_us(instance, &need) as u64;
+        entry.promised_step_us = promised_us;
         entry.decode_prior_us = prior_us;
         entry.decode = Some(decode);
         entry.room_tokens = room;

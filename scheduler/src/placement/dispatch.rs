@@ -10,7 +10,7 @@ use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage, PeerStage, Prediction, Request};
+use crate::{Effect, FailStage, PeerStage, Prediction, RejectReason, Request};
 
 /// How long a router has to send what is next, from when the others know of it, µs: several times what news take from
 /// router to router, and a fraction of what is sent ahead.
@@ -374,13 +374,18 @@ impl Conductor {
         serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
-    /// The decode instance to hand the KV to: one predicted to keep the objective and to have room by `at_us`, else the
-    /// one with the most room. If the request waited here for room it would delay those behind it, which may need less.
+    /// The decode instance to hand the KV to: one predicted to keep the objective and to have room by `at_us`, else of
+    /// those with room the one with the shortest steps, else the one with the most room. If the request waited here for room it would delay those behind it, which may need less.
     /// The decode instance itself admits KV as room becomes free (I8).
     fn decode_by_then(&self, request: &Request, from: InstanceId, at_us: u64) -> Option<InstanceId> {
         if let DecodeChoice::At(id, _) = self.choose_decode(request, from, at_us) {
             return Some(id);
         }
-        self.roomiest_decode(request, from, None)
+        let need = self.decode_need(request, at_us);
+        let able = self.roomiest_decodes(request, from).into_iter().filter_map(|id| self.fleet.get(id));
+        let roomy = able.filter(|i| self.decode_fits(i, &need) == Err(RejectReason::Tbt));
+        let step_us = |i: &&Instance| self.predicted_step_us(i, &need);
+        let quickest = roomy.min_by(|one, other| step_us(one).total_cmp(&step_us(other)));
+        quickest.map(|i| i.spec.id).or_else(|| self.roomiest_decode(request, from, None))
     }
 }

@@ -359,7 +359,11 @@ impl Play {
                 cached_tokens: u64::from(n),
             },
             Phase::HandingOff => Input::HandoffFinished { request },
-            Phase::Decoding => Input::DecodeFinished { request, output_tokens: u32::from(n) + 1 },
+            Phase::Decoding => Input::DecodeFinished {
+                request,
+                output_tokens: u32::from(n) + 1,
+                step_us: u64::from(n) * 1_500,
+            },
         });
         if let Some(at) = self.foreign.iter().position(|(id, _)| *id == request) {
             match phase {
@@ -416,7 +420,9 @@ impl Play {
         let some = pick(&[InstanceId(999), InstanceId(0), InstanceId(1)], n).expect("three");
         self.feed(match kind % 16 {
             0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
-            1 if request != decoding => Input::DecodeFinished { request, output_tokens: u32::MAX },
+            1 if request != decoding => {
+                Input::DecodeFinished { request, output_tokens: u32::MAX, step_us: u64::MAX }
+            }
             2 => Input::HandoffFinished { request },
             3 => Input::FetchFinished { request, ok: n.is_multiple_of(2) },
             4 => Input::InstanceLost { instance: some, epoch: Epoch(0) },

@@ -107,7 +107,11 @@ fn the_baseline_refuses_after_the_prefill_and_counts_the_waste() {
 fn the_second_look_lets_in_what_fits() {
     let mut conductor = full_now(AdmissionMode::AtDecode);
     started(&offer(&mut conductor, 0, foretold(1, 30_000, 10)));
-    step(&mut conductor, 900_000, Input::DecodeFinished { request: RequestId(901), output_tokens: 10 });
+    step(
+        &mut conductor,
+        900_000,
+        Input::DecodeFinished { request: RequestId(901), output_tokens: 10, step_us: 0 },
+    );
     step(&mut conductor, 4_000_000, finished(1));
     let effects = step(&mut conductor, 4_000_000, Input::HandoffFinished { request: RequestId(1) });
     assert_eq!(effects, [Effect::StartDecode { request: RequestId(1), instance: InstanceId(1) }]);
@@ -273,7 +277,7 @@ proptest! {
                 let now_us = conductor.now_us + 10_000_000;
                 open.extend(starts(&step(&mut conductor, now_us, finished(id))).iter().map(|s| s.request));
                 step(&mut conductor, now_us, Input::HandoffFinished { request: RequestId(id) });
-                let end = Input::DecodeFinished { request: RequestId(id), output_tokens: 3 };
+                let end = Input::DecodeFinished { request: RequestId(id), output_tokens: 3, step_us: 0 };
                 open.extend(starts(&step(&mut conductor, now_us, end)).iter().map(|s| s.request));
             }
             assert_idle(&conductor.snapshot());

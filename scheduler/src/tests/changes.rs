@@ -211,7 +211,11 @@ fn what_was_learnt_of_a_class_follows_its_name() {
             offer(&mut conductor, 0, Request { class: ClassId(at), ..request(id, 100, 0) });
             step(&mut conductor, 0, finished(id));
             step(&mut conductor, 0, Input::HandoffFinished { request: RequestId(id) });
-            step(&mut conductor, 0, Input::DecodeFinished { request: RequestId(id), output_tokens: tokens });
+            step(
+                &mut conductor,
+                0,
+                Input::DecodeFinished { request: RequestId(id), output_tokens: tokens, step_us: 0 },
+            );
         }
     }
     let expected =

@@ -1,15 +1,18 @@
 //! The decode instance is chosen by its predicted step time at the end of the prefill, and room is reserved before any
 //! KV moves (I8).
 
+use alloc::format;
 use alloc::vec::Vec;
-use baton_types::{InstanceId, Role};
+use baton_types::{ClassId, InstanceId, RequestId, Role, SloClass};
 use proptest::prelude::*;
 
 use crate::testing::{
     assert_idle, burden, conductor, conductor_of, decoding, finished, foretold, heavy_decode, offer, plain,
     rejection, request, spec, started, step,
 };
-use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason};
+use crate::{
+    AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
+};
 
 /// One prefill instance and two decodes whose step grows with their context.
 fn heavy(capacity_tokens: u64) -> Conductor {
@@ -69,7 +72,7 @@ fn room_for_prompt_and_output_is_reserved_before_the_prefill_starts_and_given_ba
     step(
         &mut conductor,
         2_000_000,
-        Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700 },
+        Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700, step_us: 0 },
     );
     assert_idle(&conductor.snapshot());
 }
@@ -103,6 +106,87 @@ fn room_that_will_be_free_when_the_prefill_ends_counts_as_room() {
     );
 }
 
+/// One instance decodes 20,000 tokens of context, at 1 µs each and 10 ms in all.
+fn one_that_decodes(classes: Vec<SloClass>) -> Conductor {
+    let decode =
+        InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
+    let config = SchedulerConfig { classes, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
+    let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+    decoding(&mut conductor, foretold(101, 20_000, 1_000), 1);
+    conductor
+}
+
+fn with_tbt(tbt_us: u64, priority: i32) -> SloClass {
+    SloClass { name: format!("{tbt_us} {priority}"), tbt_us, priority, ..SloClass::default() }
+}
+
+/// Answers whose steps were longer than the objective make the conductor promise less; where steps were in time nothing is
+/// learnt.
+#[test]
+fn steps_that_were_too_long_leave_a_margin_to_those_that_follow() {
+    for (step_us, admitted) in [(50_000, true), (68_000, false)] {
+        let mut conductor = one_that_decodes(alloc::vec![with_tbt(60_000, 0)]);
+        for id in 1..40 {
+            let start = offer(&mut conductor, 0, foretold(id, 100, 20));
+            assert_eq!(started(&start).decode, 1);
+            for input in [finished(id), Input::HandoffFinished { request: RequestId(id) }] {
+                step(&mut conductor, 0, input);
+            }
+            let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 20, step_us };
+            step(&mut conductor, 0, ended);
+        }
+        // Alone its step takes 37 ms, beside the other 58 ms.
+        let refused = rejection(&offer(&mut conductor, 0, foretold(99, 27_000, 100)));
+        assert_eq!(refused.map(|r| r.reason), (!admitted).then_some(RejectReason::Tbt), "{step_us}");
+        decoded_alone(&mut conductor);
+    }
+}
+
+/// However much margin was learnt, a request that decodes alone is within its objective.
+fn decoded_alone(conductor: &mut Conductor) {
+    for id in [99, 101] {
+        step(conductor, 1, Input::RequestCancelled { request: RequestId(id) });
+    }
+    assert!(rejection(&offer(conductor, 1, foretold(100, 45_000, 100))).is_none(), "55 ms of 60");
+}
+
+/// Short answers, and those that were placed again, say nothing of the steps.
+#[test]
+fn answers_of_few_steps_teach_nothing() {
+    let mut conductor = one_that_decodes(alloc::vec![with_tbt(60_000, 0)]);
+    for id in 1..40 {
+        offer(&mut conductor, 0, foretold(id, 100, 5));
+        for input in [finished(id), Input::HandoffFinished { request: RequestId(id) }] {
+            step(&mut conductor, 0, input);
+        }
+        let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 5, step_us: 90_000 };
+        step(&mut conductor, 0, ended);
+    }
+    assert!(rejection(&offer(&mut conductor, 0, foretold(99, 27_000, 100))).is_none());
+}
+
+/// A step is shared by all that decode there: those of a lower band may not make it too long for a higher one.
+#[test]
+fn a_lower_band_keeps_the_steps_that_a_higher_one_was_promised() {
+    let scene = |classes: [(u64, i32); 2], class| {
+        let classes = classes.map(|(tbt_us, priority)| with_tbt(tbt_us, priority));
+        let mut conductor = one_that_decodes(classes.to_vec());
+        let class = ClassId(class);
+        let effects = offer(&mut conductor, 0, Request { class, ..foretold(1, 30_000, 100) });
+        rejection(&effects).map(|refused| refused.reason)
+    };
+    // The step would take 60 ms.
+    assert_eq!(scene([(50_000, 1), (200_000, 0)], 1), Some(RejectReason::Tbt), "the higher band has 50 ms");
+    assert_eq!(scene([(50_000, 0), (200_000, 0)], 1), Some(RejectReason::Tbt), "so have equals");
+    assert_eq!(scene([(50_000, 0), (200_000, 1)], 1), None, "the lower band has, which gives way");
+    assert_eq!(scene([(200_000, 1), (100_000, 0)], 1), None);
+    assert_eq!(
+        scene([(200_000, 0), (50_000, 1)], 7),
+        Some(RejectReason::Tbt),
+        "an unknown class is the first"
+    );
+}
+
 #[test]
 fn a_step_beyond_the_objective_is_refused_and_the_objective_is_that_of_the_class() {
     let mut conductor = heavy(1_000_000);
@@ -112,14 +196,14 @@ fn a_step_beyond_the_objective_is_refused_and_the_objective_is_that_of_the_class
     // 70,000 + 25,000 of context: 105 ms a step, the objective is 100.
     let refused = rejection(&offer(&mut conductor, 0, foretold(1, 1_000, 10))).expect("TBT breaks");
     assert_eq!(refused.reason, RejectReason::Tbt);
-    let lax = baton_types::SloClass { tbt_us: 300_000, ..baton_types::SloClass::default() };
+    let lax = SloClass { tbt_us: 300_000, priority: 1, ..SloClass::default() };
     let mut config = plain(PolicyName::Baton, AdmissionMode::Slo);
     config.classes.push(lax);
     let decode =
         InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
     let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
     decoding(&mut conductor, foretold(101, 70_000, 50_000), 1);
-    let lax = crate::Request { class: baton_types::ClassId(1), ..foretold(1, 1_000, 10) };
+    let lax = Request { class: ClassId(1), ..foretold(1, 1_000, 10) };
     assert_eq!(started(&offer(&mut conductor, 0, lax)).decode, 1);
     assert!(rejection(&offer(&mut conductor, 0, foretold(2, 1_000, 10))).is_some());
 }

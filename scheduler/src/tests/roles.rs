@@ -131,7 +131,11 @@ fn prefills_wait_until_the_decodes_of_the_former_role_have_ended() {
         };
         assert_eq!(chosen(&mut conductor, 1), Some(0), "{chunk:?}");
         assert_eq!(chosen(&mut conductor, 2), None, "it waits for the first: {chunk:?}");
-        step(&mut conductor, 1, Input::DecodeFinished { request: RequestId(900), output_tokens: 9 });
+        step(
+            &mut conductor,
+            1,
+            Input::DecodeFinished { request: RequestId(900), output_tokens: 9, step_us: 0 },
+        );
         assert_eq!(chosen(&mut conductor, 3), Some(1), "nobody decodes there now: {chunk:?}");
     }
 }

@@ -89,6 +89,10 @@ fn a_decode_that_is_about_to_be_lost_shares_what_it_shared() {
     step(&mut conductor, 9_000_000, Input::TokensEmitted { request: RequestId(1), emitted_tokens: 91 });
     offer(&mut conductor, 9_100_000, request(3, 2 * BLOCK + OWN, 3));
     let room = reserved(&conductor);
-    step(&mut conductor, 9_200_000, Input::DecodeFinished { request: RequestId(2), output_tokens: 5 });
+    step(
+        &mut conductor,
+        9_200_000,
+        Input::DecodeFinished { request: RequestId(2), output_tokens: 5, step_us: 0 },
+    );
     assert!(reserved(&conductor) < room);
 }

@@ -119,6 +119,8 @@ pub struct Pair {
     pub(super) attempt: u32,
     /// Answer tokens with which it was last prefilled.
     pub(super) given_tokens: u32,
+    /// Tokens that the client had with the first of this attempt, and when it came, µs.
+    pub(super) first_drawn: (u32, u64),
     pub(super) room_tokens: u32,
     moves: u32,
     /// Predicted time to its first token when it was last placed, µs.
@@ -143,6 +145,7 @@ impl Pair {
             emitted_tokens: 0,
             attempt: 0,
             given_tokens: 0,
+            first_drawn: (0, 0),
             room_tokens: 0,
             moves: 0,
             foreseen_us: 0,
@@ -258,6 +261,7 @@ impl Pairs {
         pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
         (pair.given_tokens, pair.room_tokens) = (pair.emitted_tokens, room_tokens);
+        pair.first_drawn = (pair.emitted_tokens, now_us);
         pair.stage = Stage::Prefilling(PrefillStage { legs, turn, landed: false });
         let (attempt, given_tokens) = (pair.attempt, pair.given_tokens);
         let stage_us = self.config.prefill_stage_us(pair);

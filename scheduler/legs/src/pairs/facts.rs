@@ -129,6 +129,9 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
+        if pair.emitted_tokens == pair.given_tokens {
+            pair.first_drawn = (emitted_tokens, self.now_us);
+        }
         pair.emitted_tokens = emitted_tokens;
         let drawn_tokens = emitted_tokens.saturating_sub(pair.given_tokens);
         let outgrown = !last && matches!(pair.stage, Stage::Decoding(_)) && drawn_tokens >= pair.room_tokens;

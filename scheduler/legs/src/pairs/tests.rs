@@ -256,7 +256,7 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
     bench.on_fact(A, D, Fact::Token { index: 1, last: true });
     let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     assert_eq!(ended, [Effect::Ended { request: A }]);
-    assert!(bench.inputs().contains(&Input::DecodeFinished { request: A, output_tokens: 2 }));
+    assert!(bench.inputs().contains(&Input::DecodeFinished { request: A, output_tokens: 2, step_us: 0 }));
     assert!(bench.pairs.is_empty());
 }
 

@@ -29,6 +29,8 @@ struct Row {
     attempt: u32,
     emitted: u32,
     given: u32,
+    /// How many tokens of the attempt came first, and when, µs.
+    first_draw: Option<(u32, u64)>,
     room: u32,
     landed: bool,
     moves: u32,
@@ -317,6 +319,7 @@ impl Naive {
             row.foreseen_us = at_us.max(now_us) - now_us;
         }
         (row.given, row.room, row.landed, row.admitted) = (row.emitted, room_tokens, false, true);
+        row.first_draw = None;
         let alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
         let to = if alone { None } else { Some(decode) };
         (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), to);
@@ -466,6 +469,7 @@ impl Naive {
             attempt: 0,
             emitted: 0,
             given: 0,
+            first_draw: None,
             room: 0,
             landed: false,
             moves: 0,
@@ -518,7 +522,11 @@ impl Naive {
         if let Some(decode) = row.decode.filter(|_| row.at == NaivePairState::Decoding) {
             self.done.push((decode, true));
         }
-        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted });
+        let step_us = row.first_draw.map_or(0, |(first, since_us)| {
+            let later = row.emitted - row.given.min(row.emitted) - first;
+            if later == 0 { 0 } else { (self.now_us - since_us) / u64::from(later) }
+        });
+        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted, step_us });
         self.drop_ended(request);
     }
 
@@ -588,6 +596,7 @@ impl Naive {
     fn drawn(&mut self, request: RequestId, emitted_tokens: u32, last: bool) {
         let now_us = self.now_us;
         let row = self.find(request).unwrap();
+        row.first_draw = row.first_draw.or(Some((emitted_tokens - row.emitted, now_us)));
         row.emitted = emitted_tokens;
         let grows = !last
             && row.at == NaivePairState::Decoding

@@ -423,7 +423,8 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
     assert_eq!(bench.on_fact_of((A, 1, P), Fact::Ended), (FactOutcome::Stale, vec![]));
     assert_eq!(bench.on_fact(A, D, LANDED), []);
     assert_eq!(bench.on_fact(A, P, PREFILLED), [release(P, 1), release(D, 1), ended]);
-    let finished = |input: &&Input| matches!(input, Input::DecodeFinished { request: A, output_tokens: 1 });
+    let finished =
+        |input: &&Input| matches!(input, Input::DecodeFinished { request: A, output_tokens: 1, .. });
     assert_eq!(bench.inputs().iter().filter(finished).count(), 1);
 }
 
