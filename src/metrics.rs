@@ -400,6 +400,11 @@ impl Metrics {
         self.shared.tbt.record(gap_us as f64 / 1e6);
     }
 
+    /// Shows the outcomes of these classes, at zero until there are some.
+    pub(crate) fn show_classes<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        names.into_iter().for_each(|class| self.shared.by_class.show(&self.shared.recorder, class));
+    }
+
     /// Counts a request of a class that has ended.
     pub(crate) fn slo_ended(&self, class: &str, outcome: SloOutcome) {
         self.shared.by_class.ended(&self.shared.recorder, class, outcome);

@@ -132,6 +132,7 @@ impl Driver {
         let unread_bytes = usize::try_from(config.service.max_held_bytes / 2).unwrap_or(usize::MAX);
         let door = Door::new(inbox.clone(), Arc::clone(&shared), unread_bytes);
         let keys = AccessKeys::new(&config.service);
+        metrics.show_classes(config.scheduler.classes.iter().map(|class| &*class.name));
         let driver = Self {
             core,
             now_us: 0,

@@ -148,6 +148,7 @@ impl Driver {
             if differs {
                 self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
                 self.slo.keep_only(&config.scheduler.classes);
+                self.metrics.show_classes(config.scheduler.classes.iter().map(|class| &*class.name));
                 self.revision += 1;
             }
             let before = std::mem::replace(&mut self.config, config).scheduler;

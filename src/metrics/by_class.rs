@@ -157,6 +157,11 @@ impl ByClass {
         act(classes.entry(class.to_owned()).or_insert_with(|| ClassSeries::new(recorder, class)), class)
     }
 
+    /// Shows a class before its first request, so that the first one is an increase for Prometheus.
+    pub(super) fn show(&self, recorder: &PrometheusRecorder, class: &str) {
+        self.series(recorder, class, |_, _| ());
+    }
+
     pub(super) fn ended(&self, recorder: &PrometheusRecorder, class: &str, outcome: SloOutcome) {
         self.series(recorder, class, |series, _| series.outcomes[outcome as usize].increment(1));
     }
@@ -211,6 +216,7 @@ mod tests {
             by_class.ended(&recorder, &format!("c{at}"), SloOutcome::LateTbt);
         }
         by_class.ended(&recorder, "c0", SloOutcome::InSlo);
+        by_class.show(&recorder, "c0");
         let page = recorder.handle().render();
         let count = |class: &str, outcome: &str| {
             let series = format!("baton_slo_requests_total{{class=\"{class}\",outcome=\"{outcome}\"}} ");

@@ -179,6 +179,10 @@ async fn a_rollback_that_is_refused_can_be_asked_for_again() {
     gold.name = "gold".into();
     more.scheduler.classes.push(gold);
     change(&mut bench, more).await.unwrap();
+    for class in ["default", "gold"] {
+        let series = format!("\nbaton_slo_requests_total{{class=\"{class}\",outcome=\"in_slo\"}} 0\n");
+        assert!(bench.driver.metrics.page().contains(&series), "{class} begins at zero");
+    }
     let mut of_gold = Bench::submission("r", Sampling { max_tokens: 2, ..Sampling::default() });
     of_gold.class = Some("gold".into());
     bench.send(of_gold).await;
