@@ -101,7 +101,7 @@ fn class_row(run: &RunResult, class: &ClassResult, name: String) -> Vec<String> 
         format!("×{}", run.speed),
         class.name.clone(),
         class.requests.to_string(),
-        share(class.in_slo, class.requests),
+        percent(class.attained),
         percent(Some(class.target)),
         class.late_ttft.to_string(),
         class.late_tbt.to_string(),

@@ -22,9 +22,9 @@ pub struct ClassResult {
     pub in_slo: u64,
     /// Completed requests beyond the TTFT objective.
     pub late_ttft: u64,
-    /// Completed requests beyond the TBT objective; a request may be beyond several.
+    /// Completed requests with their first token in time, beyond the TBT objective.
     pub late_tbt: u64,
-    /// Completed requests beyond the E2E objective.
+    /// Completed requests with their tokens in time, beyond the E2E objective.
     pub late_e2e: u64,
     /// Requests refused for good.
     pub rejected: u64,
@@ -32,6 +32,10 @@ pub struct ClassResult {
     pub failed: u64,
     /// Requests whose client left.
     pub cancelled: u64,
+    /// `in_slo` over `requests` without the cancelled ones, as a service counts it; none without a request.
+    pub attained: Option<f64>,
+    /// Share of completed requests with their first token in time, which `target` is for; none without a request.
+    pub ttft_attained: Option<f64>,
     /// Time to first token of completed requests.
     pub ttft_s: LatencySummary,
     /// How predictions for its completed requests held, for each path that had one.
@@ -72,12 +76,14 @@ impl ClassCounter {
         let (class, counts) = &mut self.classes[usize::from(outcome.class).min(last)];
         match outcome.status {
             Status::Completed => {
-                let late @ [late_ttft, late_tbt, late_e2e] = outcome.keeps(class).map(|kept| !kept);
                 counts.completed += 1;
-                counts.in_slo += u64::from(late == [false; 3]);
-                counts.late_ttft += u64::from(late_ttft);
-                counts.late_tbt += u64::from(late_tbt);
-                counts.late_e2e += u64::from(late_e2e);
+                // The first objective that it missed, as a service counts it.
+                *match outcome.keeps(class) {
+                    [false, ..] => &mut counts.late_ttft,
+                    [true, false, _] => &mut counts.late_tbt,
+                    [true, true, false] => &mut counts.late_e2e,
+                    [true, true, true] => &mut counts.in_slo,
+                } += 1;
                 counts.ttft_us.push(outcome.ttft_us);
                 if let Some(prediction) = &outcome.prediction {
                     counts.predictions.observe(prediction, &served(outcome));
@@ -104,11 +110,18 @@ impl ClassCounter {
             rejected: n.rejected,
             failed: n.failed,
             cancelled: n.cancelled,
+            attained: share(n.in_slo, n.completed + n.rejected + n.failed),
+            ttft_attained: share(n.completed - n.late_ttft, n.completed),
             ttft_s: n.ttft_us.figures(1e6).0,
             predictions: n.predictions.figures(class.target_permille),
         };
         self.classes.iter().map(result).collect()
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for a report")]
+fn share(part: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| part as f64 / all as f64)
 }
 
 /// What predictions are compared with.
@@ -168,8 +181,10 @@ mod tests {
         let counts = |r: &ClassResult| {
             [r.requests, r.completed, r.in_slo, r.late_ttft, r.late_tbt, r.rejected, r.failed, r.cancelled]
         };
-        assert_eq!(counts(&results[0]), [4, 3, 1, 2, 1, 1, 0, 0]);
+        assert_eq!(counts(&results[0]), [4, 3, 1, 2, 0, 1, 0, 0], "late by its first objective alone");
         assert_eq!(counts(&results[1]), [5, 2, 1, 0, 1, 0, 2, 1]);
+        assert_eq!((results[0].attained, results[1].attained), (Some(0.25), Some(0.25)), "not the cancelled");
+        assert_eq!((results[0].ttft_attained, results[1].ttft_attained), (Some(1.0 / 3.0), Some(1.0)));
         assert_eq!((results[0].name.as_str(), results[1].name.as_str()), ("chat", "batch"));
         assert_eq!((results[0].target, results[1].target), (0.995, 0.9));
         assert_eq!((results[0].ttft_s.p50, results[0].ttft_s.p90), (Some(2.0), Some(3.0)));

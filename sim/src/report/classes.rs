@@ -4,10 +4,11 @@ use crate::metrics::{ClassResult, RunResult};
 
 use super::lines::paragraph;
 use super::names::key;
-use super::text::{count, escape, fixed, percent, share};
+use super::text::{count, escape, fixed, percent};
 
-const NOTE: &str = "Each request counts once, in its class. The target is the share of admitted requests that should \
-                    have their first token in time. A request may be late by several objectives.";
+const NOTE: &str = "Each request counts once, in its class, a late one by the first objective that it missed. In SLO: \
+                    the share of all but the cancelled requests. The target is the share of admitted requests that \
+                    should have their first token in time.";
 
 /// A row for each class of each run; nothing where no run has more than one class.
 #[must_use]
@@ -18,6 +19,7 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
     let heads = [
         "requests",
         "in SLO",
+        "TTFT in time",
         "target",
         "late TTFT",
         "late TBT",
@@ -51,11 +53,12 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
     html + "</tbody></table></div></figure>"
 }
 
-fn cells(class: &ClassResult) -> [String; 11] {
+fn cells(class: &ClassResult) -> [String; 12] {
     let seconds = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| fixed(v, 2));
     [
         count(class.requests),
-        share(class.in_slo, class.requests).map_or_else(|| "–".into(), percent),
+        class.attained.map_or_else(|| "–".into(), percent),
+        class.ttft_attained.map_or_else(|| "–".into(), percent),
         percent(class.target),
         count(class.late_ttft),
         count(class.late_tbt),
