@@ -135,12 +135,38 @@ fn a_refused_client_comes_back_when_told() {
     assert_eq!((&report["runs"][0]["rejected"], &report["runs"][0]["retries"]), (&3.into(), &0.into()));
 }
 
+/// As the service counts them: by the reason, whatever the status, and also where the status went out before.
+#[test]
+fn a_refusal_is_one_at_any_status_and_in_a_stream() {
+    let act = |row: u64, _| match row {
+        0 => Act::StreamError { tokens: 0, code: "costly" },
+        1 => Act::Status(400, "objective_unreachable"),
+        2 => Act::Status(503, "no_instance"),
+        // What begins to be answered was not refused, and a wrong call is none of admission's.
+        3 => Act::StreamError { tokens: 2, code: "costly" },
+        4 => Act::Status(400, "invalid_value"),
+        _ => Act::answer(0, 0),
+    };
+    let server = Server::start(act);
+    let (_, report) = replay(&server, &steady(6, 5, 3), &["--obey-retry-after", "1"]);
+    let run = &report["runs"][0];
+    let counts = ["completed", "rejected", "failed", "retries"].map(|name| run[name].as_u64().unwrap());
+    assert_eq!(counts, [1, 3, 2, 0], "{report:#}");
+    let reasons = serde_json::json!([["costly", 1], ["objective_unreachable", 1], ["no_instance", 1]]);
+    let sorted = |reasons: &Value| {
+        let mut all: Vec<String> = reasons.as_array().unwrap().iter().map(Value::to_string).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(sorted(&run["refusals_by_reason"]), sorted(&reasons), "{run:#}");
+}
+
 #[test]
 fn every_way_of_failing_is_counted_under_its_name() {
     let act = |row: u64, _| match row {
         0 => Act::Truncate { tokens: 2 },
-        1 => Act::StreamError,
-        2 => Act::Status(500),
+        1 => Act::StreamError { tokens: 1, code: "decode_lost" },
+        2 => Act::Status(500, "boom"),
         3 => Act::Silence,
         4 => Act::NoStream,
         5 => Act::Nothing,
@@ -168,7 +194,7 @@ fn every_way_of_failing_is_counted_under_its_name() {
 
 #[test]
 fn a_replay_of_which_every_request_failed_has_failed() {
-    let server = Server::start(|_, _| Act::Status(500));
+    let server = Server::start(|_, _| Act::Status(500, "boom"));
     let place = Place::new();
     place.write("t.jsonl", &rows::text(&steady(3, 5, 3)));
     let args = ["replay", "t.jsonl", "--live", &server.url(), "--json", "out.json"];
@@ -406,10 +432,10 @@ mod server {
         Truncate { tokens: u64 },
         /// Break the connection in the middle.
         Hangup { tokens: u64 },
-        /// One token, then an error in the stream.
-        StreamError,
-        /// An error by status.
-        Status(u16),
+        /// Some tokens, then an error of this code in the stream.
+        StreamError { tokens: u64, code: &'static str },
+        /// An error by status and code.
+        Status(u16, &'static str),
         /// Never answer.
         Silence,
         /// A whole answer where a stream was wanted.
@@ -553,12 +579,14 @@ mod server {
             Act::Hangup { tokens } => {
                 stream(seen, Course { first_ms: 0, gap_ms: 0, tokens, end: End::Break })
             }
-            Act::StreamError => stream(seen, Course { first_ms: 0, gap_ms: 0, tokens: 1, end: End::Error }),
+            Act::StreamError { tokens, code } => {
+                stream(seen, Course { first_ms: 0, gap_ms: 0, tokens, end: End::Error(code) })
+            }
             Act::Garbage => stream(seen, Course { first_ms: 0, gap_ms: 0, tokens: 1, end: End::Garbage }),
             Act::Nothing => stream(seen, Course { first_ms: 0, gap_ms: 0, tokens: 0, end: End::Done }),
             Act::NoStream => whole(200, &json!({"choices": [{"text": "a"}]})),
-            Act::Status(status) => {
-                whole(status, &json!({"error": {"message": "no", "type": "x", "code": "boom"}}))
+            Act::Status(status, code) => {
+                whole(status, &json!({"error": {"message": "no", "type": "x", "code": code}}))
             }
             Act::Silence => std::future::pending().await,
             Act::Refuse { status, wait_ms } => refusal(status, wait_ms),
@@ -589,7 +617,7 @@ mod server {
         Done,
         Early,
         Break,
-        Error,
+        Error(&'static str),
         Garbage,
     }
 
@@ -637,8 +665,8 @@ mod server {
             End::Done => vec![Ok("[DONE]".into())],
             End::Early => vec![],
             End::Break => vec![Err(std::io::Error::other("pulled"))],
-            End::Error => {
-                vec![Ok(json!({"error": {"message": "m", "type": "t", "code": "decode_lost"}}).to_string())]
+            End::Error(code) => {
+                vec![Ok(json!({"error": {"message": "m", "type": "t", "code": code}}).to_string())]
             }
             End::Garbage => vec![Ok("{not json".into()), Ok("[DONE]".into())],
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_http::{Client, Error, Incoming, next_piece, whole};
+use baton_scheduler::RejectReason;
 use baton_sim::metrics::{Outcome, Status};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -207,10 +208,11 @@ impl Sender {
         let retry_after_us = retry_after_us(response.headers());
         let body = whole(response.into_body(), MAX_BODY_BYTES).await;
         let error = body.map(|body| ErrorBody::of(&body)).unwrap_or_default();
-        if status == 429 || (status == 503 && retry_after_us.is_some()) {
-            return Attempt::Refused { reason: error.name(), retry_after_us };
+        let reason = error.name();
+        if status == 429 || (status == 503 && retry_after_us.is_some()) || is_refusal(&reason) {
+            return Attempt::Refused { reason, retry_after_us };
         }
-        Attempt::Failed(format!("{status}: {}", error.name()))
+        Attempt::Failed(format!("{status}: {reason}"))
     }
 
     fn request(&self, planned: &PlannedRequest, body: Bytes) -> Request<Full<Bytes>> {
@@ -254,11 +256,20 @@ impl Sender {
             }
         }
         match answer.error.take() {
+            // A request that was admitted and waits may be refused after its status went out.
+            Some(error) if answer.seen_tokens() == 0 && is_refusal(&error.name()) => {
+                Attempt::Refused { reason: error.name(), retry_after_us: None }
+            }
             Some(error) => Attempt::Failed(format!("stream: {}", error.name())),
             None if answer.done => Attempt::Answered(answer),
             None => Attempt::Failed("truncated: the stream ended before [DONE]".into()),
         }
     }
+}
+
+/// Whether an error's name is one with which a conductor refuses, whatever the status.
+fn is_refusal(name: &str) -> bool {
+    RejectReason::ALL.iter().any(|reason| reason.name() == name)
 }
 
 fn failed(sent: &mut SentRequest, why: String) {
