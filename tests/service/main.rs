@@ -11,6 +11,7 @@
 
 mod actors;
 mod answers;
+mod attainment;
 mod bucket;
 mod chaos;
 mod clients;
