@@ -1,25 +1,38 @@
 #!/usr/bin/env python3
 """Tries the dashboard and the rules of deploy/observability with a real Prometheus before a real `baton up`.
 
-Each query must be answered, and those of the dashboard with data, but for what did not happen.
+Each query must be answered, and those of the dashboard with data, but for what did not happen. The counts of two
+classes in Prometheus must be those of the client, and the attained share of the rules within 1 %.
 Usage: scripts/observability.py BATON
 """
 
 import json
 import pathlib
-import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
 KIT = pathlib.Path(__file__).resolve().parent.parent / "deploy" / "observability"
-# In a minute of good service nothing is refused and nothing fails.
-MAY_BE_EMPTY = ("baton_requests_refused_total", "baton_requests_failed_total")
+# Nothing fails in good service.
+MAY_BE_EMPTY = ("baton_requests_failed_total",)
+CLASSES = """
+[[scheduler.classes]]
+name = "interactive"
+ttft = "5s"
+tbt = "1s"
+[[scheduler.classes]]
+name = "batch"
+ttft = "60s"
+tbt = "1s"
+target = "95%"
+"""
+TTFT_S = {"interactive": 5, "batch": 60}
 
 
 def free_port():
@@ -28,11 +41,21 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def get(url, body=None, timeout=30):
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        return json.loads(answer.read() or "null")
+def call(url, body=None, **headers):
+    """Status and text of the answer."""
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(url, body, {"content-type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def get(url, body=None):
+    status, text = call(url, body)
+    assert status == 200, (url, status, text)
+    return text
 
 
 def wait_for(url, seconds):
@@ -70,9 +93,11 @@ def main():
         config = config.replace("[rules.yml]", json.dumps([str(KIT / "rules.yml")]))
         path = pathlib.Path(folder) / "prometheus.yml"
         path.write_text(config)
+        classes = pathlib.Path(folder) / "classes.toml"
+        classes.write_text(CLASSES)
         subprocess.run(["promtool", "check", "config", path], check=True)
         programs = [
-            subprocess.Popen([baton, "up", "--listen", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL),
+            subprocess.Popen([baton, "up", "--config", classes, "--listen", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL),
             subprocess.Popen(
                 ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder}/data",
                  f"--web.listen-address=127.0.0.1:{prometheus_port}", "--log.level=warn"]),
@@ -86,40 +111,76 @@ def main():
                 program.wait(30)
 
 
+def ask(door, name, number):
+    """Asks as a client of the class does, and says how it ended."""
+    text = f"Tell me about number {number}. " * 40
+    body = {"max_tokens": 12, "messages": [{"role": "user", "content": text}]}
+    begun = time.monotonic()
+    status, text = call(f"{door}/v1/chat/completions", json.dumps(body).encode(), x_slo_class=name)
+    if status in (400, 429):
+        return "refused"
+    assert status == 200, text
+    return "in_slo" if time.monotonic() - begun <= TTFT_S[name] else "late_ttft"
+
+
+def load(door):
+    """Requests of both classes for 25 s, some of batch refused; how they ended, by class."""
+    ends = {name: [] for name in TTFT_S}
+    in_force = get(f"{door}/admin/policy")
+    until = time.time() + 25
+    while time.time() < until:
+        refuses = len(ends["batch"]) % 10 == 9
+        if refuses:
+            get(f"{door}/admin/policy", in_force.replace("ttft_us = 60000000", "ttft_us = 1000").encode())
+        ends["batch"].append(ask(door, "batch", len(ends["batch"])))
+        if refuses:
+            assert ends["batch"][-1] == "refused", "no first token comes within a millisecond"
+            get(f"{door}/admin/policy/rollback", b"")
+        ends["interactive"].append(ask(door, "interactive", len(ends["interactive"])))
+    return ends
+
+
 def answer(port, prometheus_port):
     door, prometheus = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{prometheus_port}"
     wait_for(f"{door}/ready", 60)
     wait_for(f"{prometheus}/-/ready", 60)
-    model = get(f"{door}/v1/models")["data"][0]["id"]
-    until = time.time() + 25
-    served = 0
-    while time.time() < until:
-        text = f"Tell me about number {served}. " * 40
-        body = {"model": model, "max_tokens": 12, "messages": [{"role": "user", "content": text}]}
-        get(f"{door}/v1/chat/completions", body)
-        served += 1
-    print(f"observability: {served} answers")
+    # A scrape before the first request.
+    time.sleep(3)
+    ends = load(door)
+    print(f"observability: {', '.join(f'{len(own)} answers of {name}' for name, own in ends.items())}")
+    # A scrape and an evaluation of the rules after the last request.
+    time.sleep(3)
+
+    def query(expr):
+        reply = json.loads(get(f"{prometheus}/api/v1/query?" + urllib.parse.urlencode({"query": expr})))
+        return reply["data"]["result"]
+
     broken = []
     for title, expr, has_data in queries():
-        reply = get(f"{prometheus}/api/v1/query?" + urllib.parse.urlencode({"query": expr}))
-        values = [sample["value"][1] for sample in reply["data"]["result"]]
-        if reply["status"] != "success" or (has_data and not any(value != "NaN" for value in values)):
+        values = [sample["value"][1] for sample in query(expr)]
+        if has_data and not any(value != "NaN" for value in values):
             broken.append(f"{title}: {expr}: {values or 'no data'}")
-    for group in get(f"{prometheus}/api/v1/rules")["data"]["groups"]:
+    for group in json.loads(get(f"{prometheus}/api/v1/rules"))["data"]["groups"]:
         for rule in group["rules"]:
             if rule["health"] != "ok":
                 broken.append(f"{rule['name']}: {rule.get('lastError', rule['health'])}")
             if rule.get("state") == "firing":
                 broken.append(f"{rule['name']} fires although all is well")
-    # The page and Prometheus count alike.
-    page = wait_for(f"{door}/metrics", 5).decode()
-    in_slo = sum(float(line.split()[-1]) for line in page.splitlines()
-                 if re.match(r'baton_slo_requests_total\{.*outcome="(in_slo|late_ttft|late_tbt|late_e2e)"', line))
-    if in_slo != served:
-        broken.append(f"{served} answers were served, and the page counts {in_slo}")
+    # Prometheus has the client's own counts.
+    for name, own in ends.items():
+        seen = query(f'baton_slo_requests_total{{class="{name}"}}')
+        seen = {sample["metric"]["outcome"]: int(sample["value"][1]) for sample in seen}
+        if seen != {outcome: own.count(outcome) for outcome in seen} or sum(seen.values()) != len(own):
+            broken.append(f"{name}: the client counts {own}, Prometheus {seen}")
+        share = own.count("in_slo") / len(own)
+        for record in ("baton:slo_attained:ratio_rate5m", "baton:slo_attained:ratio_rate1h"):
+            values = [float(sample["value"][1]) for sample in query(f'{record}{{class="{name}"}}')]
+            print(f"observability: {name}: the client counts {share:.2%} in SLO, {record} has {values}")
+            if not values or abs(values[0] - share) > 0.01:
+                broken.append(f"{name}: the client counts {share:.2%} in SLO, and {record} has {values}")
     if broken:
         sys.exit("observability: " + "\nobservability: ".join(broken))
-    print("observability: every query of the dashboard and every rule has its answer")
+    print("observability: every query of the dashboard and every rule has its answer, and counts are the client's")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ ttft = "60s"
 tbt = "200ms"
 target = "95%"
 """
+# Seconds, as above.
+TTFT = {"interactive": 2, "batch": 60}
 FIRST_PAINT_MS = 200
 VIEWERS = 5
 VIEWERS_CPU = 0.01
@@ -276,6 +278,42 @@ def policy(browser, service):
     print("policy: refused, checked, applied, rolled back, not overwritten unseen: passed")
 
 
+def attained(browser, service):
+    """The page, the status and `baton top` have what a client counted by itself: in time, late, refused, by class."""
+    def asked(name):
+        begun = time.monotonic()
+        status, _ = service.ask("How long do I wait?", 1, x_slo_class=name)
+        took = time.monotonic() - begun
+        # An answer of one token has no gap: it is in SLO if it comes in time.
+        return "refused" if status in (400, 429) else "failed" if status != 200 else "in_slo" if took <= TTFT[name] else "late_ttft"
+
+    ends = {name: [asked(name) for _ in range(number)] for name, number in [("interactive", 40), ("batch", 20)]}
+    in_force = service.operate("/admin/policy")
+    service.operate("/admin/policy", in_force.replace("ttft_us = 60000000", "ttft_us = 1000").encode())
+    ends["batch"] += [asked("batch") for _ in range(10)]
+    service.operate("/admin/policy/rollback", b"")
+    assert ends["batch"].count("refused") == 10, ends
+    command = [service.baton, "top", "--once", "--url", service.url, "--key", KEY]
+    top = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    status = json.loads(service.operate("/admin/status"))
+    with Visit(browser, service) as page:
+        enter(page)
+        for slo in status["slo"]:
+            name, own = slo["class"], ends[slo["class"]]
+            for end in ("in_slo", "late_ttft", "refused", "failed"):
+                assert slo[end] == own.count(end), (name, end, slo, own)
+            share = f"{1000 * own.count('in_slo') // len(own) / 10:g} %"
+            card = page.locator("#classes .card", has=page.get_by_role("heading", name=name))
+            expect(card.locator(".share")).to_have_text(share)
+            expect(card).to_contain_text(f", {len(own)} requests)")
+            expect(card).to_contain_text(f"{own.count('in_slo')} in SLO")
+            if refused := own.count("refused"):
+                expect(card).to_contain_text(f"{refused} refused")
+            line = next(line for line in top.splitlines() if line.startswith(f"SLO {name}:"))
+            assert f"of {len(own)} requests {own.count('in_slo')} in SLO" in line, line
+    print("attained: the page, the status and `baton top` have the client's own counts of both classes: passed")
+
+
 def looks(browser, service, shots):
     """Both colour schemes and phone width, under load."""
     with Load(service):
@@ -366,6 +404,7 @@ def main():
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
             first_paint(browser, service)
+            attained(browser, service)
             keys(browser, service)
             chat(browser, service)
             decisions(browser, service)
