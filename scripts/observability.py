@@ -144,17 +144,21 @@ def answer(port, prometheus_port):
     door, prometheus = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{prometheus_port}"
     wait_for(f"{door}/ready", 60)
     wait_for(f"{prometheus}/-/ready", 60)
-    # A scrape before the first request.
-    time.sleep(3)
-    ends = load(door)
-    print(f"observability: {', '.join(f'{len(own)} answers of {name}' for name, own in ends.items())}")
-    # A scrape and an evaluation of the rules after the last request.
-    time.sleep(3)
 
     def query(expr):
         reply = json.loads(get(f"{prometheus}/api/v1/query?" + urllib.parse.urlencode({"query": expr})))
         return reply["data"]["result"]
 
+    # What is counted before the first scrape of a series is no increase, so each class must be there before its first request.
+    until = time.time() + 60
+    while len(query('baton_slo_requests_total{outcome="in_slo"} == 0')) < len(TTFT_S):
+        if time.time() > until:
+            sys.exit(f"observability: Prometheus does not have each class at 0: {query('baton_slo_requests_total')}")
+        time.sleep(0.2)
+    ends = load(door)
+    print(f"observability: {', '.join(f'{len(own)} answers of {name}' for name, own in ends.items())}")
+    # A scrape and an evaluation of the rules after the last request.
+    time.sleep(3)
     broken = []
     for title, expr, has_data in queries():
         values = [sample["value"][1] for sample in query(expr)]
