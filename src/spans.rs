@@ -7,6 +7,8 @@
 
 #[cfg(test)]
 pub(crate) mod collector;
+mod collector_client;
+mod collector_url;
 mod exporter;
 mod shape;
 mod story;
@@ -22,6 +24,7 @@ use baton_router::TraceParent;
 use baton_types::Rng;
 use tokio::sync::mpsc;
 
+pub(crate) use collector_url::CollectorUrl;
 pub(crate) use exporter::ExportTask;
 pub(crate) use story::{Place, Story, Summary};
 
@@ -93,7 +96,7 @@ impl Spans {
             return Ok((spans, None));
         }
         let (sender, receiver) = mpsc::channel(QUEUED_STORIES);
-        let exporting = ExportTask::start(&config.otlp_endpoint, receiver, counts)?;
+        let exporting = ExportTask::start(CollectorUrl::parse(&config.otlp_endpoint)?, receiver, counts)?;
         spans.stories = Some(sender);
         Ok((spans, Some(exporting)))
     }

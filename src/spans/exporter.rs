@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithTonicConfig as _};
+use opentelemetry_otlp::{
+    ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
+    WithTonicConfig as _,
+};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::sync::mpsc;
@@ -13,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 
 use super::Counts;
+use super::collector_client::CollectorClient;
+use super::collector_url::CollectorUrl;
 use super::shape::spans;
 use super::story::Story;
 
@@ -23,7 +28,7 @@ const BATCH_WAIT: Duration = Duration::from_millis(500);
 /// How long the collector may take for a batch, retries included.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// How long one attempt to reach the collector may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// Minimum time between two log lines about a full queue.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// How long a shutdown waits for what is still to be sent.
@@ -39,27 +44,20 @@ pub(crate) struct ExportTask {
 impl ExportTask {
     /// Starts sending what comes through `stories`. The collector need not be there.
     pub(super) fn start(
-        endpoint: &str,
+        collector: CollectorUrl,
         stories: mpsc::Receiver<Story>,
         counts: Arc<Counts>,
     ) -> Result<Self, String> {
-        let wrong = |why: String| format!("service.otlp_endpoint = \"{endpoint}\": {why}");
-        let channel = Endpoint::from_shared(endpoint.to_owned())
-            .map_err(|e| wrong(e.to_string()))?
-            .connect_timeout(CONNECT_LIMIT)
-            .timeout(SEND_LIMIT)
-            .connect_lazy();
-        let mut exporter = SpanExporter::builder()
-            .with_tonic()
-            .with_channel(channel)
-            .with_timeout(SEND_LIMIT)
-            .build()
-            .map_err(|e| wrong(e.to_string()))?;
+        let client = CollectorClient::new();
+        let mut exporter = exporter(&collector, client.clone())
+            .map_err(|e| format!("service.otlp_endpoint = \"{collector}\": {e}"))?;
         let resource = Resource::builder_empty().with_service_name("baton").build();
         exporter.set_resource(&resource);
+        tracing::info!("spans of requests go to {collector}, by {}", collector.protocol());
         let stop = CancellationToken::new();
         let sender = Sender {
-            endpoint: endpoint.to_owned(),
+            collector,
+            client,
             stories,
             exporter,
             counts: Arc::clone(&counts),
@@ -85,8 +83,28 @@ impl ExportTask {
     }
 }
 
+/// What sends a batch, and sends it again where that may help. Neither way connects before.
+fn exporter(collector: &CollectorUrl, client: CollectorClient) -> Result<SpanExporter, ExporterBuildError> {
+    if collector.is_http() {
+        return SpanExporter::builder()
+            .with_http()
+            .with_http_client(client)
+            .with_endpoint(collector.uri().to_string())
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(SEND_LIMIT)
+            .build();
+    }
+    let channel = Endpoint::from(collector.uri().clone())
+        .connect_timeout(CONNECT_LIMIT)
+        .timeout(SEND_LIMIT)
+        .connect_lazy();
+    SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(SEND_LIMIT).build()
+}
+
 struct Sender {
-    endpoint: String,
+    collector: CollectorUrl,
+    /// The exporter has it too, for HTTP.
+    client: CollectorClient,
     stories: mpsc::Receiver<Story>,
     exporter: SpanExporter,
     counts: Arc<Counts>,
@@ -165,16 +183,19 @@ impl Sender {
         let sent = tokio::time::timeout(SEND_LIMIT, self.exporter.export(spans)).await;
         let failure = match sent {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => {
+                let cause = self.client.take_cause().map_or_else(String::new, |cause| format!(": {cause}"));
+                Some(format!("{error}{cause}"))
+            }
             Err(_) => Some(format!("no answer within {} s", SEND_LIMIT.as_secs())),
         };
-        let endpoint = &self.endpoint;
+        let endpoint = &self.collector;
         match failure {
             None => {
                 self.counts.sent(count);
                 if std::mem::take(&mut self.absent) {
                     let (_, dropped) = self.counts.read();
-                    tracing::info!(endpoint, dropped, "the collector takes spans again");
+                    tracing::info!(%endpoint, dropped, "the collector takes spans again");
                     self.reported_dropped = dropped;
                 }
                 self.tell_dropped();
@@ -184,9 +205,11 @@ impl Sender {
                 // One word about it until it is back.
                 if !std::mem::replace(&mut self.absent, true) {
                     tracing::warn!(
-                        endpoint,
+                        %endpoint,
                         why,
-                        "spans cannot be sent and are dropped; start a collector there or set service.otlp_endpoint = \"\""
+                        "spans cannot be sent by {} and are dropped; start a collector there, give the URL that it has for gRPC \
+                         (without a path) or for HTTP (with one), or set service.otlp_endpoint = \"\"",
+                        endpoint.protocol()
                     );
                 }
             }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use http::StatusCode;
 use opentelemetry::trace::Status;
 use opentelemetry_sdk::trace::SpanData;
 
-use super::collector::Collector;
+use super::collector::{Collector, Log};
 use super::*;
 
 fn place(stage: &'static str, attempt: u32) -> Place {
@@ -121,7 +122,8 @@ fn an_instance_hands_nothing_over_to_itself_and_endless_retries_are_cut_short() 
 
 fn tracing_to(endpoint: &str, trace_permille: u32) -> (Spans, Option<ExportTask>) {
     let otlp_endpoint = endpoint.to_owned();
-    Spans::start(&ServiceConfig { otlp_endpoint, trace_permille, ..ServiceConfig::default() }).unwrap()
+    let config = ServiceConfig { otlp_endpoint, trace_permille, ..ServiceConfig::default() };
+    Spans::start(&config).unwrap()
 }
 
 #[tokio::test]
@@ -166,32 +168,94 @@ fn pass(spans: &mut Spans, parent: Option<TraceParent>) {
 #[tokio::test]
 async fn a_collector_that_hangs_costs_spans_and_nothing_else() {
     let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (mut spans, exporting) = tracing_to(&format!("http://{}", deaf.local_addr().unwrap()), 1_000);
-    let started = Instant::now();
-    for _ in 0..QUEUED_STORIES * 2 {
-        pass(&mut spans, None);
-        if spans.counts.read().1 > 0 {
-            break;
+    for path in ["", "/v1/traces"] {
+        let endpoint = format!("http://{}{path}", deaf.local_addr().unwrap());
+        let (mut spans, exporting) = tracing_to(&endpoint, 1_000);
+        let started = Instant::now();
+        for _ in 0..QUEUED_STORIES * 2 {
+            pass(&mut spans, None);
+            if spans.counts.read().1 > 0 {
+                break;
+            }
         }
+        // Nothing but the queue's bound is waited for, and the bound is not waited for either.
+        assert!(started.elapsed() < Duration::from_secs(5), "{endpoint}: {:?}", started.elapsed());
+        assert_eq!(spans.counts.read(), (0, 5), "{endpoint}: the first that found the queue full, in spans");
+        let stopping = Instant::now();
+        exporting.unwrap().stop().await;
+        assert!(stopping.elapsed() < Duration::from_secs(2), "{endpoint}: {:?}", stopping.elapsed());
     }
-    // Nothing but the queue's bound is waited for, and the bound is not waited for either.
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    assert_eq!(spans.counts.read(), (0, 5), "the first request that found the queue full, in spans");
-    let stopping = Instant::now();
-    exporting.unwrap().stop().await;
-    assert!(stopping.elapsed() < Duration::from_secs(2), "{:?}", stopping.elapsed());
 }
 
 #[tokio::test]
 async fn what_is_queued_leaves_before_the_end() {
-    let collector = Collector::start().await;
+    for collector in [Collector::start().await, Collector::start_http().await] {
+        let (mut spans, exporting) = tracing_to(&collector.endpoint(), 1_000);
+        (0..300).for_each(|_| pass(&mut spans, None));
+        exporting.unwrap().stop().await;
+        assert_eq!(spans.counts.read(), (1_500, 0));
+        let ids: std::collections::BTreeSet<Vec<u8>> =
+            collector.spans().into_iter().map(|span| [span.trace_id, span.span_id].concat()).collect();
+        assert_eq!(ids.len(), 1_500, "every span has a name of its own");
+    }
+}
+
+/// Sends one request's spans and waits until the collector has them or they are lost.
+async fn pass_alone(spans: &mut Spans) -> (u64, u64) {
+    let before = spans.counts.read();
+    pass(spans, None);
+    for _ in 0..1_000 {
+        if spans.counts.read() != before {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    spans.counts.read()
+}
+
+/// One thread runs everything, so that one thread's log contains everything.
+#[tokio::test]
+async fn a_collector_that_refuses_is_asked_again_where_that_helps_and_the_log_says_why() {
+    let (log, _guard) = Log::keep();
+    let answers = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST];
+    let collector = Collector::start_refusing(&answers).await;
     let (mut spans, exporting) = tracing_to(&collector.endpoint(), 1_000);
-    (0..300).for_each(|_| pass(&mut spans, None));
+    // The first batch meets two answers: one that may be different the next time, and one that will not.
+    assert_eq!(pass_alone(&mut spans).await, (0, 5));
+    assert_eq!(pass_alone(&mut spans).await, (0, 10), "a batch that is refused for good is not sent again");
+    assert_eq!(pass_alone(&mut spans).await, (5, 10));
+    assert_eq!(collector.spans().len(), 5);
     exporting.unwrap().stop().await;
-    assert_eq!(spans.counts.read(), (1_500, 0));
-    let ids: std::collections::BTreeSet<Vec<u8>> =
-        collector.spans().into_iter().map(|span| [span.trace_id, span.span_id].concat()).collect();
-    assert_eq!(ids.len(), 1_500, "every span has a name of its own");
+    let logged = log.text();
+    let lines: Vec<&str> =
+        logged.lines().filter(|line| line.contains("spans cannot be sent by HTTP")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("404"), "one word until it is back: {logged}");
+    assert!(lines[0].contains(&collector.endpoint()), "{logged}");
+    assert!(logged.contains("the collector takes spans again"), "{logged}");
+}
+
+/// The commonest mistake: the port of one protocol, the form of the other.
+#[tokio::test]
+async fn a_collector_of_the_other_protocol_is_reported_with_both_forms() {
+    let (grpc, http) = (Collector::start().await, Collector::start_http().await);
+    let bare = http.endpoint().replace("/v1/traces", "");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (endpoint, protocol, why) in [
+        (bare, "by gRPC", "gRPC code: "),
+        (format!("{}/v1/traces", grpc.endpoint()), "by HTTP", "network error: "),
+        (format!("http://{free}/v1/traces"), "by HTTP", "Connection refused"),
+    ] {
+        let (log, _guard) = Log::keep();
+        let (mut spans, exporting) = tracing_to(&endpoint, 1_000);
+        assert_eq!(pass_alone(&mut spans).await, (0, 5), "{endpoint}");
+        exporting.unwrap().stop().await;
+        let logged = log.text();
+        let line = logged.lines().find(|line| line.contains("spans cannot be sent")).unwrap();
+        assert!(
+            [protocol, why, &endpoint, "(without a path)"].iter().all(|word| line.contains(word)),
+            "{line}"
+        );
+    }
 }
 
 #[tokio::test]

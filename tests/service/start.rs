@@ -47,6 +47,10 @@ fn a_wrong_configuration_is_explained() {
         ("[service]\nlost_after_us = 1\n", &["service.lost_after_us", "outside"]),
         ("[service]\ntls_cert = \"c.pem\"\n", &["tls_cert", "tls_key", "both"]),
         ("[service]\ntls_cert = \"c.pem\"\ntls_key = \"k.pem\"\n", &["c.pem"]),
+        (
+            "[service]\notlp_endpoint = \"http://collector/v1/traces\"\n",
+            &["service.otlp_endpoint", "http://HOST:4317 for gRPC", "http://HOST:4318/v1/traces for HTTP"],
+        ),
         ("[scheduler]\npolicy = \"moncake\"\n", &["moncake", "mooncake"]),
         ("[service]\njournal = \"/proc/nowhere\"\n", &["journal", "/proc/nowhere"]),
         ("[service]\ncapture = \"/proc/nowhere\"\n", &["capture", "/proc/nowhere"]),
