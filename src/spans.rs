@@ -9,6 +9,7 @@
 pub(crate) mod collector;
 mod collector_client;
 mod collector_url;
+mod environment;
 mod exporter;
 mod shape;
 mod story;
@@ -74,15 +75,18 @@ impl Spans {
     /// Tracing nothing.
     #[cfg(test)]
     pub(crate) fn off() -> Self {
-        Self::start(&ServiceConfig::default()).expect("without an endpoint there is nothing to start").0
+        Self::start(&ServiceConfig::default(), "").expect("without an endpoint there is nothing to start").0
     }
 
-    /// Tracing as configured, with the task that sends; none and no task without an endpoint. To be
-    /// called on a runtime.
+    /// Tracing as configured, with the task that sends; none and no task without an endpoint. Spans say
+    /// that they are of this `instance`. To be called on a runtime.
     ///
     /// # Errors
-    /// Names the endpoint when it cannot be one.
-    pub(crate) fn start(config: &ServiceConfig) -> Result<(Self, Option<ExportTask>), String> {
+    /// Names the endpoint when it cannot be one, or the environment variable that cannot be read.
+    pub(crate) fn start(
+        config: &ServiceConfig,
+        instance: &str,
+    ) -> Result<(Self, Option<ExportTask>), String> {
         let mut seed = std::hash::RandomState::new().build_hasher();
         seed.write_u32(std::process::id());
         let counts = Arc::new(Counts::default());
@@ -96,7 +100,8 @@ impl Spans {
             return Ok((spans, None));
         }
         let (sender, receiver) = mpsc::channel(QUEUED_STORIES);
-        let exporting = ExportTask::start(CollectorUrl::parse(&config.otlp_endpoint)?, receiver, counts)?;
+        let exporting =
+            ExportTask::start(CollectorUrl::parse(&config.otlp_endpoint)?, instance, receiver, counts)?;
         spans.stories = Some(sender);
         Ok((spans, Some(exporting)))
     }

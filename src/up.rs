@@ -141,6 +141,12 @@ pub fn host_name() -> String {
     format!("{}-{}", name.trim(), boot.trim().get(..8).unwrap_or("0"))
 }
 
+/// The name of a conductor that is given none: what other members and spans call it.
+#[must_use]
+pub fn conductor_name(control: SocketAddr) -> String {
+    format!("{}-{}", host_name(), control.port())
+}
+
 /// A conductor with its front door, being served.
 pub struct Service {
     /// The address that serves clients.
@@ -204,7 +210,7 @@ impl Service {
         }
         let connections = Connections::fit();
         let metrics = Metrics::new()?;
-        let (spans, exporting) = Spans::start(service)?;
+        let (spans, exporting) = Spans::start(service, &conductor_name(control_address))?;
         let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with)?;
         let sample = tokenization.sample().map_err(|e| format!("tokenizer: its sample: {e}"))?;

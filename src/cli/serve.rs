@@ -151,7 +151,7 @@ fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
     if args.advertise.is_none() && control.ip().is_unspecified() {
         return Err(format!("serve: nodes cannot attach to {control}; say where they can with --advertise"));
     }
-    let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", crate::up::host_name(), control.port()));
+    let name = args.name.clone().unwrap_or_else(|| crate::up::conductor_name(control));
     let address = args.advertise.clone().unwrap_or_else(|| format!("{}://{control}", service.guard.scheme()));
     Ok(Member::new(name, MemberRole::Conductor, vec![address]))
 }

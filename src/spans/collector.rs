@@ -15,6 +15,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use parking_lot::Mutex;
@@ -113,6 +114,13 @@ impl Collector {
         self.endpoint.clone()
     }
 
+    /// The attribute of the process that all spans came from.
+    pub(crate) fn resource(&self, key: &str) -> Option<Value> {
+        let kept = self.kept.0.lock();
+        let resource = kept.first()?.resource_spans.first()?.resource.as_ref()?;
+        found(&resource.attributes, key)
+    }
+
     /// All that came, as text.
     pub(crate) fn received_text(&self) -> String {
         format!("{:?}", self.kept.0.lock())
@@ -177,8 +185,12 @@ async fn listen() -> (TcpListener, String) {
     (listener, address)
 }
 
+fn found(attributes: &[KeyValue], key: &str) -> Option<Value> {
+    attributes.iter().find(|attribute| attribute.key == key)?.value.clone()?.value
+}
+
 fn value(span: &Span, key: &str) -> Option<Value> {
-    span.attributes.iter().find(|attribute| attribute.key == key)?.value.clone()?.value
+    found(&span.attributes, key)
 }
 
 /// An attribute that is text.

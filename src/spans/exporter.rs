@@ -7,7 +7,6 @@ use opentelemetry_otlp::{
     ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
     WithTonicConfig as _,
 };
-use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -15,11 +14,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 
-use super::Counts;
 use super::collector_client::CollectorClient;
 use super::collector_url::CollectorUrl;
 use super::shape::spans;
 use super::story::Story;
+use super::{Counts, environment};
 
 /// Requests in a batch at most.
 const BATCH_STORIES: usize = 128;
@@ -42,16 +41,19 @@ pub(crate) struct ExportTask {
 }
 
 impl ExportTask {
-    /// Starts sending what comes through `stories`. The collector need not be there.
+    /// Starts sending what comes through `stories`, as `instance`. The collector need not be there.
     pub(super) fn start(
         collector: CollectorUrl,
+        instance: &str,
         stories: mpsc::Receiver<Story>,
         counts: Arc<Counts>,
     ) -> Result<Self, String> {
+        let read = |name: &str| std::env::var(name);
+        environment::check_headers(&read)?;
+        let resource = environment::resource(&read, instance)?;
         let client = CollectorClient::new();
         let mut exporter = exporter(&collector, client.clone())
             .map_err(|e| format!("service.otlp_endpoint = \"{collector}\": {e}"))?;
-        let resource = Resource::builder_empty().with_service_name("baton").build();
         exporter.set_resource(&resource);
         tracing::info!("spans of requests go to {collector}, by {}", collector.protocol());
         let stop = CancellationToken::new();

@@ -123,7 +123,7 @@ fn an_instance_hands_nothing_over_to_itself_and_endless_retries_are_cut_short() 
 fn tracing_to(endpoint: &str, trace_permille: u32) -> (Spans, Option<ExportTask>) {
     let otlp_endpoint = endpoint.to_owned();
     let config = ServiceConfig { otlp_endpoint, trace_permille, ..ServiceConfig::default() };
-    Spans::start(&config).unwrap()
+    Spans::start(&config, "test").unwrap()
 }
 
 #[tokio::test]

@@ -41,9 +41,16 @@ pub fn baton(folder: &Path) -> Command {
 /// Runs `baton` to its end: exit code, standard output, standard error.
 #[track_caller]
 pub fn run(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    run_with(folder, args, &[])
+}
+
+/// Runs `baton` to its end with these variables in its environment.
+#[track_caller]
+pub fn run_with(folder: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let (out, err) = (folder.join("run.out"), folder.join("run.err"));
     let mut command = baton(folder);
-    command.args(args).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+    command.args(args).envs(variables.iter().copied());
+    command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
     let mut child = command.spawn().unwrap();
     let status = ended(&mut child, TIME_LIMIT).unwrap_or_else(|| {
         child.kill().unwrap();

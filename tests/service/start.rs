@@ -2,7 +2,7 @@
 
 use tempfile::TempDir;
 
-use super::service::{Service, run};
+use super::service::{Service, run, run_with};
 
 /// Asserts a refusal: the exit code, no panic, every one of `words` on standard error.
 #[track_caller]
@@ -60,6 +60,26 @@ fn a_wrong_configuration_is_explained() {
         std::fs::write(place.path().join("baton.toml"), text).unwrap();
         let args = ["up", "--listen", "127.0.0.1:0", "--config", "baton.toml", "--engine", "zero"];
         refused(&place, &args, 1, words);
+    }
+}
+
+#[test]
+fn wrong_words_of_the_environment_for_spans_are_explained() {
+    let place = TempDir::new().unwrap();
+    let text = "[service]\notlp_endpoint = \"http://127.0.0.1:4318/v1/traces\"\n";
+    std::fs::write(place.path().join("baton.toml"), text).unwrap();
+    for (variable, value, why) in [
+        ("OTEL_RESOURCE_ATTRIBUTES", "team=kv,prod", "entry 2 has no ="),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team=100%", "entry 1 has a % without"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "my key=hush", "\"my key\" is no name of a header"),
+    ] {
+        let args = ["up", "--listen", "127.0.0.1:0", "--config", "baton.toml", "--engine", "zero"];
+        let (code, _, err) = run_with(place.path(), &args, &[(variable, value)]);
+        assert!(code == Some(1) && err.contains(&format!("{variable}: {why}")), "{err}");
+        assert!(
+            err.contains("write KEY=VALUE") && !err.contains("hush") && !err.contains("panicked"),
+            "{err}"
+        );
     }
 }
 

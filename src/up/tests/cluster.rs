@@ -62,7 +62,7 @@ impl Cluster {
         config.scheduler.block_tokens = 16;
         config.service.chain_seed = Secret::new(77);
         tune(&mut config);
-        let (spans, exporting) = Spans::start(&config.service).unwrap();
+        let (spans, exporting) = Spans::start(&config.service, "cluster").unwrap();
         let metrics = Metrics::new().unwrap();
         let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with).unwrap();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use baton_engine::PoolSpec;
 use baton_router::TraceParent;
 use baton_types::{Role, Sampling};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::cluster::{Cluster, SECRET, listen, small_model};
@@ -102,6 +103,8 @@ async fn told_without_a_word_of_it(collector: Collector) {
     cluster.quiet().await;
     cluster.stop().await;
     assert_eq!(collector.spans().len(), 5, "{}", collector.received_text());
+    let instance = collector.resource("service.instance.id");
+    assert_eq!(instance, Some(Value::StringValue("cluster".into())));
     let received_text = collector.received_text();
     assert!(!received_text.contains(SECRET) && !received_text.contains("[100, 101"), "{received_text}");
 }
