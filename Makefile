@@ -15,11 +15,13 @@ PROFILE ?= release
 RDMA ?= on
 FEATURES = $(if $(filter on,$(RDMA)),--features rdma-dlopen)
 SHIPPED = $(TARGET_DIR)/$(PROFILE)/baton
+MUSL = $(shell uname -m)-unknown-linux-musl
+STATIC = $(TARGET_DIR)/$(MUSL)/$(PROFILE)/baton
 # Where cargo install puts programs, too: on the PATH of whoever has Rust, and no root is needed.
 PREFIX ?= $(or $(CARGO_HOME),$(HOME)/.cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help run install replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page test-helm sanitize miri wheel test-wheel check book fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-rdma ready-book ready-lints ready-prometheus ready-chromium
+.PHONY: help run install static replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 test-observability test-page test-helm sanitize miri wheel test-wheel check book fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-rdma ready-musl ready-book ready-lints ready-prometheus ready-chromium
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -34,6 +36,12 @@ install: ready $(if $(filter on,$(RDMA)),ready-rdma) ## Build and install the pr
 	install -D -m 755 $(SHIPPED) "$(DESTDIR)$(PREFIX)/bin/baton"
 	@echo 'installed: $(DESTDIR)$(PREFIX)/bin/baton'
 	@case ":$$PATH:" in *":$(PREFIX)/bin:"*) ;; *) echo 'It is not on the PATH: export PATH="$(PREFIX)/bin:$$PATH"' ;; esac
+
+static: ready ready-musl ## Build the static program, for any Linux of this machine's kind; without RDMA, since a static program loads no library
+	$(CARGO) build --profile $(PROFILE) --locked --package baton --bin baton --target $(MUSL)
+	@! readelf --program-headers --dynamic "$(STATIC)" | grep -E 'INTERP|NEEDED' || { echo 'static: $(STATIC) needs the libraries above' >&2; exit 1; }
+	"$(STATIC)" --version
+	@echo 'static: $(abspath $(STATIC))'
 
 replay: build ## Build, then replay the conversation trace on the default cluster and print the report
 	$(BATON) replay
@@ -142,6 +150,9 @@ ready-etcd:
 
 ready-rdma:
 	@scripts/ready.sh rdma
+
+ready-musl:
+	@scripts/ready.sh musl
 
 ready-chromium:
 	@scripts/ready.sh chromium

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium|book
+# Usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|musl|prometheus|chromium|book
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -62,6 +62,17 @@ need_rdma() {
     install_packages "libclang; RDMA=off builds without RDMA" libclang-dev
 }
 
+# The static program is linked to musl, and its C parts are compiled for it.
+need_musl() {
+    local target
+    target=$(uname -m)-unknown-linux-musl
+    command -v musl-gcc >/dev/null || install_packages "'musl-gcc'" musl-tools
+    [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ] && return
+    command -v rustup >/dev/null || fail "Rust has no target $target; add it to this toolchain and try again"
+    say "Rust has no target $target: adding it with rustup"
+    rustup target add "$target" </dev/null >&2
+}
+
 # The dashboard and the alerts are tried with a real Prometheus.
 need_prometheus() {
     command -v prometheus >/dev/null && command -v promtool >/dev/null && return
@@ -93,6 +104,7 @@ case "${1:-}" in
     clients) need_clients ;;
     etcd) need_etcd ;;
     rdma) need_rdma ;;
+    musl) need_musl ;;
     prometheus) need_prometheus ;;
     chromium) need_chromium ;;
     book) need_mdbook ;;
@@ -100,5 +112,5 @@ case "${1:-}" in
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|prometheus|chromium|book" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd|rdma|musl|prometheus|chromium|book" ;;
 esac

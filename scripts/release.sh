@@ -30,7 +30,7 @@ archive() {
 }
 
 if [ "${TARGET:-}" = musl ]; then
-    "$cargo" build --profile "$profile" --locked --package baton --bin baton --target "$machine-unknown-linux-musl"
+    make --no-print-directory static PROFILE="$profile" CARGO="$cargo"
     archive "$target/$machine-unknown-linux-musl/$profile/baton" linux-musl
 else
     make --no-print-directory wheel PROFILE="$profile" CARGO="$cargo"
