@@ -46,7 +46,10 @@ const LOADS: &[Load] = &[
     load("conversation coupled", "conversation", [0, 0, 16], 1.2),
     Load { objective_ms: (10_000, 50), ..load("conversation TBT 50 13+3", "conversation", [13, 3, 0], 5.0) },
     Load { objective_ms: (10_000, 50), ..load("conversation TBT 50 14+2", "conversation", [14, 2, 0], 4.0) },
-    Load { objective_ms: (10_000, 60), ..load("conversation TBT 60 coupled", "conversation", [0, 0, 16], 1.2) },
+    Load {
+        objective_ms: (10_000, 60),
+        ..load("conversation TBT 60 coupled", "conversation", [0, 0, 16], 1.2)
+    },
     load("toolagent x5", "toolagent", [8, 8, 0], 5.0),
     Load { objective_ms: (2_000, 60), ..load("code x8", "code", [8, 8, 0], 8.0) },
     Load { objective_ms: (2_000, 60), ..load("chat x14", "chat", [8, 8, 0], 14.0) },
