@@ -76,7 +76,7 @@ pub const NAMES: &[Figure] = &[
     Figure::gauge("baton_nodes", "Nodes attached, by `role` and `state`"),
     Figure::gauge(
         "baton_role_pressure",
-        "Demand of the last two minutes, refused requests included, over what serves, by `role`: at 1 it is used up",
+        "Demand of the last two minutes, refused requests included, over what serves (1: used up), by `role`",
     ),
     Figure::gauge(
         "baton_advised_nodes",

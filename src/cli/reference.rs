@@ -288,7 +288,8 @@ mod tests {
     }
 
     #[test]
-    // Sixty of the service as it was first planned; parsers of answers and durable tiers have brought some more.
+    // Sixty of the service and forty of the simulator as they were first planned; parsers of answers, durable tiers and pools that
+    // may change their role have brought some more.
     fn a_service_has_at_most_sixty_two_settings() {
         let sections = sections().expect("sections");
         let count = |simulator: bool| -> usize {
@@ -296,7 +297,7 @@ mod tests {
             sections.map(|section| section.settings.len()).sum()
         };
         assert!(count(false) <= 62, "{} settings of the service: the budget is 62", count(false));
-        assert!(count(true) <= 40, "{} settings of the simulator alone: the budget is 40", count(true));
+        assert!(count(true) <= 41, "{} settings of the simulator alone: the budget is 41", count(true));
     }
 
     #[test]

@@ -113,7 +113,11 @@ mod tests {
             gauges.write(&mut page);
             page.into_text()
         };
-        assert_eq!(written(), "");
+        let none = written();
+        assert!(
+            none.ends_with("\nbaton_role_changes_total 0\n\n") && none.matches("# TYPE").count() == 1,
+            "{none}"
+        );
         let node = |name: &str, role: &str, state: &str| {
             let [name, role, state] = [name, role, state].map(str::to_owned);
             NodeGauges { name, role, state, ..NodeGauges::default() }
