@@ -291,12 +291,35 @@ impl Config {
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
         self.service.validate()?;
+        self.check_names()?;
         self.check_key_classes()?;
         self.router.parsers()?;
         self.network.validate()?;
         self.cluster.validate()?;
         self.clients.validate()?;
         self.faults.validate()
+    }
+
+    /// Each class has a name of its own, by which requests, reports and metrics know it, and each key one tenant.
+    fn check_names(&self) -> Result<(), String> {
+        let (classes, keys) = (&self.scheduler.classes, &self.service.api_keys);
+        for (at, class) in classes.iter().enumerate() {
+            if classes[..at].iter().any(|other| other.name == class.name) {
+                return Err(format!(
+                    "scheduler.classes[{at}].name = \"{}\": another class has this name; give each its own",
+                    class.name
+                ));
+            }
+        }
+        for (at, key) in keys.iter().enumerate() {
+            if let Some(other) = keys[..at].iter().position(|other| other.key == key.key) {
+                return Err(format!(
+                    "service.api_keys[{at}].key is that of service.api_keys[{other}], and one key has one tenant; \
+                     give each its own"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Keys name classes that there are, also after a policy has changed.
@@ -387,6 +410,18 @@ mod tests {
             assert!(error.starts_with(&format!("TOML line {line}, column ")), "{text}: {error}");
             assert!(!error.contains("sesame"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn no_two_classes_have_one_name_and_no_two_keys_are_one() {
+        let class = |name: &str| format!("[[scheduler.classes]]\nname = \"{name}\"\n");
+        let key = |key: &str| format!("[[service.api_keys]]\nkey = \"{key}\"\ntenant = \"t\"\n");
+        assert!(parse(&[class("a"), class("b"), key("sesame"), key("mellon")].concat()).is_ok());
+        let error = parse(&[class("a"), class("b"), class("a")].concat()).expect_err("a is there twice");
+        assert!(error.contains("scheduler.classes[2].name = \"a\""), "{error}");
+        let error = parse(&[key("mellon"), key("sesame"), key("sesame")].concat()).expect_err("one twice");
+        assert!(error.contains("service.api_keys[2].key is that of service.api_keys[1]"), "{error}");
+        assert!(!error.contains("sesame"), "{error}");
     }
 
     #[test]

@@ -221,8 +221,14 @@ fn same_version(metadata: &MetadataMap, whose: &str) -> Result<(), Status> {
     // Up to 5 nobody said so here.
     let theirs =
         version.map_or_else(|| "an older control protocol".to_owned(), |v| format!("control protocol {v:?}"));
+    // A front door answers such a call too.
+    let port = if version.is_none() && whose == "the conductor" {
+        ", and give nodes the control port (service.control), not the front door's"
+    } else {
+        ""
+    };
     Err(Status::failed_precondition(format!(
-        "{whose} speaks {theirs}, this side {PROTOCOL_VERSION}; run the same baton on both"
+        "{whose} speaks {theirs}, this side {PROTOCOL_VERSION}; run the same baton on both{port}"
     )))
 }
 

@@ -175,7 +175,8 @@ impl OperatorClient {
         match status {
             StatusCode::OK => Ok(OperatorAnswer { tag, body }),
             StatusCode::UNAUTHORIZED => Err(format!(
-                "{command}: {base}: operators only; give the configuration's service.admin_key with --key or BATON_ADMIN_KEY"
+                "{command}: {base}: operators only; give the configuration's service.admin_key with --key or BATON_ADMIN_KEY{}",
+                if self.key.is_some() { " (it is not the key that was given)" } else { "" }
             )),
             other => Err(match reason(&body) {
                 Some(why) if other != StatusCode::NOT_FOUND => format!("{command}: {base}: {why}"),

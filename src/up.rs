@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use front::FrontThreads;
-use limits::{Connections, open_door};
+use limits::{Connections, closed_admin, open_door};
 pub use servers::NodeFactory;
 use shared_policy::SharedPolicy;
 
@@ -206,6 +206,9 @@ impl Service {
             tracing::warn!("{why}");
         }
         if let Some(why) = open_door(service, client_address) {
+            tracing::warn!("{why}");
+        }
+        if let Some(why) = closed_admin(service) {
             tracing::warn!("{why}");
         }
         let connections = Connections::fit();

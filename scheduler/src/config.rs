@@ -122,7 +122,7 @@ pub struct SchedulerConfig {
     pub candidates: usize,
     /// Times that a request may be placed again after losing an instance.
     pub max_retries: u32,
-    /// One decision in this many is recorded with every candidate's terms; 0 records none.
+    /// One decision in this many is recorded with every candidate's terms; 0 records none. A service records all with 0.
     pub explain_every: u32,
     /// Seed of every tie-break.
     pub seed: u64,

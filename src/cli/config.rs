@@ -60,7 +60,11 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
         Action::Check { file } => {
             let config = config::load(file)?;
             let setup = cluster::setup(&config, config.scheduler.seed)?;
-            out::print(&format!("{}: valid, {} instances\n", file.display(), setup.instances()))?;
+            out::print(&format!(
+                "{}: valid, {} instances in a simulation\n",
+                file.display(),
+                setup.instances()
+            ))?;
         }
         Action::Explain { file } => {
             let config = file.as_ref().map_or_else(|| Ok(Config::default()), |f| config::load(f))?;

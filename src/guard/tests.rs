@@ -93,6 +93,8 @@ fn other_versions_are_refused_by_name() {
                 status.message().starts_with(&format!("{whose} speaks {words}, this side 7")),
                 "{status}"
             );
+            let port = status.message().contains("not the front door's");
+            assert_eq!(port, told.is_none() && whose == "the conductor", "{status}");
         }
     }
 }

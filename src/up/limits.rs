@@ -69,6 +69,14 @@ pub(super) fn open_door(service: &ServiceConfig, address: SocketAddr) -> Option<
     ))
 }
 
+/// What is said of a service whose clients have keys while its operators have none: nobody gets in there.
+pub(super) fn closed_admin(service: &ServiceConfig) -> Option<&'static str> {
+    (!service.api_keys.is_empty() && !service.admin_key.is_set()).then_some(
+        "clients have keys and there is no service.admin_key: /admin, the page and baton top are closed to \
+         everybody; set it",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +108,9 @@ mod tests {
         let said = open_door(&service, all).unwrap();
         assert!(!said.contains("admin") && said.contains("api_keys"), "{said}");
         let key = "[[service.api_keys]]\nkey = \"a\"\ntenant = \"b\"\n";
-        assert_eq!(open_door(&crate::config::parse(key).unwrap().service, all), None);
+        let keyed = crate::config::parse(key).unwrap().service;
+        assert_eq!(open_door(&keyed, all), None);
+        assert!(closed_admin(&keyed).is_some() && closed_admin(&service).is_none());
+        assert_eq!(closed_admin(&ServiceConfig { admin_key: "k".into(), ..keyed }), None);
     }
 }
