@@ -202,13 +202,9 @@ impl Service {
         let control = bind("service.control", &service.control).await?;
         let (client_address, control_address) = (local(&clients)?, local(&control)?);
         let guard = ClusterGuard::read(service, None)?;
-        if let Some(why) = open_port("the control port", control_address, &guard) {
-            tracing::warn!("{why}");
-        }
-        if let Some(why) = open_door(service, client_address) {
-            tracing::warn!("{why}");
-        }
-        if let Some(why) = closed_admin(service) {
+        let port = open_port("the control port", control_address, &guard);
+        let closed = closed_admin(service).map(str::to_owned);
+        for why in [port, open_door(service, client_address), closed].into_iter().flatten() {
             tracing::warn!("{why}");
         }
         let connections = Connections::fit();
