@@ -112,6 +112,12 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
+    /// What the step of a request that decodes alone leaves of the objective, µs: what the others of its batch may add.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    pub(crate) fn step_slack_us(&self, tbt_us: u64, context_tokens: u64) -> f64 {
+        (tbt_us as f64 - self.spec.profile.decode_us(1, context_tokens)).max(0.0)
+    }
+
     fn new(spec: InstanceSpec) -> Self {
         Self {
             spec,

@@ -99,9 +99,9 @@ impl Conductor {
         let mixed_us = tbt_us / 1000 * u64::from(self.config.mixed_step_permille);
         let longest_us = step_us.saturating_add((tbt_us - mixed_us) / 2);
         let over_us = if longest_us > tbt_us { longest_us.saturating_sub(entry.promised_step_us) } else { 0 };
-        let alone_us = self.fleet.known(decode).spec.profile.decode_us(1, entry.request.prompt_tokens);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
-        let slack_us = tbt_us.saturating_sub(alone_us as u64);
+        let slack_us = self.fleet.known(decode).step_slack_us(tbt_us, entry.request.prompt_tokens);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the objective")]
+        let slack_us = libm::ceil(slack_us) as u64;
         self.margins.observe_step(steps_for, over_us, slack_us, target_permille);
     }
 

@@ -25,7 +25,7 @@ const LEAST_STRETCHES: u64 = 3;
 const WORTHWHILE: f64 = 0.85;
 /// Below this pressure no role changes: both parts have what they need.
 const AT_EASE: f64 = 0.8;
-/// A pressure beyond this is not told from it: the demand has no bound in the model.
+/// A pressure beyond this counts as this: the demand has no bound in the model.
 const UTMOST: f64 = 100.0;
 /// Rounds until step time and batch agree; each halves the difference or better, except near the utmost pressure.
 const ROUNDS: usize = 24;
@@ -146,9 +146,16 @@ pub struct RoleAdvice {
     pub decodes: u32,
 }
 
-impl RoleAdvice {
-    fn greater(&self) -> f64 {
-        self.prefill_pressure.max(self.decode_pressure)
+/// How much of each part a demand uses up.
+#[derive(Clone, Copy, Debug)]
+struct Pressures {
+    prefill: f64,
+    decode: f64,
+}
+
+impl Pressures {
+    const fn greater(&self) -> f64 {
+        self.prefill.max(self.decode)
     }
 }
 
@@ -193,27 +200,27 @@ impl Conductor {
         let rates = self.demand.rates(self.now_us)?;
         let count = |role: Role| self.fleet.iter().filter(move |i| i.serves() && i.spec.role == role);
         let supply = self.supply();
-        let mut best = self.pressures(&rates, &supply)?;
+        let now = self.pressures(&rates, &supply)?;
+        let mut least = now.greater();
         let (prefills, decodes) = (count(Role::Prefill).count(), count(Role::Decode).count());
         let (mut at, mut whole) = (prefills, supply);
-        let (now_prefill, now_decode) = (best.prefill_pressure, best.decode_pressure);
         // One after another moves as long as that helps: the greater pressure has one least value.
         let change = self.mean_change();
         for (sign, possible) in [(1.0, decodes), (-1.0, prefills)] {
             for _ in 1..possible {
                 let moved = whole.plus(&change, sign);
-                let Some(advice) = self.pressures(&rates, &moved) else { break };
-                if advice.greater() >= best.greater() * WORTHWHILE {
+                let Some(after) = self.pressures(&rates, &moved) else { break };
+                if after.greater() >= least * WORTHWHILE {
                     break;
                 }
-                (best, whole) = (advice, moved);
+                (least, whole) = (after.greater(), moved);
                 at = if sign > 0.0 { at + 1 } else { at - 1 };
             }
         }
         let as_count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Some(RoleAdvice {
-            prefill_pressure: now_prefill,
-            decode_pressure: now_decode,
+            prefill_pressure: now.prefill,
+            decode_pressure: now.decode,
             prefills: as_count(at),
             decodes: as_count(prefills + decodes - at),
         })
@@ -271,14 +278,14 @@ impl Conductor {
         Supply::default().plus(&change, 1.0 / f64::max(count, 1.0))
     }
 
-    /// The pressure that demand puts on a supply. The number of instances is left at 0.
+    /// The pressure that demand puts on a supply; `None` where no instance computes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
         reason = "loads of one instance"
     )]
-    fn pressures(&self, rates: &[f64; 4], supply: &Supply) -> Option<RoleAdvice> {
+    fn pressures(&self, rates: &[f64; 4], supply: &Supply) -> Option<Pressures> {
         let [prefill, tokens, context, room] = *rates;
         let decoding =
             self.fleet.decodes.first().and_then(|id| self.fleet.get(*id)).or_else(|| self.usual())?;
@@ -302,12 +309,12 @@ impl Conductor {
         }
         let steps = step_us / (target_us as f64).max(1.0);
         let rooms = room * step_us / supply.room_tokens.max(1.0);
-        let decode_pressure = steps.max(rooms).min(UTMOST);
+        let decode = steps.max(rooms).min(UTMOST);
         let alone_us = spec.profile.chunked_prefill_us(USUAL_TOKENS, 0, spec.pass_tokens.into());
         let beside_us = self.mixed_prefill_us(decoding, load(step_us));
         let mixing = beside_us.map_or(0.0, |us| supply.mixing * (alone_us / us.max(1.0)).min(1.0));
-        let prefill_pressure = (prefill / (supply.prefills + mixing).max(0.01)).min(UTMOST);
-        Some(RoleAdvice { prefill_pressure, decode_pressure, prefills: 0, decodes: 0 })
+        let prefill = (prefill / (supply.prefills + mixing).max(0.01)).min(UTMOST);
+        Some(Pressures { prefill, decode })
     }
 
     /// Time of the usual prefill beside such decodes, µs; `None` where their steps leave no time for one.

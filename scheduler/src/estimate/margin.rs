@@ -43,8 +43,9 @@ impl OvershootHistogram {
         self.weights.len() == bins && self.margin_percent < bins as u64 && self.weights.iter().all(bounded)
     }
 
-    /// Counts an overshoot; the margin is at least `least`.
-    fn observe(&mut self, percent: u64, target_permille: u32, least: usize) {
+    /// Counts an overshoot of a slack; the margin is at least `least`.
+    fn observe(&mut self, (over_us, slack_us): (u64, u64), target_permille: u32, least: usize) {
+        let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
         self.weights.iter_mut().for_each(|weight| *weight *= FADE);
         self.total = self.total * FADE + 1.0;
         let bin = usize::try_from(percent).unwrap_or(usize::MAX).min(self.weights.len() - 1);
@@ -59,21 +60,37 @@ impl OvershootHistogram {
     }
 }
 
+/// Overshoots of the requests of one class.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct ClassMargins {
+    /// Of first tokens, by path.
+    first_tokens: [OvershootHistogram; PATHS],
+    /// Of decode steps.
+    steps: OvershootHistogram,
+}
+
+impl ClassMargins {
+    fn new() -> Self {
+        Self {
+            first_tokens: core::array::from_fn(|_| OvershootHistogram::new(BINS, LEAST)),
+            steps: OvershootHistogram::new(STEP_BINS, 0),
+        }
+    }
+
+    fn is_sound(&self) -> bool {
+        self.first_tokens.iter().all(|path| path.is_sound(BINS)) && self.steps.is_sound(STEP_BINS)
+    }
+}
+
 /// The margins of each class and path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MarginEstimator {
-    classes: Vec<[OvershootHistogram; PATHS]>,
-    /// The same of decode steps, by class.
-    steps: Vec<OvershootHistogram>,
+    classes: Vec<ClassMargins>,
 }
 
 impl MarginEstimator {
     pub(crate) fn new(classes: usize) -> Self {
-        let fresh = || core::array::from_fn(|_| OvershootHistogram::new(BINS, LEAST));
-        Self {
-            classes: (0..classes.max(1)).map(|_| fresh()).collect(),
-            steps: (0..classes.max(1)).map(|_| OvershootHistogram::new(STEP_BINS, 0)).collect(),
-        }
+        Self { classes: (0..classes.max(1)).map(|_| ClassMargins::new()).collect() }
     }
 
     const fn path(role: Role) -> usize {
@@ -91,7 +108,7 @@ impl MarginEstimator {
 
     /// The part of a slack that is not promised to a request of that class on an instance of that role, µs.
     pub(crate) fn of_slack_us(&self, class: ClassId, role: Role, slack_us: u64) -> u64 {
-        slack_us / 100 * self.classes[self.slot(class)][Self::path(role)].margin_percent
+        slack_us / 100 * self.classes[self.slot(class)].first_tokens[Self::path(role)].margin_percent
     }
 
     /// Records that a first token came `over_us` after the promised time, for a request with that slack.
@@ -103,22 +120,21 @@ impl MarginEstimator {
         target_permille: u32,
     ) {
         let at = self.slot(class);
-        let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
-        self.classes[at][Self::path(role)].observe(percent, target_permille, LEAST);
+        let overshoot = (over_us, slack_us);
+        self.classes[at].first_tokens[Self::path(role)].observe(overshoot, target_permille, LEAST);
     }
 
     /// The part of the slack of a decode step that is not promised to a request of that class, µs.
     pub(crate) fn of_step_slack_us(&self, class: ClassId, slack_us: f64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a percentage")]
-        let percent = self.steps[self.slot(class)].margin_percent as f64;
+        let percent = self.classes[self.slot(class)].steps.margin_percent as f64;
         slack_us / 100.0 * percent
     }
 
     /// Records that the steps of a request were this much longer than promised, where that is too long.
     pub(crate) fn observe_step(&mut self, class: ClassId, over_us: u64, slack_us: u64, target_permille: u32) {
         let at = self.slot(class);
-        let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
-        self.steps[at].observe(percent, target_permille, 0);
+        self.classes[at].steps.observe((over_us, slack_us), target_permille, 0);
     }
 
     /// Follows a change of the classes: a class of the same name keeps what was learnt.
@@ -127,17 +143,12 @@ impl MarginEstimator {
         for (at, name) in new.iter().enumerate() {
             let before = old.iter().position(|o| o == name).and_then(|o| learnt.classes.get(o));
             before.into_iter().for_each(|before| self.classes[at].clone_from(before));
-            let steps = old.iter().position(|o| o == name).and_then(|o| learnt.steps.get(o));
-            steps.into_iter().for_each(|steps| self.steps[at].clone_from(steps));
         }
     }
 
     /// Whether the estimator has an entry for each of `classes` classes, and each is one that it could have learnt.
     pub(crate) fn knows(&self, classes: usize) -> bool {
-        self.classes.len() == classes
-            && self.steps.len() == classes
-            && self.classes.iter().flatten().all(|histogram| histogram.is_sound(BINS))
-            && self.steps.iter().all(|histogram| histogram.is_sound(STEP_BINS))
+        self.classes.len() == classes && self.classes.iter().all(ClassMargins::is_sound)
     }
 }
 
@@ -184,7 +195,7 @@ mod tests {
     fn histograms_that_nobody_could_have_learnt_are_not_known() {
         let with = |change: fn(&mut OvershootHistogram)| {
             let mut margins = MarginEstimator::new(2);
-            change(&mut margins.classes[1][2]);
+            change(&mut margins.classes[1].first_tokens[2]);
             margins.knows(2)
         };
         assert!(with(|_| {}));
@@ -193,7 +204,7 @@ mod tests {
         assert!(!with(|histogram| histogram.weights[3] = f64::NAN));
         let with_step = |change: fn(&mut OvershootHistogram)| {
             let mut margins = MarginEstimator::new(2);
-            change(&mut margins.steps[1]);
+            change(&mut margins.classes[1].steps);
             margins.knows(2)
         };
         assert!(with_step(|_| {}));

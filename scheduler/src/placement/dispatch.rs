@@ -384,8 +384,8 @@ impl Conductor {
         let need = self.decode_need(request, at_us);
         let able = self.roomiest_decodes(request, from).into_iter().filter_map(|id| self.fleet.get(id));
         let roomy = able.filter(|i| self.decode_fits(i, &need) == Err(RejectReason::Tbt));
-        let step_us = |i: &&Instance| self.predicted_step_us(i, &need);
-        let quickest = roomy.min_by(|one, other| step_us(one).total_cmp(&step_us(other)));
-        quickest.map(|i| i.spec.id).or_else(|| self.roomiest_decode(request, from, None))
+        let steps = roomy.map(|i| (self.predicted_step_us(i, &need), i.spec.id));
+        let quickest = steps.min_by(|(one_us, _), (other_us, _)| one_us.total_cmp(other_us));
+        quickest.map(|(_, id)| id).or_else(|| self.roomiest_decode(request, from, None))
     }
 }
