@@ -17,7 +17,7 @@ FEATURES = $(if $(filter on,$(RDMA)),--features rdma-dlopen)
 SHIPPED = $(TARGET_DIR)/$(PROFILE)/baton
 MUSL = $(shell uname -m)-unknown-linux-musl
 STATIC = $(TARGET_DIR)/$(MUSL)/$(PROFILE)/baton
-# Where cargo install puts programs, too: on the PATH of whoever has Rust, and no root is needed.
+# Where cargo install puts programs, too: it is on the PATH where Rust is, and no root is needed.
 PREFIX ?= $(or $(CARGO_HOME),$(HOME)/.cargo)
 
 .DEFAULT_GOAL := help

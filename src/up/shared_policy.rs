@@ -89,11 +89,11 @@ impl SharedPolicy {
     /// As [`Self::put`], or there is none before.
     pub(super) async fn rollback(&self, version: Option<u64>) -> Result<PolicyOutcome, PolicyRefusal> {
         let now = self.policies.rollback(version, Some(self.permit()?)).await?;
-        let told = match &now {
+        let change = match &now {
             Some(policy) => format!("the cluster's policy is version {}, as before the last", policy.version),
             None => "the cluster has no policy any more; each conductor follows its own file".to_owned(),
         };
-        Ok(PolicyOutcome { revision: now.map_or(0, |policy| policy.version), changes: vec![told] })
+        Ok(PolicyOutcome { revision: now.map_or(0, |policy| policy.version), changes: vec![change] })
     }
 
     /// Puts each new policy into force until `stop` is cancelled. `own` is the configuration that the conductor was

@@ -89,7 +89,7 @@ pub struct Caller {
     pub model: String,
     /// How prompts are sent.
     pub way: PromptWay,
-    /// Whether the engine is told to go on where it would end an answer.
+    /// Whether the engine is asked to go on where it would end an answer.
     pub ignore_eos: bool,
     /// Names the prompts of this run: an earlier one's may be in the cache.
     pub seed: u64,

@@ -127,11 +127,11 @@ async fn measure(args: &MeasureArgs) -> Result<MeasuredEngine, String> {
     let card = endpoint::model(&target, &client, args.model.as_deref()).await?;
     let mut caller = Caller::new(target.clone(), client, card.name.clone(), (args.requests, args.budget));
     let per_event = endpoint::find_way(&mut caller).await?;
-    let told = match args.kv_capacity_tokens {
+    let stated = match args.kv_capacity_tokens {
         Some(tokens) => Some(tokens),
         None => endpoint::capacity_tokens(&target, key).await,
     };
-    let capacity_tokens = told.ok_or(
+    let capacity_tokens = stated.ok_or(
         "the endpoint does not say how many tokens its KV pool holds; give --kv-capacity-tokens (vLLM logs it at its start: \
          GPU KV cache size)",
     )?;
