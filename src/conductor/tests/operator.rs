@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use baton_router::Submission;
 use baton_scheduler::AdmissionMode;
 use baton_types::{Role, Sampling, Secret};
+use baton_wire::v1;
 use tokio::sync::oneshot;
 
 use super::bench::{Bench, failure, hello};
@@ -242,6 +244,37 @@ async fn a_node_takes_another_part_and_keeps_what_it_has() {
     }
     let status = bench.status();
     assert_eq!(status.nodes.iter().find(|n| n.name == node).unwrap().role, "decode");
+    bench.quiet();
+}
+
+/// One prefill node has 1.2 s of work a second. One of the two decode nodes may take that part, and only that one does.
+#[tokio::test]
+async fn a_node_that_may_takes_the_part_that_demand_asks_for() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.send_hello(v1::Hello { may_change_role: true, ..hello("d1", "decode") }).await.unwrap();
+    assert!(bench.status().roles.is_none(), "nothing was seen yet");
+    for half_second in 0..80 {
+        let name = format!("long {half_second}");
+        let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
+        let tokens = (0..59_000).map(|at| at + 3).collect();
+        bench.send(Submission { tokens, ..Bench::submission(&name, sampling) }).await;
+        bench.leave(&name).await;
+        bench.wait_alive_us(500_000, &[]).await;
+    }
+    let status = bench.status();
+    let role = |name: &str| status.nodes.iter().find(|n| n.name == name).unwrap().role.clone();
+    assert_eq!((role("p0"), role("d0"), role("d1")), ("prefill".into(), "decode".into(), "prefill".into()));
+    let roles = status.roles.expect("more than half a minute was seen");
+    assert!(roles.prefill_pressure > roles.decode_pressure, "{roles:?}");
+    // Its driver knows the new part, too: it prefills and hands over.
+    for name in ["a", "b"] {
+        bench.submit(name, 3).await;
+    }
+    assert!(["a", "b"].iter().any(|name| bench.prefill(name).node == "d1"));
+    for name in ["a", "b"] {
+        assert_eq!(bench.decode(name).node, "d0");
+        bench.serve(name).await;
+    }
     bench.quiet();
 }
 
