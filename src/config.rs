@@ -459,5 +459,10 @@ mod tests {
         let error = parse(chunks).expect_err("engines cut prompts by the step target");
         assert!(error.contains("mixed_chunk_tokens = 512") && error.contains("mix = \"fixed\""), "{error}");
         parse(&format!("{chunks}\nmix = \"fixed\"")).expect("a fixed budget");
+        let changes =
+            |role: &str| parse(&format!("[[cluster.pools]]\nrole = \"{role}\"\nmay_change_role = true"));
+        let error = changes("both").expect_err("it does both parts");
+        assert!(error.contains("cluster.pools[0].may_change_role has no effect on the role both"), "{error}");
+        changes("decode").expect("one part");
     }
 }

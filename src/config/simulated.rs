@@ -252,6 +252,13 @@ impl ClusterConfig {
                     pool.mixed_chunk_tokens
                 ));
             }
+            if pool.may_change_role && !matches!(pool.role, Role::Prefill | Role::Decode) {
+                return Err(format!(
+                    "{} has no effect on the role {}, which does both parts or none; remove it",
+                    name("may_change_role"),
+                    pool.role.name()
+                ));
+            }
             within(&name("net_gbps"), pool.net_gbps, 0.001, 1e6)?;
             within(&name("host_gb_per_s"), pool.host_gb_per_s, 0.001, 1e6)?;
             within(&name("ssd_gb_per_s"), pool.ssd_gb_per_s, 0.001, 1e6)?;
