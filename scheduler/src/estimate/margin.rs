@@ -124,11 +124,14 @@ impl MarginEstimator {
         self.classes[at].first_tokens[Self::path(role)].observe(overshoot, target_permille, LEAST);
     }
 
-    /// The part of the slack of a decode step that is not promised to a request of that class, µs.
-    pub(crate) fn of_step_slack_us(&self, class: ClassId, slack_us: f64) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "a percentage")]
-        let percent = self.classes[self.slot(class)].steps.margin_percent as f64;
-        slack_us / 100.0 * percent
+    /// The part of the slack of a decode step that is not promised to a request of that class, µs. The slack is not asked
+    /// for where all of it is promised.
+    pub(crate) fn of_step_slack_us(&self, class: ClassId, slack_us: impl FnOnce() -> f64) -> f64 {
+        match self.classes[self.slot(class)].steps.margin_percent {
+            0 => 0.0,
+            #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+            percent => slack_us() / 100.0 * percent as f64,
+        }
     }
 
     /// Records that the steps of a request were this much longer than promised, where that is too long.
@@ -215,7 +218,7 @@ mod tests {
     #[test]
     fn steps_have_a_margin_of_their_class_alone_and_none_before_they_were_too_long() {
         let mut margins = MarginEstimator::new(2);
-        let of = |margins: &MarginEstimator, class| margins.of_step_slack_us(ClassId(class), 1_000.0);
+        let of = |margins: &MarginEstimator, class| margins.of_step_slack_us(ClassId(class), || 1_000.0);
         (0..2_000).for_each(|_| margins.observe_step(CLASS, 0, 1_000, 995));
         assert!(of(&margins, 0).abs() < 1e-9);
         (0..20).for_each(|_| margins.observe_step(CLASS, 250, 1_000, 995));
