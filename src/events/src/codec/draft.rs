@@ -142,6 +142,8 @@ impl Draft {
             None => return Err(EventError::decode("an event without its type")),
             Some(Kind::Stored) => {
                 stored.hashes = needed(hashes)?;
+                // Keys of blocks that the event does not have say nothing.
+                stored.extra.retain(|extra| extra.block < stored.hashes.len());
                 // Further on it is the parent that commits to it.
                 let at_root = stored.parent.is_none() && stored.base_block.unwrap_or(0) == 0;
                 if let Some(salt) = salt.filter(|_| at_root) {

@@ -247,6 +247,20 @@ fn what_is_no_batch_is_refused() {
 }
 
 #[test]
+fn extra_keys_of_blocks_that_are_not_there_are_dropped() {
+    let event = only(&old_stored(9, listed, |w| {
+        (0..3).for_each(|_| w.nil());
+        w.array(3);
+        w.nil();
+        w.nil();
+        w.array(1);
+        w.text("of a third block");
+    }));
+    let Change::Stored(stored) = event.change else { panic!("{event:?}") };
+    assert_eq!((stored.hashes.len(), stored.extra), (2, vec![]));
+}
+
+#[test]
 fn extra_keys_of_extra_keys_have_an_end() {
     let nested = |depth: usize| {
         old_stored(9, listed, |w| {
