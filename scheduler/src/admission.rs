@@ -94,6 +94,9 @@ impl Conductor {
         if only_feasible && !self.is_time_of(ticket.as_ref()) {
             self.see_tickets(request);
         }
+        if only_feasible {
+            self.expect_higher(request);
+        }
         let mut verdict = self.place_for(request, entry.deadline_us, only_feasible);
         let mut displaced = Vec::new();
         if verdict.is_err()
@@ -105,6 +108,9 @@ impl Conductor {
         // A client that comes back was counted when it was refused.
         if ticket.is_none() {
             self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
+        }
+        if only_feasible {
+            self.learn_reserve(request, verdict.as_ref().err().map(|refusal| refusal.reason));
         }
         // Tickets bind no request that is admitted already.
         self.kept.clear();

@@ -107,6 +107,7 @@ impl Conductor {
         let (before, after) = (names(&self.config), names(&new));
         self.lengths.reclass(&before, &after, new.prior_output_tokens);
         self.margins.reclass(&before, &after);
+        self.demand.reclass(&before, &after);
         if before != after {
             self.tickets = TicketLedger::default();
         }

@@ -6,6 +6,7 @@ use core::hash::{BuildHasher, Hasher};
 
 use crate::coming::PendingPrefixes;
 use crate::estimate::{LengthEstimator, MarginEstimator};
+use crate::expected::ReserveEstimator;
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
 use crate::last_copies::LastCopies;
@@ -72,6 +73,7 @@ pub struct Conductor {
     pub(crate) lengths: LengthEstimator,
     pub(crate) margins: MarginEstimator,
     pub(crate) demand: DemandWindow,
+    pub(crate) reserve: ReserveEstimator,
     pub(crate) replicator: Replicator,
     pub(crate) last_copies: LastCopies,
     pub(crate) timers: Timers,
@@ -112,6 +114,7 @@ impl Conductor {
             margins: MarginEstimator::new(config.classes.len()),
             lengths,
             demand: DemandWindow::default(),
+            reserve: ReserveEstimator::default(),
             replicator: Replicator::default(),
             last_copies: LastCopies::default(),
             timers: Timers::default(),

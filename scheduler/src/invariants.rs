@@ -31,10 +31,13 @@ impl Conductor {
     pub fn check_ledgers(&self) -> Result<(), String> {
         self.fleet.check()?;
         let classes = self.config.classes.len();
-        if !self.lengths.knows(classes) || !self.margins.knows(classes) {
+        if !self.lengths.knows(classes) || !self.margins.knows(classes) || !self.demand.is_sound(classes) {
             return Err(String::from(
-                "what was learnt of lengths and margins is of other classes than are configured",
+                "what was learnt of lengths, margins and demand is of other classes than are configured",
             ));
+        }
+        if !self.reserve.is_sound() {
+            return Err(String::from("what is kept for higher bands is out of bounds"));
         }
         self.tickets.check(classes)?;
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {

@@ -13,6 +13,7 @@ mod conductor;
 mod config;
 mod effect;
 mod estimate;
+mod expected;
 mod explain;
 mod failure;
 mod fleet;

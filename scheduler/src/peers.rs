@@ -146,6 +146,7 @@ impl Conductor {
             return;
         }
         let before = self.requests.remove(id);
+        let first = before.is_none();
         before.iter().for_each(|before| self.release_legs(before, effects));
         let alive = |id| self.fleet.get(id).is_some_and(|i| i.state != InstanceState::Lost);
         let full = self.requests.len() >= self.config.max_waiting_requests as usize;
@@ -158,6 +159,9 @@ impl Conductor {
         let fetches = !matches!(stage, PeerStage::Prefilled);
         placed.fetch = placed.fetch.filter(|fetch| fetches && fetch.from != prefill && alive(fetch.from));
         let mut entry = self.peer_entry(placed, before.and_then(|before| before.tag_us));
+        if first {
+            self.note_demand(&entry.request, Some(entry.new_tokens));
+        }
         let at_us = entry.decode_at_us.max(self.now_us);
         self.reserve_decode(&mut entry, decode, at_us);
         let tag_us = self.tag_us(&entry);

@@ -6,8 +6,9 @@
 //! part is demand over what is there; at 1 it is used up. An instance that may do both parts changes its role where the
 //! greater of the two pressures falls well by it.
 
+use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{InstanceId, Role};
+use baton_types::{ClassId, InstanceId, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::conductor::Conductor;
@@ -61,8 +62,8 @@ pub(crate) struct DemandWindow {
     stretch: u64,
     /// The number of the first stretch that was seen without a gap.
     since: u64,
-    /// By the number of the stretch, modulo their number.
-    stretches: [Demand; STRETCHES],
+    /// By class, then by the number of the stretch, modulo their number.
+    classes: Vec<[Demand; STRETCHES]>,
 }
 
 impl DemandWindow {
@@ -83,18 +84,40 @@ impl DemandWindow {
         }
         while self.stretch < stretch {
             self.stretch += 1;
-            *self.present() = Demand::default();
+            let present = self.present();
+            self.classes.iter_mut().for_each(|stretches| stretches[present] = Demand::default());
         }
         true
     }
 
-    fn present(&mut self) -> &mut Demand {
-        &mut self.stretches[usize::try_from(self.stretch % STRETCHES as u64).expect("below their number")]
+    fn present(&self) -> usize {
+        usize::try_from(self.stretch % STRETCHES as u64).expect("below their number")
     }
 
-    /// Demand of a µs, from the whole window. `None` until enough was seen.
+    fn add(&mut self, class: ClassId, demand: Demand) {
+        if self.classes.len() <= class.index() {
+            self.classes.resize(class.index() + 1, <[Demand; STRETCHES]>::default());
+        }
+        let present = self.present();
+        self.classes[class.index()][present].add(demand);
+    }
+
+    /// Follows a change of the classes: a class of the same name keeps its demand.
+    pub(crate) fn reclass(&mut self, old: &[String], new: &[String]) {
+        let before = core::mem::take(&mut self.classes);
+        let of = |name| old.iter().position(|o| o == name).and_then(|at| before.get(at).copied());
+        self.classes = new.iter().map(|name| of(name).unwrap_or_default()).collect();
+    }
+
+    /// Whether it is of no more than so many classes: what was read may be anything.
+    pub(crate) const fn is_sound(&self, classes: usize) -> bool {
+        self.classes.len() <= classes
+    }
+
+    /// Demand of a µs of some classes, from the whole window: prefill time, output tokens, context and room. `None` until
+    /// enough was seen.
     #[expect(clippy::cast_precision_loss, reason = "sums of some minutes are far below 2^53")]
-    fn rates(&self, now_us: u64) -> Option<[f64; 4]> {
+    pub(crate) fn rates(&self, now_us: u64, of: impl Fn(ClassId) -> bool) -> Option<[f64; 4]> {
         let seen = self.stretch - self.since;
         if seen < LEAST_STRETCHES {
             return None;
@@ -102,7 +125,8 @@ impl DemandWindow {
         let whole = seen.min(STRETCHES as u64 - 1);
         let window_us = (whole * STRETCH_US + now_us % STRETCH_US) as f64;
         let mut sum = Demand::default();
-        self.stretches.iter().for_each(|stretch| sum.add(*stretch));
+        let counted = (0..).map(ClassId).zip(&self.classes).filter(|(class, _)| of(*class));
+        counted.flat_map(|(_, stretches)| stretches).for_each(|stretch| sum.add(*stretch));
         let Demand { prefill_us, output_tokens, context_tokens, room_tokens } = sum;
         Some([prefill_us, output_tokens, context_tokens, room_tokens].map(|sum| sum as f64 / window_us))
     }
@@ -179,7 +203,7 @@ impl Conductor {
             context_tokens: tokens.saturating_mul(request.prompt_tokens + tokens / 2),
             room_tokens: tokens.saturating_mul(room),
         };
-        self.demand.present().add(demand);
+        self.demand.add(request.class, demand);
     }
 
     /// Gives an instance another role where the demand of the last minutes asks for it. At the end of each stretch.
@@ -197,7 +221,7 @@ impl Conductor {
     /// What the demand of the last minutes asks for. `None` until enough was seen, or where no instance computes.
     #[must_use]
     pub fn role_advice(&self) -> Option<RoleAdvice> {
-        let rates = self.demand.rates(self.now_us)?;
+        let rates = self.demand.rates(self.now_us, |_| true)?;
         let count = |role: Role| self.fleet.iter().filter(move |i| i.serves() && i.spec.role == role);
         let supply = self.supply();
         let now = self.pressures(&rates, &supply)?;
@@ -335,7 +359,7 @@ impl Conductor {
     fn role_to_change(&self) -> Option<(InstanceId, Role)> {
         let able = |i: &&Instance| i.serves() && i.spec.may_change_role && self.leaves_another(i);
         self.fleet.iter().find(able)?;
-        let rates = self.demand.rates(self.now_us)?;
+        let rates = self.demand.rates(self.now_us, |_| true)?;
         let supply = self.supply();
         let now = self.pressures(&rates, &supply)?;
         if now.greater() < AT_EASE {

@@ -43,12 +43,14 @@ impl Conductor {
             clippy::cast_sign_loss,
             reason = "a positive product far below 2^53"
         )]
-        let left_us = (f64::from(self.further_tokens(request, emitted_tokens, 500)) * step_us) as u64;
+        let further = self.further_tokens(request, emitted_tokens, 500);
+        let left_us = (f64::from(further) * step_us) as u64;
         let finish_us = self.now_us + left_us;
+        let output_tokens = u64::from(drawn) + u64::from(further);
         if let Some(entry) = self.requests.get_mut(id) {
             (entry.room_tokens, entry.finish_us) = (room_tokens, finish_us);
         }
-        self.fleet.known_mut(decode).decode.grow(id, reserved_tokens, finish_us);
+        self.fleet.known_mut(decode).decode.grow(id, reserved_tokens, output_tokens, finish_us);
     }
 
     /// Its decode instance, or the one that was receiving its KV, released its KV for an older request. The client's

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::coming::PendingPrefixes;
 use crate::conductor::{Conductor, LATEST_US};
 use crate::estimate::{LengthEstimator, MarginEstimator};
+use crate::expected::ReserveEstimator;
 use crate::fleet::Fleet;
 use crate::index::PrefixIndex;
 use crate::last_copies::LastCopies;
@@ -36,6 +37,7 @@ pub struct SavedConductor {
     margins: MarginEstimator,
     #[serde(default)]
     demand: DemandWindow,
+    reserve: ReserveEstimator,
     replicator: Replicator,
     last_copies: LastCopies,
     due_us: Vec<u64>,
@@ -107,6 +109,7 @@ impl Conductor {
             lengths: self.lengths.clone(),
             margins: self.margins.clone(),
             demand: self.demand.clone(),
+            reserve: self.reserve,
             replicator: self.replicator.clone(),
             last_copies: self.last_copies.clone(),
             due_us: self.timers.save(),
@@ -148,6 +151,7 @@ impl Conductor {
         conductor.lengths = saved.lengths;
         conductor.margins = saved.margins;
         conductor.demand = saved.demand;
+        conductor.reserve = saved.reserve;
         conductor.replicator = saved.replicator;
         conductor.last_copies = saved.last_copies;
         conductor.timers = Timers::restore(saved.due_us);

@@ -172,6 +172,7 @@ impl Conductor {
             entry.decode = None;
             entry.fetch = None;
             self.see_tickets(&entry.request);
+            self.expect_higher(&entry.request);
             let mut verdict = self.place_for(&entry.request, entry.deadline_us, true);
             if verdict.is_err()
                 && self.router.is_some()

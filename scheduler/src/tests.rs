@@ -10,6 +10,7 @@ mod decode;
 mod explain;
 mod failures;
 mod fetch;
+mod higher;
 mod kinds;
 mod last_copies;
 mod local;

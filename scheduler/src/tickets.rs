@@ -13,6 +13,7 @@ use core::hash::{BuildHasher, Hasher};
 use serde::{Deserialize, Serialize};
 
 use crate::conductor::{Conductor, FixedState, LATEST_US};
+use crate::expected::ExpectedLoad;
 use crate::placement::{MIN_RETRY_AFTER_US, Refusal};
 use crate::{Effect, Input, RejectReason, Request};
 
@@ -254,13 +255,15 @@ impl KeptLoad {
     }
 }
 
-/// The places that tickets keep from the request at hand: worked out once, and looked at for each candidate.
+/// The places that are kept from the request at hand, by tickets and for higher bands: worked out once, and looked at for each candidate.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeptPlaces {
     prefills: Vec<KeptPrefill>,
     /// By moment, with all that has started, or ended, by then: by the chance that clients return, and as if all did.
     starts: Vec<(u64, [KeptLoad; 2])>,
     ends: Vec<(u64, [KeptLoad; 2])>,
+    /// What decodes of higher bands are expected to take of each decode instance.
+    pub expected: Option<ExpectedLoad>,
 }
 
 impl KeptPlaces {
@@ -268,6 +271,7 @@ impl KeptPlaces {
         self.prefills.clear();
         self.starts.clear();
         self.ends.clear();
+        self.expected = None;
     }
 
     /// Prefills on an instance, by when they are due.

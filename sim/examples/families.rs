@@ -60,10 +60,14 @@ const LOADS: &[Load] = &[
     load("heavyout x5", "heavyout", [8, 8, 0], 5.0),
     load("long1pct x4", "long1pct", [8, 8, 0], 4.0),
     load("reasoning x7", "reasoning", [8, 8, 0], 7.0),
+    Load { objective_ms: (10_000, 50), ..load("reasoning TBT 50 x7", "reasoning", [8, 8, 0], 7.0) },
     load("bimodal x8", "bimodal", [8, 8, 0], 8.0),
     load("doctree x10", "doctree", [8, 8, 0], 10.0),
     load("flash x2", "flash", [8, 8, 0], 2.0),
     load("agents x12", "agents", [8, 8, 0], 12.0),
+    load("classes2 x6", "classes2", [8, 8, 0], 6.0),
+    load("classes2 13+3", "classes2", [13, 3, 0], 5.0),
+    load("classes2 14+2", "classes2", [14, 2, 0], 4.0),
     load("classes3 x5", "classes3", [8, 8, 0], 5.0),
     load("classes3 x8", "classes3", [8, 8, 0], 8.0),
     load("flood x3", "flood", [8, 8, 0], 3.0),
@@ -100,6 +104,11 @@ fn classes(load: &Load) -> Vec<SloClass> {
         priority,
         ..SloClass::default()
     };
+    if load.workload == "classes2" {
+        // Those of docs/classes.md, with a longer TTFT: prompts of the trace take up to nine seconds.
+        let of = |name, ttft_s, tbt_us, priority| SloClass { tbt_us, ..class(name, ttft_s, 1, priority) };
+        return vec![of("interactive", 10, 50_000, 1), of("batch", 60, 200_000, 0)];
+    }
     if load.workload == "classes3" {
         return vec![class("standard", 30, 2, 0), class("interactive", 5, 4, 1), class("batch", 120, 1, -1)];
     }

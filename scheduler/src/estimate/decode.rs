@@ -14,12 +14,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DecodeSlot {
     pub request: RequestId,
+    /// The band of its class.
+    pub priority: i32,
     /// When its decode started, or is predicted to, µs.
     pub start_us: u64,
     /// When it is predicted to end, µs.
     pub finish_us: u64,
     /// Prompt plus half the predicted output: its mean share of the batch's context, tokens.
     pub context_tokens: u64,
+    /// Predicted output, of which half is in `context_tokens`, tokens.
+    pub output_tokens: u64,
     /// Prompt plus room reserved for the output, tokens.
     pub reserved_tokens: u64,
     /// Those of them in blocks that the slot before this one holds too.
@@ -34,6 +38,15 @@ impl DecodeSlot {
     /// Room that it takes besides `common_tokens` that another request holds, tokens.
     const fn takes(&self, common_tokens: u64) -> u64 {
         self.reserved_tokens.saturating_sub(common_tokens)
+    }
+
+    /// Its context at a moment, tokens: the prompt and what is decoded by then at an even pace. Those that are under way
+    /// are the longer answers, and half of what was expected of an answer is long passed in some of them.
+    fn context_at(&self, at_us: u64) -> u64 {
+        let lasts_us = self.finish_us.saturating_sub(self.start_us).max(1);
+        let decoded = self.output_tokens.saturating_mul(at_us.saturating_sub(self.start_us)) / lasts_us;
+        let prompt_tokens = self.context_tokens.saturating_sub(self.output_tokens / 2);
+        prompt_tokens.saturating_add(decoded).min(self.reserved_tokens.max(self.context_tokens))
     }
 }
 
@@ -165,12 +178,23 @@ impl DecodeLedger {
         self.slots.iter_mut().find(|s| s.request == request).expect("who is spoken of keeps room here")
     }
 
-    /// Reserves more room for a request, and sets when it is predicted to end.
-    pub(crate) fn grow(&mut self, request: RequestId, reserved_tokens: u64, finish_us: u64) {
+    /// Reserves more room for a request, and sets how long its answer is predicted to be and when it ends.
+    pub(crate) fn grow(
+        &mut self,
+        request: RequestId,
+        reserved_tokens: u64,
+        output_tokens: u64,
+        finish_us: u64,
+    ) {
         let slot = self.slot_of(request);
         let before_tokens = slot.takes(slot.common_tokens);
         (slot.reserved_tokens, slot.finish_us) = (reserved_tokens, finish_us);
         let after_tokens = slot.takes(slot.common_tokens);
+        let output_tokens = output_tokens.max(slot.output_tokens);
+        let longer_tokens = output_tokens / 2 - slot.output_tokens / 2;
+        slot.output_tokens = output_tokens;
+        slot.context_tokens += longer_tokens;
+        self.context_tokens += longer_tokens;
         assert!(self.reserved_tokens >= before_tokens, "a slot takes more than all do");
         self.reserved_tokens = self.reserved_tokens - before_tokens + after_tokens;
         debug_assert_eq!(self.check(), Ok(()), "after request {request} outgrew its room");
@@ -210,12 +234,20 @@ impl DecodeLedger {
 
     /// Batch, context and room of the requests that are `there`; each block is counted once.
     fn load(&self, there: impl Fn(&DecodeSlot) -> bool) -> (u32, u64, u64) {
+        self.load_by(there, |slot| slot.context_tokens)
+    }
+
+    fn load_by(
+        &self,
+        there: impl Fn(&DecodeSlot) -> bool,
+        context_of: impl Fn(&DecodeSlot) -> u64,
+    ) -> (u32, u64, u64) {
         let mut load = (0, 0, 0);
         let mut common_tokens = u64::MAX;
         for slot in &self.slots {
             common_tokens = common_tokens.min(slot.common_tokens);
             if there(slot) {
-                load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.takes(common_tokens));
+                load = (load.0 + 1, load.1 + context_of(slot), load.2 + slot.takes(common_tokens));
                 common_tokens = u64::MAX;
             }
         }
@@ -267,7 +299,7 @@ impl DecodeLedger {
     /// Batch, context and reserved tokens that are predicted for `at_us`: of the requests that will have started and
     /// not yet ended. A request that overstays its prediction, or is held, counts as still there.
     pub(crate) fn at(&self, now_us: u64, at_us: u64) -> (u32, u64, u64) {
-        self.load(Self::there_at(now_us, at_us))
+        self.load_by(Self::there_at(now_us, at_us), |slot| slot.context_at(at_us))
     }
 
     /// Batch and context of all requests except those predicted to have ended by `at_us`. A request that overstays has
@@ -275,6 +307,12 @@ impl DecodeLedger {
     pub(crate) fn ending_after(&self, now_us: u64, at_us: u64) -> (u32, u64) {
         let (batch, context_tokens, _) = self.load(|s| s.finish_us > at_us || s.finish_us <= now_us);
         (batch, context_tokens)
+    }
+
+    /// As [`Self::at`], of the requests of higher bands than this one.
+    pub(crate) fn at_of_higher(&self, now_us: u64, at_us: u64, priority: i32) -> (u32, u64, u64) {
+        let there = Self::there_at(now_us, at_us);
+        self.load_by(|slot| slot.priority > priority && there(slot), |slot| slot.context_at(at_us))
     }
 
     fn there_at(now_us: u64, at_us: u64) -> impl Fn(&DecodeSlot) -> bool + Copy {
@@ -368,9 +406,11 @@ impl DecodeLedger {
         for i in 0..count {
             let slot = DecodeSlot {
                 request: RequestId(1_000_000 + i),
+                priority: 0,
                 start_us: 0,
                 finish_us: 1_000_000,
                 context_tokens: context_tokens / count,
+                output_tokens: 0,
                 reserved_tokens: context_tokens / count,
                 common_tokens: 0,
                 running: true,
@@ -390,9 +430,11 @@ mod tests {
     fn slot(id: u64, start_us: u64, finish_us: u64, tokens: u64) -> DecodeSlot {
         DecodeSlot {
             request: RequestId(id),
+            priority: 0,
             start_us,
             finish_us,
             context_tokens: tokens,
+            output_tokens: 0,
             reserved_tokens: tokens * 2,
             common_tokens: 0,
             running: false,
@@ -404,6 +446,27 @@ mod tests {
         ledger.reserve(slot, ChainPosition::default());
     }
 
+    /// With half of its output at all times an answer of 10,000 tokens would count for 5,000 even near its end, and those
+    /// under way are mostly the long ones.
+    #[test]
+    fn the_context_of_an_answer_grows_while_it_is_decoded() {
+        let answer = DecodeSlot {
+            context_tokens: 300,
+            output_tokens: 400,
+            reserved_tokens: 900,
+            ..slot(1, 1_000, 5_000, 0)
+        };
+        let mut ledger = DecodeLedger::default();
+        alone(&mut ledger, answer);
+        ledger.start(RequestId(1), 1_000);
+        let context = |ledger: &DecodeLedger, at_us| ledger.at(1_000, at_us).1;
+        assert_eq!([1_000, 2_000, 4_990].map(|at_us| context(&ledger, at_us)), [100, 200, 499]);
+        assert_eq!(ledger.at(6_000, 7_000).1, 700, "it is overdue, and still decodes");
+        assert_eq!(ledger.at(60_000, 70_000).1, 900, "no more than its room");
+        ledger.grow(RequestId(1), 2_000, 1_000, 11_000);
+        assert_eq!((context(&ledger, 6_000), ledger.all().1), (600, 600));
+    }
+
     #[test]
     fn load_counts_those_alive_at_the_moment_asked_for() {
         let mut ledger = DecodeLedger::default();
@@ -412,6 +475,10 @@ mod tests {
         assert_eq!(ledger.at(0, 60), (2, 30, 60));
         assert_eq!(ledger.at(0, 150), (1, 20, 40));
         assert_eq!(ledger.at(0, 10), (1, 10, 20));
+        alone(&mut ledger, DecodeSlot { priority: 1, ..slot(3, 0, 60, 5) });
+        assert_eq!(ledger.at_of_higher(0, 50, 0), (1, 5, 10));
+        assert_eq!((ledger.at_of_higher(0, 50, 1), ledger.at_of_higher(0, 60, 0)), ((0, 0, 0), (0, 0, 0)));
+        assert!(ledger.release(RequestId(3)));
         ledger.start(RequestId(1), 30);
         assert_eq!(ledger.now(), (1, 10, 20));
         assert_eq!(ledger.at(200, 250).0, 1, "an overdue decode is still there");
@@ -515,7 +582,7 @@ mod tests {
                     (1, true) => {
                         let slot = naive.slot(id);
                         (slot.reserved_tokens, slot.finish_us) = (slot.reserved_tokens + us, us);
-                        ledger.grow(request, slot.reserved_tokens, us);
+                        ledger.grow(request, slot.reserved_tokens, us / 3, us);
                     }
                     (2, true) => {
                         naive.slot(id).held = us % 2 == 0;

@@ -186,9 +186,11 @@ mod tests {
     fn slot(id: u64, tokens: u64) -> DecodeSlot {
         DecodeSlot {
             request: RequestId(id),
+            priority: 0,
             start_us: 0,
             finish_us: 100,
             context_tokens: tokens,
+            output_tokens: 0,
             reserved_tokens: tokens,
             common_tokens: 0,
             running: false,

@@ -106,7 +106,11 @@ impl Conductor {
     pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let spec = &instance.spec;
         let kept = self.kept.decodes_at(need.at_us, need.counts_all_tickets, self.fleet.decodes.len());
-        let more = (1 + kept.batch(), need.context_tokens + kept.context_tokens);
+        let coming = self.still_expected(instance, Some(need.at_us));
+        let more = (
+            1 + kept.batch() + coming.batch,
+            need.context_tokens + kept.context_tokens + coming.context_tokens,
+        );
         let alone = instance.decode.step_us(&spec.profile, (self.now_us, need.at_us), more);
         let left = instance.backlog_us(self.now_us);
         let mixed = self.config.local_prefill && left > need.at_us.saturating_sub(self.now_us);
@@ -157,9 +161,12 @@ impl Conductor {
         let (when, stay_us) = ((self.now_us, need.at_us), self.lengths.mean_duration_us(1));
         let (claim, capacity_tokens) = ((need.tokens, stay_us), instance.spec.capacity_tokens);
         let decodes = self.fleet.decodes.len();
-        let kept = |at_us: Option<u64>| match at_us {
-            Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
-            None => self.kept.room_tokens(need.counts_all_tickets, decodes),
+        let kept = |at_us: Option<u64>| {
+            let by_tickets = match at_us {
+                Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
+                None => self.kept.room_tokens(need.counts_all_tickets, decodes),
+            };
+            by_tickets + self.still_expected(instance, at_us).room_tokens
         };
         let fits = |chain_position| {
             instance.decode.fits_fairly(when, claim, (capacity_tokens, chain_position), kept)
@@ -313,9 +320,11 @@ impl Conductor {
         entry.finish_us = at_us + duration;
         let slot = DecodeSlot {
             request: entry.request.id,
+            priority: self.class(&entry.request).priority,
             start_us: at_us,
             finish_us: entry.finish_us,
             context_tokens: need.context_tokens,
+            output_tokens: u64::from(self.expected_tokens(&entry.request)),
             reserved_tokens: need.tokens,
             common_tokens: 0,
             running: false,

@@ -191,9 +191,9 @@ fn a_lower_band_keeps_the_steps_that_a_higher_one_was_promised() {
 fn a_step_beyond_the_objective_is_refused_and_the_objective_is_that_of_the_class() {
     let mut conductor = heavy(1_000_000);
     for (id, decode) in [(101, 1), (102, 2)] {
-        decoding(&mut conductor, foretold(id, 70_000, 50_000), decode);
+        decoding(&mut conductor, foretold(id, 95_000, 50_000), decode);
     }
-    // 70,000 + 25,000 of context: 105 ms a step, the objective is 100.
+    // 95,000 + 1,005 of context: 106 ms a step, the objective is 100.
     let refused = rejection(&offer(&mut conductor, 0, foretold(1, 1_000, 10))).expect("TBT breaks");
     assert_eq!(refused.reason, RejectReason::Tbt);
     let lax = SloClass { tbt_us: 300_000, priority: 1, ..SloClass::default() };
@@ -202,7 +202,7 @@ fn a_step_beyond_the_objective_is_refused_and_the_objective_is_that_of_the_class
     let decode =
         InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
     let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
-    decoding(&mut conductor, foretold(101, 70_000, 50_000), 1);
+    decoding(&mut conductor, foretold(101, 95_000, 50_000), 1);
     let lax = Request { class: ClassId(1), ..foretold(1, 1_000, 10) };
     assert_eq!(started(&offer(&mut conductor, 0, lax)).decode, 1);
     assert!(rejection(&offer(&mut conductor, 0, foretold(2, 1_000, 10))).is_some());
@@ -269,21 +269,22 @@ proptest! {
                 decoding(&mut conductor, foretold(id, *context, 2_000), at);
             }
         }
-        // A step on paper: 10 ms, a sixty-third of 10 ms for each further request, 1 µs a token.
+        // A step on paper: 10 ms, a sixty-third of 10 ms for each further request, 1 µs a token. The others have decoded
+        // little when the prefill ends: 60 tokens each at most.
         let tokens_us = |at: usize| {
-            let context: u64 = loads[at].iter().map(|c| c + 1_000).sum::<u64>() + prompt + 50;
+            let context: u64 = loads[at].iter().sum::<u64>() + prompt + 50;
             (loads[at].len() as u64 * 10_000) / 63 + 10_000 + context
         };
         let effects = offer(&mut conductor, 0, foretold(1, prompt, 100));
         if let Some(refused) = rejection(&effects) {
-            let all_slow = (0..loads.len()).all(|at| tokens_us(at) > 99_990);
+            let all_slow = (0..loads.len()).all(|at| tokens_us(at) > 99_990 - 240);
             prop_assert!(all_slow || refused.reason == RejectReason::Room, "{refused:?}");
         } else {
             let chosen = started(&effects).decode as usize - 1;
             prop_assert!(tokens_us(chosen) <= 100_010);
             let roomy = |at: &usize| loads[*at].iter().map(|c| c + 3_100).sum::<u64>() + prompt + 1_200 <= 50_000;
             let least = (0..loads.len()).filter(roomy).map(tokens_us).min();
-            prop_assert!(least.is_none_or(|least| tokens_us(chosen) <= least + 10), "{chosen} {loads:?}");
+            prop_assert!(least.is_none_or(|least| tokens_us(chosen) <= least + 250), "{chosen} {loads:?}");
         }
     }
 

@@ -54,7 +54,7 @@ impl Source {
 }
 
 /// The names, in the order of reports.
-pub(crate) const NAMES: [&str; 16] = [
+pub(crate) const NAMES: [&str; 17] = [
     "conversation",
     "toolagent",
     "code",
@@ -69,6 +69,7 @@ pub(crate) const NAMES: [&str; 16] = [
     "doctree",
     "flash",
     "agents",
+    "classes2",
     "classes3",
     "flood",
 ];
@@ -136,14 +137,20 @@ fn change(name: &str, rows: &mut Vec<Record>, source: &mut Source) {
                 rows.push(source.row(prompt, 200));
             }
         }
-        "classes3" => rows.iter_mut().for_each(|row| {
-            let class =
-                ["standard", "interactive", "batch"][usize::try_from(source.rng.below(3)).expect("below 3")];
-            row.extra = Some(Box::new(Extra { class: Some(class.to_owned()), ..Extra::default() }));
-        }),
+        "classes2" => classed(rows, source, &["interactive", "batch"]),
+        "classes3" => classed(rows, source, &["standard", "interactive", "batch"]),
         // Twenty tenants; for a third of the time one sends ten times its share.
         "flood" => flood(rows, source),
         _ => {}
+    }
+}
+
+/// Each row of one of these classes, by lot.
+fn classed(rows: &mut [Record], source: &mut Source, classes: &[&str]) {
+    for row in rows {
+        let class =
+            classes[usize::try_from(source.rng.below(classes.len() as u64)).expect("below their number")];
+        row.extra = Some(Box::new(Extra { class: Some(class.to_owned()), ..Extra::default() }));
     }
 }
 
