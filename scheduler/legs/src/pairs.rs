@@ -19,6 +19,7 @@ mod effect;
 mod facts;
 mod limits;
 mod progress;
+mod stage;
 mod suspects;
 #[cfg(test)]
 mod tests;
@@ -31,10 +32,10 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, Input, Request};
 use baton_types::{ClassId, InstanceId, RequestId};
 
-pub use attempts::{AttemptLegs, DecodeStage, HandoffStage, Pair, Phase, PrefillStage, Stage};
 pub use effect::{Cause, Effect};
 pub use facts::outgrown_room;
 pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
+pub use stage::{AnsweredStage, DecodeStage, HandoffStage, Pair, Phase, PrefillStage, Stage, WaitingStage};
 
 use attempts::PlacementOrder;
 use progress::Pace;
@@ -260,24 +261,21 @@ impl Pairs {
         self.now_us = now_us;
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         match pair.stage {
-            Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.legs),
+            Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.answered()),
             Stage::Decoding(_) => self.conclude(request, core, effects),
-            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {
-            }
+            Stage::Waiting(_) | Stage::Answered(_) | Stage::HandingOff(_) => {}
         }
     }
 
     /// The conductor hears of the end; the decode node has let go by itself.
     fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
-        let Some(pair) = self.pairs.get(&request) else { return };
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
         let output_tokens = pair.emitted_tokens;
-        let (first_tokens, since_us) = pair.first_drawn;
+        let (first_tokens, since_us) = pair.stage.tokens_mut().map_or((0, 0), |tokens| tokens.first_drawn);
         let steps = u64::from(output_tokens.saturating_sub(first_tokens));
         let step_us = self.now_us.saturating_sub(since_us).checked_div(steps).unwrap_or(0);
-        if let Stage::Decoding(DecodeStage { legs: AttemptLegs { decode: Some(decode), .. }, .. }) =
-            pair.stage
-        {
-            self.paces.entry(decode).or_default().answered += 1;
+        if let Stage::Decoding(decoding) = &pair.stage {
+            self.paces.entry(decoding.decode()).or_default().answered += 1;
         }
         self.feed(Input::DecodeFinished { request, output_tokens, step_us }, core, effects);
         if self.end(request) {
@@ -306,15 +304,15 @@ impl Pairs {
     fn submit(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert_eq!(pair.legs(), [None; 2], "{request} is asked for while it is sent");
-        let promised = pair.stage != Stage::Unpromised;
+        let promised = !pair.is_unpromised();
         let Some(submitted) = core.request(request, pair.emitted_tokens) else { return };
         self.feed(Input::RequestArrived(submitted), core, effects);
         if promised || self.parked.contains(&request) {
             return;
         }
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        if pair.stage == Stage::Unpromised {
-            pair.stage = Stage::Queued;
+        if let Stage::Waiting(waiting @ WaitingStage::Unpromised) = pair.stage {
+            pair.stage = Stage::Waiting(waiting.admitted());
             let stage_us = self.config.queue_stage_us(pair.class);
             self.set_deadline(request, self.now_us + stage_us);
         }
@@ -384,7 +382,9 @@ impl Pairs {
             if knows(*request) == parked {
                 return Err(format!("{request} is parked: {parked}, and the conductor disagrees: {pair:?}"));
             }
-            if parked && !matches!(pair.stage, Stage::Unpromised | Stage::Parked) {
+            if parked
+                && !matches!(pair.stage, Stage::Waiting(WaitingStage::Unpromised | WaitingStage::Parked))
+            {
                 return Err(format!("{request} is parked and sent: {pair:?}"));
             }
         }

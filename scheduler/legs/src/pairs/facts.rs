@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{Epoch, InstanceId, RequestId};
 
-use super::attempts::{AttemptLegs, PrefillStage};
 use super::{Cause, Core, Effect, Fact, FactOutcome, Failure, Pair, Pairs, Stage};
 
 impl Pair {
@@ -14,14 +13,14 @@ impl Pair {
         let [prefills, decodes] = self.legs().map(|leg| leg == Some(instance));
         match (&self.stage, fact) {
             // A prefill draws one token, the first of its attempt.
-            (Stage::Prefilling(_), Fact::Token { index, .. }) => prefills && *index == self.given_tokens,
+            (Stage::Prefilling(prefilling), Fact::Token { index, .. }) => {
+                prefills && *index == prefilling.given_tokens()
+            }
             (
                 Stage::Prefilling(_) | Stage::Answered(_),
                 Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs | Fact::Ended,
             ) => prefills,
-            (Stage::Prefilling(PrefillStage { legs, .. }), Fact::Offered) => {
-                prefills && legs.decode.is_some_and(|decode| decode != instance)
-            }
+            (Stage::Prefilling(_), Fact::Offered) => prefills && !decodes && self.legs()[1].is_some(),
             (
                 Stage::Prefilling(_) | Stage::Answered(_) | Stage::HandingOff(_),
                 Fact::HandedOff { ok: true },
@@ -129,15 +128,18 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        if pair.emitted_tokens == pair.given_tokens {
-            pair.first_drawn = (emitted_tokens, self.now_us);
-        }
-        pair.emitted_tokens = emitted_tokens;
-        let drawn_tokens = emitted_tokens.saturating_sub(pair.given_tokens);
-        let outgrown = !last && matches!(pair.stage, Stage::Decoding(_)) && drawn_tokens >= pair.room_tokens;
-        if outgrown {
-            pair.room_tokens = outgrown_room(pair.room_tokens);
-        }
+        let had_tokens = core::mem::replace(&mut pair.emitted_tokens, emitted_tokens);
+        let decodes = matches!(pair.stage, Stage::Decoding(_));
+        let outgrown = pair.stage.tokens_mut().is_some_and(|tokens| {
+            if had_tokens == tokens.given {
+                tokens.first_drawn = (emitted_tokens, self.now_us);
+            }
+            let outgrown = !last && decodes && emitted_tokens.saturating_sub(tokens.given) >= tokens.room;
+            if outgrown {
+                tokens.room = outgrown_room(tokens.room);
+            }
+            outgrown
+        });
         self.trial_is_over(request);
         if outgrown {
             self.feed(Input::RoomOutgrown { request, emitted_tokens }, core, effects);
@@ -152,20 +154,21 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
-        let (legs, attempt, answered) = (pair.both(), pair.attempt, pair.is_answered());
-        let landed = matches!(pair.stage, Stage::Prefilling(PrefillStage { landed: true, .. }));
-        if let Some(prefill) = legs.prefill {
+        let (legs, attempt, stage) = (pair.legs(), pair.attempt, pair.stage);
+        if let [Some(prefill), _] = legs {
             self.paces.entry(prefill).or_default().prefilled += 1;
         }
         // An answered pair stays answered: no instance decodes it, and no client would see a refusal now.
-        if !answered {
-            self.prefill_is_over(request, legs, effects);
+        if let Stage::Prefilling(prefilling) = stage {
+            self.prefill_is_over(request, prefilling, effects);
         }
         self.feed(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
-        if answered {
-            self.conclude_early((request, attempt), legs, core, effects);
-        } else if landed {
-            self.feed(Input::HandoffFinished { request }, core, effects);
+        match stage {
+            Stage::Answered(_) => self.conclude_early((request, attempt), legs, core, effects),
+            Stage::Prefilling(prefilling) if prefilling.has_landed() => {
+                self.feed(Input::HandoffFinished { request }, core, effects);
+            }
+            _ => {}
         }
     }
 
@@ -173,17 +176,17 @@ impl Pairs {
     fn conclude_early(
         &mut self,
         (request, attempt): (RequestId, u32),
-        legs: AttemptLegs,
+        legs: [Option<InstanceId>; 2],
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert!(pair.is_answered() && pair.attempt == attempt, "{request} went on: {pair:?}");
-        if legs.prefill != legs.decode {
+        if legs[0] != legs[1] {
             self.feed(Input::HandoffFinished { request }, core, effects);
         }
         // A node that had nothing to hand off has let go by itself.
-        if let AttemptLegs { prefill: Some(prefill), decode: Some(decode) } = legs
+        if let [Some(prefill), Some(decode)] = legs
             && prefill != decode
         {
             effects.extend([prefill, decode].map(|instance| Effect::Release { request, attempt, instance }));
@@ -196,17 +199,18 @@ impl Pairs {
         for leg in pair.legs().into_iter().flatten() {
             self.paces.entry(leg).or_default().handed += 1;
         }
-        match &mut pair.stage {
-            Stage::Prefilling(prefilling) => prefilling.landed = true,
+        match pair.stage {
+            Stage::Prefilling(prefilling) => pair.stage = Stage::Prefilling(prefilling.landed()),
             Stage::Answered(_) => {}
             _ => self.feed(Input::HandoffFinished { request }, core, effects),
         }
     }
 
     fn offered(&mut self, request: RequestId) -> FactOutcome {
-        match self.pairs.get_mut(&request).map(|pair| &mut pair.stage) {
-            Some(Stage::Prefilling(prefilling)) if !prefilling.landed => {
-                prefilling.landed = true;
+        let Some(pair) = self.pairs.get_mut(&request) else { return FactOutcome::Stale };
+        match pair.stage {
+            Stage::Prefilling(prefilling) if !prefilling.has_landed() => {
+                pair.stage = Stage::Prefilling(prefilling.landed());
                 FactOutcome::Yes
             }
             _ => FactOutcome::Stale,

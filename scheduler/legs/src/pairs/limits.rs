@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use baton_types::{ClassId, SloClass};
 
-use super::attempts::Pair;
+use super::Pair;
 
 /// How many times what its objective allows a stage may take, unless configured.
 pub const STAGE_SLACK: u32 = 4;

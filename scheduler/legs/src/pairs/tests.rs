@@ -13,7 +13,9 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection, Request};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
-use super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage};
+use super::{
+    Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage, WaitingStage,
+};
 
 const P: InstanceId = InstanceId(0);
 const D: InstanceId = InstanceId(1);
@@ -28,6 +30,8 @@ const FLOOR_US: u64 = 1_000_000;
 struct SimpleCore {
     inputs: Vec<Input>,
     known: BTreeSet<RequestId>,
+    /// Their KV is complete on `P`.
+    prefilled: BTreeSet<RequestId>,
     /// Handed off to `E`.
     moved: BTreeSet<RequestId>,
     refuses: Option<RejectReason>,
@@ -43,6 +47,7 @@ impl Default for SimpleCore {
         Self {
             inputs: Vec::new(),
             known: BTreeSet::new(),
+            prefilled: BTreeSet::new(),
             moved: BTreeSet::new(),
             refuses: None,
             serves: true,
@@ -67,6 +72,7 @@ impl Core for SimpleCore {
                 None => {
                     self.known.insert(id);
                     self.moved.remove(&id);
+                    self.prefilled.remove(&id);
                     orders.push(start(id));
                 }
                 Some(reason) => orders.push(Order::Reject(Rejection {
@@ -77,19 +83,25 @@ impl Core for SimpleCore {
                     wasted_tokens: 0,
                 })),
             },
+            Input::PrefillFinished { request, .. } => _ = self.prefilled.insert(request),
             Input::HandoffFinished { request } if self.known.contains(&request) => {
                 let instance = if self.moved.contains(&request) { E } else { D };
                 orders.push(Order::StartDecode { request, instance });
             }
-            Input::HandoffFailed { request } if self.known.contains(&request) => {
+            Input::HandoffFailed { request }
+                if self.known.contains(&request) && self.prefilled.contains(&request) =>
+            {
                 self.moved.insert(request);
                 orders.extend([release(request, D), release(request, E)]);
                 orders.push(Order::Handoff { request, from: P, to: E, room_tokens: 100 });
             }
-            Input::PrefillFailed { request } | Input::DecodeFailed { request, .. }
+            Input::HandoffFailed { request }
+            | Input::PrefillFailed { request }
+            | Input::DecodeFailed { request, .. }
                 if self.known.contains(&request) =>
             {
                 self.moved.remove(&request);
+                self.prefilled.remove(&request);
                 orders.extend([P, D, E].map(|instance| release(request, instance)));
                 orders.push(start(request));
             }
@@ -269,7 +281,10 @@ fn what_was_parked_or_promised_is_not_refused_and_what_comes_new_is() {
     bench.arrive(A, 10);
     bench.core.serves = false;
     bench.lose(P);
-    assert_eq!((bench.pairs.parked(), *bench.pairs.get(A).unwrap().stage()), (1, Stage::Parked));
+    assert_eq!(
+        (bench.pairs.parked(), *bench.pairs.get(A).unwrap().stage()),
+        (1, Stage::Waiting(WaitingStage::Parked))
+    );
     // It is asked for every 50 ms, and waits as long as it is refused.
     bench.core.refuses = Some(RejectReason::NoInstance);
     bench.inputs();
@@ -574,5 +589,13 @@ fn count_ends(effects: &[Effect], ends: &mut [u32]) {
             _ => continue,
         };
         ends[usize::try_from(request.0).unwrap()] += 1;
+    }
+}
+
+impl super::Pair {
+    /// Tokens that the client had when the present attempt began.
+    fn given_tokens(&self) -> Option<u32> {
+        let mut stage = *self.stage();
+        stage.tokens_mut().map(|tokens| tokens.given)
     }
 }

@@ -7,9 +7,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{InstanceId, RequestId};
 
-use super::{
-    AttemptLegs, Cause, Core, DecodeStage, Effect, HandoffStage, Pair, Pairs, Phase, PrefillStage, Stage,
-};
+use super::{Cause, Core, Effect, Pair, Pairs, PairsConfig, Phase, Stage, WaitingStage};
 
 /// How often requests that nothing could take are tried again, µs.
 pub(super) const TRY_EVERY_US: u64 = 50_000;
@@ -93,9 +91,11 @@ impl Pairs {
         // One that is parked again from its trial comes in its turn.
         self.on_trial.remove(&request);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        debug_assert_eq!(pair.both(), AttemptLegs::default(), "{request} is parked with its legs");
-        if !matches!(pair.stage, Stage::Unpromised | Stage::Parked) {
-            pair.stage = Stage::Parked;
+        let Stage::Waiting(waiting) = pair.stage else {
+            return debug_assert!(false, "{request} is parked with its legs: {pair:?}");
+        };
+        if waiting == WaitingStage::Queued {
+            pair.stage = Stage::Waiting(waiting.parked());
             let wait_us = self.config.parked_stage_us(pair.class);
             self.set_deadline(request, self.now_us + wait_us);
             self.entered(request, effects);
@@ -117,7 +117,7 @@ impl Pairs {
                 self.parked.insert(request);
             }
         }
-        let sent = |request| self.pairs.get(request).is_none_or(|pair| pair.both() != AttemptLegs::default());
+        let sent = |request| self.pairs.get(request).is_none_or(|pair| pair.phase() != Phase::Waiting);
         debug_assert!(!self.parked.iter().any(sent), "what waits is sent nowhere: {:?}", self.parked);
     }
 
@@ -177,7 +177,7 @@ impl Pairs {
         let (phase, emitted_tokens, impatient) =
             (pair.phase(), pair.emitted_tokens, pair.time_limit_us <= now_us);
         effects.push(Effect::Late { request, attempt: pair.attempt, phase });
-        let lacks_pair = pair.stage == Stage::Unpromised || (!impatient && !core.can_serve());
+        let lacks_pair = pair.is_unpromised() || (!impatient && !core.can_serve());
         let input = match phase {
             Phase::Waiting if lacks_pair => {
                 if !self.parked.contains(&request) {
@@ -208,63 +208,41 @@ impl Pairs {
         if pair.is_answered() {
             return None;
         }
-        let (time_limit_us, legs) = (pair.time_limit_us, pair.both());
+        let (time_limit_us, legs) = (pair.time_limit_us, pair.legs());
         if let Stage::Decoding(decoding) = &pair.stage {
             // Tokens since then have moved the deadline without touching the queue.
-            let since_us = core.last_token_us(request).max(decoding.since_us).max(back_us);
+            let since_us = core.last_token_us(request).max(decoding.since_us()).max(back_us);
             let due_us = since_us + self.config.token_stage_us(pair.class);
             return (due_us.min(time_limit_us) > now_us).then_some(due_us);
         }
         if time_limit_us <= now_us {
             return None;
         }
-        if let Stage::HandingOff(HandoffStage { since_us, .. }) = pair.stage {
-            let due_us = since_us.saturating_add(self.config.slack(self.handoff_us(request, legs, core)));
+        if let Stage::HandingOff(handing_off) = &pair.stage {
+            let limit_us = self.config.slack(self.handoff_us(request, legs, core));
+            let due_us = handing_off.since_us().saturating_add(limit_us);
             if due_us > now_us {
                 return Some(due_us);
             }
         }
-        let (done, others) = match &pair.stage {
-            Stage::Prefilling(prefilling) => {
-                let waits = |at| self.holds_back(at) || self.decodes_on(at, core);
-                let done = self.prefilled_by(legs);
-                (done, !prefilling.turn.gets_on(done) && legs.prefill.is_some_and(waits))
-            }
-            Stage::HandingOff(handing_off) => {
-                let waits = |at| self.decodes_on(at, core);
-                let done = self.handed_by(legs);
-                (done, !handing_off.turn.gets_on(done) && legs.decode.is_some_and(waits))
-            }
-            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => {
-                return None;
-            }
-        };
+        let prefills = matches!(pair.stage, Stage::Prefilling(_));
+        let turn = *self.pairs.get_mut(&request)?.stage.turn_mut()?;
+        let done = if prefills { self.prefilled_by(legs) } else { self.handed_by(legs) };
+        let waits = |at| (prefills && self.holds_back(at)) || self.decodes_on(at, core);
+        let others = !turn.gets_on(done) && legs[usize::from(!prefills)].is_some_and(waits);
         let pair = self.pairs.get_mut(&request)?;
-        let to_come = match &mut pair.stage {
-            Stage::Prefilling(PrefillStage { turn, .. }) | Stage::HandingOff(HandoffStage { turn, .. }) => {
-                turn.is_to_come(done, others, live)
-            }
-            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => {
-                false
-            }
-        };
-        let stage_us = match pair.stage {
-            Stage::Prefilling(_) => self.config.prefill_stage_us(pair),
-            _ => self.config.handoff_stage_us(pair),
-        };
+        let to_come = pair.stage.turn_mut()?.is_to_come(done, others, live);
+        let limit_us = if prefills { PairsConfig::prefill_stage_us } else { PairsConfig::handoff_stage_us };
+        let stage_us = limit_us(&self.config, pair);
         to_come.then_some(now_us + stage_us)
     }
 
     /// How long the KV of a request takes to its decode instance beside all others that use its links, µs.
-    fn handoff_us(&self, request: RequestId, legs: AttemptLegs, core: &impl Core) -> u64 {
-        let streams = |pair: &&Pair| match &pair.stage {
-            Stage::Prefilling(PrefillStage { legs: other, .. })
-            | Stage::HandingOff(HandoffStage { legs: other, .. }) => {
-                other.decode.is_some() && (other.decode == legs.decode || other.prefill == legs.prefill)
-            }
-            Stage::Unpromised | Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => {
-                false
-            }
+    fn handoff_us(&self, request: RequestId, legs: [Option<InstanceId>; 2], core: &impl Core) -> u64 {
+        let streams = |pair: &&Pair| {
+            let [prefill, decode] = pair.legs();
+            let open = matches!(pair.stage, Stage::Prefilling(_) | Stage::HandingOff(_));
+            open && decode.is_some() && (decode == legs[1] || prefill == legs[0])
         };
         let streams = self.pairs.values().filter(streams).count() as u64;
         core.handoff_us(request).saturating_mul(streams)
@@ -273,16 +251,16 @@ impl Pairs {
     /// Whether an instance holds KV that has yet to leave: a prefill that has no room there waits for it, and each such
     /// hand-off has a time of its own.
     fn holds_back(&self, instance: InstanceId) -> bool {
-        let leaves = |pair: &Pair| matches!(&pair.stage, Stage::HandingOff(HandoffStage { legs, .. }) if legs.prefill == Some(instance));
+        let leaves = |pair: &Pair| pair.phase() == Phase::HandingOff && pair.legs()[0] == Some(instance);
         self.pairs.values().any(leaves)
     }
 
     /// Whether an instance decodes: KV that has no room there yet waits for one of these answers to end.
     fn decodes_on(&self, instance: InstanceId, core: &impl Core) -> bool {
         self.pairs.iter().any(|(request, pair)| {
-            let Stage::Decoding(DecodeStage { legs, since_us }) = &pair.stage else { return false };
-            let since_us = core.last_token_us(*request).max(*since_us);
-            legs.decode == Some(instance) && since_us + self.config.token_stage_us(pair.class) > self.now_us
+            let Stage::Decoding(decoding) = &pair.stage else { return false };
+            let since_us = core.last_token_us(*request).max(decoding.since_us());
+            decoding.decode() == instance && since_us + self.config.token_stage_us(pair.class) > self.now_us
         })
     }
 

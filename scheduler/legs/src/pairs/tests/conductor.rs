@@ -289,7 +289,7 @@ impl World {
 
     /// A prompt is computed. One that draws the only token, or that stays after its last, is over with it.
     fn computed(&mut self, request: RequestId, at: InstanceId, leg: Leg) {
-        if self.pairs.get(request).is_some_and(|pair| pair.emitted_tokens == pair.given_tokens) {
+        if self.pairs.get(request).is_some_and(|pair| Some(pair.emitted_tokens) == pair.given_tokens()) {
             self.token(request, at);
         }
         let answered = self.pairs.get(request).is_some_and(|pair| pair.is_answered());

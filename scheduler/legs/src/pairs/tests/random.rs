@@ -197,7 +197,8 @@ impl Script {
         let request = self.someone();
         let pair = self.pairs.get(request);
         let (attempt, legs) = pair.map_or((1, [None, None]), |pair| (pair.attempt(), pair.legs()));
-        let (given, emitted) = pair.map_or((0, 0), |pair| (pair.given_tokens, pair.emitted_tokens));
+        let (given, emitted) =
+            pair.map_or((0, 0), |pair| (pair.given_tokens().unwrap_or(0), pair.emitted_tokens));
         let any = InstanceId(u32::try_from(self.rng.below(5)).unwrap());
         let leg = legs[self.below(2)].filter(|_| self.rng.chance_permille(950)).unwrap_or(any);
         let attempt = match self.rng.below(20) {

@@ -6,7 +6,11 @@ use alloc::vec::Vec;
 use baton_scheduler::{FailStage, Input, RejectReason};
 use baton_types::{ClassId, RequestId, SloClass};
 
-use super::super::{Arrival, Cause, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage};
+use super::super::progress::StageProgress;
+use super::super::stage::{AttemptLegs, AttemptTokens};
+use super::super::{
+    Arrival, Cause, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage, WaitingStage,
+};
 use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NOT_LANDED, P, PREFILLED, TOKEN, release};
 
 const REFUSED: Fact = Fact::Failed(Failure::Engine { cut_off: false, gone: false });
@@ -264,7 +268,7 @@ fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
     for instance in [P, D] {
         bench.act(|pairs, _, _, effects| pairs.release(A, instance, effects));
     }
-    assert_eq!(*bench.pairs.get(A).unwrap().stage(), Stage::Queued);
+    assert_eq!(*bench.pairs.get(A).unwrap().stage(), Stage::Waiting(WaitingStage::Queued));
     bench.core.serves = false;
     bench.inputs();
     // Twice its objective, and the floor: 5 s.
@@ -517,4 +521,27 @@ fn phases_have_a_word_and_a_word_for_their_end() {
     for phase in all {
         assert_eq!(phase.timeout().strip_suffix("_timeout"), Some(phase.name()));
     }
+}
+
+#[test]
+fn a_stage_has_the_legs_that_it_needs_or_is_not_entered() {
+    let tokens = AttemptTokens { given: 3, first_drawn: (3, 0), room: 100 };
+    let turn = StageProgress::new(0);
+    let sent = |legs| WaitingStage::Queued.sent(legs, tokens, turn);
+    let both = sent(AttemptLegs::Both { prefill: P, decode: D }).prefilled(turn, 7);
+    let held = sent(AttemptLegs::Prefill(P)).prefilled(turn, 7);
+    // KV that is expected somewhere goes nowhere else, and none decodes where no leg waits for it.
+    assert_eq!((both.handed_off(E, 9, turn, 8), held.landed(8)), (None, None));
+    let moved = held.handed_off(E, 9, turn, 8).expect("its KV is at its prefill instance alone");
+    assert_eq!((moved.since_us(), moved.given_tokens()), (8, 3));
+    assert_eq!(Stage::HandingOff(moved).legs(), [Some(P), Some(E)]);
+    // A decode does without its prefill leg, and no stage does without both.
+    let decoding = Stage::Decoding(both.landed(8).expect("its decode leg has the KV"));
+    let queued = Stage::Waiting(WaitingStage::Queued);
+    assert_eq!(decoding.without(P).legs(), [None, Some(D)]);
+    assert_eq!((decoding.without(D), decoding.without(P).without(D)), (queued, queued));
+    assert_eq!(Stage::HandingOff(held).without(P), queued);
+    // But one whose client has all of its answer is asked for no more.
+    let answered = Stage::Answered(sent(AttemptLegs::Prefill(P)).answered());
+    assert_eq!((answered.without(P).legs(), answered.without(P) == queued), ([None; 2], false));
 }
