@@ -272,9 +272,28 @@ def policy(browser, service):
         expect(page.locator("#policy-apply")).to_be_enabled()
         service.operate("/admin/policy", before.replace("max_retries = 2", "max_retries = 1").encode())
         page.locator("#policy-apply").click()
+        expect(page.locator("#policy-answer .bad")).to_contain_text("Somebody else changed the policy")
         expect(page.locator("#policy-answer")).to_contain_text("max_retries")
         assert "max_retries = 1" in in_force(), "it is shown first"
+        # An operator who has seen it can go on, with the edits as they were.
+        page.locator("#policy-apply").click()
+        expect(page.locator("#policy-answer .good")).to_contain_text("Applied")
+        assert in_force() == before.replace("ttft_us = 2000000", "ttft_us = 3000000"), in_force()
+        # Nor is a change rolled back that the page has not shown.
+        service.operate("/admin/policy", before.encode())
+        page.locator("#policy-rollback").click()
+        expect(page.locator("#policy-answer .bad")).to_contain_text("nothing was rolled back")
+        expect(ttft).to_have_value("2s")
+        assert in_force() == before
+        # A change that was taken back at once is one, too.
+        ttft.fill("3s")
+        page.keyboard.press("Enter")
+        expect(page.locator("#policy-apply")).to_be_enabled()
+        service.operate("/admin/policy", before.replace("max_retries = 2", "max_retries = 1").encode())
         service.operate("/admin/policy/rollback", b"")
+        page.locator("#policy-apply").click()
+        expect(page.locator("#policy-answer .bad")).to_contain_text("Somebody else changed the policy")
+        assert in_force() == before
     print("policy: refused, checked, applied, rolled back, not overwritten unseen: passed")
 
 

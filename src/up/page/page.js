@@ -70,10 +70,10 @@ const keys = {
 function headers(key, more = {}) {
   return key ? { ...more, authorization: `Bearer ${key}` } : more;
 }
-async function ask(path, { key, method = "GET", body } = {}) {
-  const reply = await fetch(path, { method, body, headers: headers(key), signal: AbortSignal.timeout(ANSWER_WITHIN_MS), cache: "no-store" });
+async function ask(path, { key, method = "GET", body, basis } = {}) {
+  const reply = await fetch(path, { method, body, headers: headers(key, basis ? { "if-match": basis } : {}), signal: AbortSignal.timeout(ANSWER_WITHIN_MS), cache: "no-store" });
   const text = await reply.text();
-  return { status: reply.status, ok: reply.ok, text, why: reply.ok ? "" : reason(text) || `HTTP ${reply.status}` };
+  return { status: reply.status, ok: reply.ok, text, tag: reply.headers.get("etag"), why: reply.ok ? "" : reason(text) || `HTTP ${reply.status}` };
 }
 const operate = (path, more) => ask(path, { ...more, key: keys.get("admin") });
 function reason(text) {
@@ -418,13 +418,16 @@ function candidates({ candidates }) {
 
 const UNITS = [["_us", (n) => (n % 1e6 === 0 ? `${n / 1e6}s` : n % 1e3 === 0 ? `${n / 1e3}ms` : `${n}us`)], ["_permille", (n) => `${n / 10}%`]];
 let checked = null;
+// The tag of the policy that the page has read: a change replaces that one, or none.
+let basis = null;
 
-async function readPolicy() {
+async function readPolicy({ keepEdits = false } = {}) {
   try {
     const reply = await operate("/admin/policy");
     if (!reply.ok) return answer("bad", reply.why);
+    basis = reply.tag;
     objectives = readObjectives(reply.text);
-    edit(reply.text);
+    if (!keepEdits) edit(reply.text);
   } catch (error) {
     answer("bad", `The policy could not be read: ${lost(error)}`);
   }
@@ -507,10 +510,12 @@ function diff(changes) {
     return parts ? el("li", {}, `${parts[1]}: `, el("del", {}, parts[2]), " → ", el("ins", {}, parts[3])) : el("li", {}, change);
   }));
 }
-async function send(path, text) {
+// The changes; null where there are none to show, and false where another change came first.
+async function send(path, text, from) {
   try {
-    const reply = await operate(path, { method: "POST", body: text });
+    const reply = await operate(path, { method: "POST", body: text, basis: from });
     if (reply.ok) return JSON.parse(reply.text).changed;
+    if (reply.status === 412) return false;
     answer("bad", reply.status === 401 ? "The admin key is no longer taken; nothing was changed." : `Refused, and nothing was changed: ${reply.why}`);
   } catch (error) {
     answer("bad", `No answer from Baton: ${lost(error)}. Look at the policy in force before you try again.`);
@@ -523,29 +528,32 @@ async function check() {
   if (!changes || text !== $("policy-text").value) return null;
   const any = changes.length > 0;
   answer(any ? "good" : "", any ? `It is valid and changes ${changes.length} ${changes.length === 1 ? "setting" : "settings"}. Press Apply to put it into force:` : "It is valid, and it is what is in force already.", changes);
-  checked = any ? { text, changes } : null;
+  checked = any ? text : null;
   $("policy-apply").disabled = !any;
   return changes;
 }
 async function apply() {
-  const { text, changes } = checked;
-  // Somebody else may have changed the policy since.
-  const now = await send("/admin/policy/check", text);
-  if (!now) return;
-  if (JSON.stringify(now) !== JSON.stringify(changes)) {
-    await check();
-    return;
-  }
-  const applied = await send("/admin/policy", text);
+  const text = checked;
+  // Pressed twice, it would come after its own change.
+  unchecked();
+  const applied = await send("/admin/policy", text, basis);
+  if (applied === false) return overtaken();
   if (!applied) return;
   await readPolicy();
   answer("good", "Applied. From the next decision on:", applied);
 }
+async function overtaken() {
+  await readPolicy({ keepEdits: true });
+  const changes = await check();
+  if (!changes || !changes.length) return;
+  answer("bad", "Somebody else changed the policy after this page had read it, so nothing was applied. Your text would make these changes to the policy that is in force now, and may undo theirs. Press Apply to make them all, or discard your edits to start from that policy:", changes);
+}
 async function rollback() {
-  const changes = await send("/admin/policy/rollback");
-  if (!changes) return;
+  const changes = await send("/admin/policy/rollback", "", basis);
+  if (changes === null) return;
   await readPolicy();
-  answer("good", "Rolled back:", changes);
+  if (changes) answer("good", "Rolled back:", changes);
+  else answer("bad", "Somebody else changed the policy after this page had read it, so nothing was rolled back. The policy in force is shown now. Roll back again to undo their change.");
 }
 
 // Chat
