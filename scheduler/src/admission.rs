@@ -51,7 +51,7 @@ impl Conductor {
         self.admit(entry, effects);
     }
 
-    /// Refusals that no placement can change: bounds, and prompts that fit nowhere.
+    /// Refusals that no placement can change: bounds, and prompts and answers that fit nowhere.
     fn hopeless(&self, request: &Request) -> Option<Refusal> {
         let refusal = |reason, retry_after_us| {
             Some(Refusal { reason, retry_after_us, predicted_ttft_us: None, closest: None })
@@ -62,7 +62,7 @@ impl Conductor {
         if !self.can_serve() {
             return refusal(RejectReason::NoInstance, 1_000_000);
         }
-        if self.too_long(request) {
+        if self.too_long(request) || self.answer_too_long(request) {
             return refusal(RejectReason::TooLong, 0);
         }
         None
@@ -74,6 +74,15 @@ impl Conductor {
         let alone =
             || self.fleet.prefills.is_empty() && self.mixing().any(|i| self.holds(i.spec.id, request));
         !(held(&self.fleet.prefills) || alone()) || !held(&self.fleet.decodes)
+    }
+
+    /// Whether no decode instance that serves now can ever hold the prompt with all that its client asks for. The KV of
+    /// the last token is never written. Where the client names no length, its answer may end in time.
+    fn answer_too_long(&self, request: &Request) -> bool {
+        let left = request.asked_output_tokens.unwrap_or(0).saturating_sub(request.emitted_tokens);
+        let tokens = request.prompt_tokens.saturating_add(left.saturating_sub(1).into());
+        let block = self.config.block_tokens;
+        baton_types::blocks_for(tokens, block) > self.fleet.largest_decode_tokens / u64::from(block)
     }
 
     /// Whether an empty instance could hold the prompt, in whole blocks, and a token more.

@@ -163,7 +163,7 @@ pub enum RejectReason {
     QueueFull,
     /// No instance can serve it at all.
     NoInstance,
-    /// The prompt exceeds what any instance can hold.
+    /// The prompt, or it and the answer that its client asks for, exceeds what any instance can hold.
     TooLong,
     /// Under the present overload it would displace more requests than it is worth.
     Costly,

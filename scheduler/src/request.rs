@@ -27,6 +27,9 @@ pub struct Request {
     pub known_output_tokens: Option<u32>,
     /// The longest admissible work per this request's value, µs (the policy `baton_informed` only).
     pub known_work_bound_us: Option<u64>,
+    /// Output tokens, in all, that its client asks for by number. It is refused where no instance can hold so many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_output_tokens: Option<u32>,
 }
 
 impl Request {

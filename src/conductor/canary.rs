@@ -70,6 +70,7 @@ impl Driver {
             tenant: None,
             session: None,
             body: b"{\"max_tokens\":2}"[..].into(),
+            asked_tokens: None,
             explain: false,
             timeout_us: Some(u64::try_from(TIME_LIMIT.as_micros()).unwrap_or(u64::MAX)),
             trace: None,

@@ -46,6 +46,7 @@ impl Core for LiveCore<'_> {
             chain: chain.iter().map(|key| key.short()).collect(),
             emitted_tokens,
             max_output_tokens: Some(submission.sampling.max_tokens),
+            asked_output_tokens: submission.asked_tokens,
             ..Request::default()
         })
     }

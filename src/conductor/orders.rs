@@ -298,12 +298,20 @@ fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
         RejectReason::NoInstance => {
             (503, "no prefill and decode instance pair is attached; see /ready and start nodes".into())
         }
-        RejectReason::TooLong => (
-            400,
-            format!(
-                "the prompt has {} tokens, more than any instance can hold",
-                session.submission.tokens.len()
-            ),
+        RejectReason::TooLong => (400, too_long_text(session)),
+    }
+}
+
+/// Prompt and answer count together, for a decode instance holds the KV of both.
+fn too_long_text(session: &Session) -> String {
+    let prompt_tokens = session.submission.tokens.len();
+    match session.submission.asked_tokens.filter(|asked| *asked > 1) {
+        Some(asked) => format!(
+            "the prompt has {prompt_tokens} tokens and {asked} are asked for: together more than any instance can \
+             hold; send a shorter prompt or ask for fewer tokens"
+        ),
+        None => format!(
+            "the prompt has {prompt_tokens} tokens, more than any instance can hold; send a shorter prompt"
         ),
     }
 }

@@ -163,6 +163,32 @@ fn a_prompt_that_fits_nowhere_is_told_so_and_not_to_come_back() {
 }
 
 #[test]
+fn an_answer_that_fits_beside_its_prompt_nowhere_is_refused_only_where_its_client_asks_for_it() {
+    // 195 whole blocks of 512 tokens; the KV of an answer's last token is never written.
+    let most = 195 * 512 - 1000 + 1;
+    for policy in PolicyName::ALL {
+        for (asked, refused) in [(None, false), (Some(0), false), (Some(most), false), (Some(most + 1), true)]
+        {
+            let mut conductor = conductor(plain(policy, AdmissionMode::Auto), 1, 1);
+            let limits = (Some(200_000), asked);
+            let (max_output_tokens, asked_output_tokens) = limits;
+            let long = crate::Request { max_output_tokens, asked_output_tokens, ..request(1, 1000, 0) };
+            let rejected = rejection(&offer(&mut conductor, 0, long)).map(|r| (r.reason, r.retry_after_us));
+            assert_eq!(rejected, refused.then_some((RejectReason::TooLong, 0)), "{policy:?} {asked:?}");
+        }
+    }
+    // A client that has a part of its answer asks for the rest alone.
+    let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Auto), 1, 1);
+    let moved = |emitted_tokens| crate::Request {
+        emitted_tokens,
+        asked_output_tokens: Some(90_000),
+        ..request(1, 50_000, 0)
+    };
+    assert_eq!(reason(&offer(&mut conductor, 0, moved(0))), Some(RejectReason::TooLong));
+    assert_eq!(reason(&offer(&mut conductor, 0, moved(49_000))), None);
+}
+
+#[test]
 fn a_prompt_that_leaves_little_room_for_its_answer_is_served_by_an_empty_instance() {
     // The expected answer would not fit beside it; an answer as long as the remaining room does.
     let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);

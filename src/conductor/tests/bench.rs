@@ -281,6 +281,7 @@ impl Bench {
             tenant: None,
             session: None,
             body: Default::default(),
+            asked_tokens: None,
             explain: false,
             timeout_us: None,
             trace: None,

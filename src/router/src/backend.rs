@@ -30,6 +30,8 @@ pub struct Submission {
     pub session: Option<u64>,
     /// The client's body for engines: without what became tokens.
     pub body: Bytes,
+    /// The length of the answer that the client named, tokens; none, where `sampling.max_tokens` is only what fits.
+    pub asked_tokens: Option<u32>,
     /// The client wants to know where it went, and why.
     pub explain: bool,
     /// How long the client waits at most, µs.

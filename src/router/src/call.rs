@@ -116,6 +116,7 @@ impl RequestReader<'_> {
                     tenant: caller.tenant.clone(),
                     session: caller.session,
                     body: body.clone(),
+                    asked_tokens: sampling::asked_tokens(&fields),
                     explain: caller.explain,
                     timeout_us: caller.timeout_us,
                     trace: caller.trace,
@@ -321,7 +322,7 @@ impl RequestReader<'_> {
         let mut named_ends = sampling.stop_token_ids.clone();
         named_ends.retain(|token| sampling.ignore_eos || !self.model.end_tokens.contains(token));
         named_ends.sort_unstable();
-        let asked = fields.max_completion_tokens.or(fields.max_tokens);
+        let asked = sampling::asked_tokens(fields);
         let echo = fields.echo.unwrap_or(false);
         let options = fields.stream_options.as_ref();
         let prompts =

@@ -186,6 +186,11 @@ impl std::fmt::Display for PromptLength {
     }
 }
 
+/// Output tokens that the client asks for by number, under the newer name or the older one.
+pub(crate) fn asked_tokens(fields: &Fields<'_>) -> Option<u32> {
+    fields.max_completion_tokens.or(fields.max_tokens)
+}
+
 /// Output tokens at most for a prompt of such a length: as asked for, else `otherwise`, else what is
 /// left of the context. Refuses what the context cannot hold.
 pub(crate) fn room(
@@ -195,7 +200,7 @@ pub(crate) fn room(
     model: &Model,
 ) -> Result<u32, ApiError> {
     let (context, prompt_tokens) = (model.max_model_tokens as usize, prompt.tokens());
-    let asked = fields.max_completion_tokens.or(fields.max_tokens);
+    let asked = asked_tokens(fields);
     let name = if fields.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
     if asked == Some(0) && fields.echo != Some(true) {
         return Err(ApiError::invalid(name, format!("{name} is 0; it is at least 1, or 0 with echo")));

@@ -207,6 +207,12 @@ impl Cluster {
         self.submit_as("test", tokens, sampling, None)
     }
 
+    /// Submits a request whose client names the length of its answer.
+    pub(super) fn ask(&self, tokens: &[u32], sampling: Sampling) -> Ticket {
+        let asked_tokens = Some(sampling.max_tokens);
+        self.door.submit(Submission { asked_tokens, ..self.submission("test", tokens, sampling) })
+    }
+
     /// Submits a request with a name and a caller's trace.
     pub(super) fn submit_as(
         &self,
@@ -215,11 +221,15 @@ impl Cluster {
         sampling: Sampling,
         trace: Option<TraceParent>,
     ) -> Ticket {
+        self.door.submit(Submission { trace, ..self.submission(request_id, tokens, sampling) })
+    }
+
+    fn submission(&self, request_id: &str, tokens: &[u32], sampling: Sampling) -> Submission {
         let root = ChainHasher::new(*self.config.service.chain_seed.expose(), b"test");
         let mut hasher = root.clone();
         let size = self.config.scheduler.block_tokens as usize;
         let chain: Vec<BlockKey> = tokens.chunks_exact(size).map(|block| hasher.push_tokens(block)).collect();
-        self.door.submit(Submission {
+        Submission {
             request_id: request_id.into(),
             tokens: tokens.into(),
             root: root.parent(),
@@ -229,10 +239,11 @@ impl Cluster {
             tenant: Some("acme".into()),
             session: None,
             body: self.body.clone(),
+            asked_tokens: None,
             explain: false,
             timeout_us: None,
-            trace,
-        })
+            trace: None,
+        }
     }
 
     pub(super) async fn stop(self) {

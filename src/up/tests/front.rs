@@ -129,6 +129,7 @@ fn submission(request_id: &str) -> Submission {
         tenant: None,
         session: None,
         body: bytes::Bytes::new(),
+        asked_tokens: None,
         explain: false,
         timeout_us: None,
         trace: None,

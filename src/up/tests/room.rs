@@ -65,6 +65,31 @@ async fn a_crowd_of_long_answers_loses_nobody_on_coupled_instances() {
     crowd("2b", 40, 40).await;
 }
 
+/// The pool has 128 tokens. It is the client's number that decides, not the length that its context would allow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_no_pool_can_hold_is_refused_before_any_work() {
+    let cluster = Cluster::start("1p1d", &small_model(pool(8)), |_| {}).await;
+    let tokens: Vec<u32> = (0..60).map(|at| 1 + at % 250).collect();
+    let ask = |max_tokens| Sampling { seed: 3, max_tokens, ignore_eos: true, ..Sampling::default() };
+    let mut reference = crate::node::build_engine(&small_model(pool(64))).unwrap();
+    // The KV of the last token is never written.
+    let whole = listen(cluster.ask(&tokens, ask(69))).await;
+    assert_eq!(whole.trouble, None);
+    assert_eq!(whole.tokens, alone(reference.as_mut(), &tokens, &ask(69)).tokens);
+    let refused = listen(cluster.ask(&tokens, ask(70))).await;
+    let trouble = refused.trouble.expect("its KV fits nowhere");
+    assert!(trouble.contains("status: 400") && trouble.contains("too_long"), "{trouble}");
+    assert!(trouble.contains("60 tokens") && trouble.contains("70"), "{trouble}");
+    // A client that names no length is let in.
+    let short =
+        Sampling { max_tokens: 500, min_tokens: 0, stop_token_ids: whole.tokens[3..4].to_vec(), ..ask(0) };
+    let open =
+        listen(cluster.submit(&tokens, Sampling { ignore_eos: false, max_tokens: 500, ..short })).await;
+    assert_eq!((open.trouble, open.tokens.len() < 69), (None, true));
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
 /// Two callers where there is room for one: the second waits for it, and is not sent away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_second_of_two_waits_for_the_room_of_the_first() {

@@ -230,3 +230,18 @@ async fn models_are_listed_and_found() {
     let response = door.post(PATH, &json!({"prompt": "a"})).await;
     assert_eq!((response.status, response.header("retry-after")), (503, Some("2")));
 }
+
+#[tokio::test]
+async fn the_length_of_an_answer_is_passed_on_only_where_the_client_names_one() {
+    let door = open_with_text("ab").await;
+    for (fields, asked) in [
+        (json!({}), None),
+        (json!({"max_tokens": 7}), Some(7)),
+        (json!({"max_tokens": 7, "max_completion_tokens": 9}), Some(9)),
+    ] {
+        let mut body = json!({"prompt": "ab"});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        assert_eq!(door.post(PATH, &body).await.status, 200);
+        assert_eq!(door.backend.submissions.lock().last().unwrap().asked_tokens, asked, "{body}");
+    }
+}
