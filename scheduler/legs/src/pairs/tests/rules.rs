@@ -541,7 +541,7 @@ fn a_stage_has_the_legs_that_it_needs_or_is_not_entered() {
     assert_eq!(decoding.without(P).legs(), [None, Some(D)]);
     assert_eq!((decoding.without(D), decoding.without(P).without(D)), (queued, queued));
     assert_eq!(Stage::HandingOff(held).without(P), queued);
-    // But one whose client has all of its answer is asked for no more.
+    // A request whose client has all of its answer does not wait again.
     let answered = Stage::Answered(sent(AttemptLegs::Prefill(P)).answered());
     assert_eq!((answered.without(P).legs(), answered.without(P) == queued), ([None; 2], false));
 }
