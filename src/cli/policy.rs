@@ -332,6 +332,8 @@ mod tests {
     fn what_is_wrong_is_named_with_the_remedy() {
         for (given, words) in [
             ("class.batch.ttf=1s", "did you mean class.batch.ttft?"),
+            ("class.batch.tttf=1s", "did you mean class.batch.ttft?"),
+            ("class.batch.target=99", "target = 99 is outside 0.5..=0.999"),
             ("max_retrys=1", "did you mean max_retries?"),
             ("scheduler.max_retrys=1", "did you mean scheduler.max_retries?"),
             ("service.listen=x", "there is no setting 'service.listen' in [scheduler]"),
@@ -343,8 +345,9 @@ mod tests {
             ("class.batch.ttft=3", "give a time with its unit"),
             ("class.batch.ttft_us=2s", "invalid type: string \"2s\", expected u64"),
             ("class.batch.ttft=1ms 1us", "a setting"),
-            ("class.batch.ttft=1us", "classes[batch].ttft_us = 1 is outside 1000..="),
-            ("class.batch.target=120%", "classes[batch].target_permille = 1200 is outside"),
+            ("class.batch.ttft=1us", "classes[batch].ttft = \"0.001ms\" is outside \"1ms\"..="),
+            ("class.batch.ttft_us=1", "classes[batch].ttft_us = 1 is outside 1000..="),
+            ("class.batch.target=120%", "classes[batch].target = 1.2 is outside"),
             ("policy=moncake", "did you mean `mooncake`?"),
             ("ageing=1s", "there is no setting 'ageing'"),
             ("max_retries=1\nseed = 5", "invalid type"),

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use super::units::is_setting;
+use super::units::{as_written, is_setting, short};
 use super::{BLOCK_TOKENS, Config, plain};
 
 /// Bytes of a configuration at most: reading it delays nobody for long.
@@ -60,9 +60,9 @@ fn bounded(text: &str) -> Result<(), String> {
 }
 
 /// Parses and checks a configuration.
-pub fn parse(text: &str) -> Result<Config, String> {
-    bounded(text)?;
-    let text = &plain(text)?;
+pub fn parse(file: &str) -> Result<Config, String> {
+    bounded(file)?;
+    let text = &plain(file)?;
     let wrong = |e: toml::de::Error| explain(&place(&e, text));
     let given: toml::Table = text.parse().map_err(wrong)?;
     refuse_removed(&given)?;
@@ -72,7 +72,7 @@ pub fn parse(text: &str) -> Result<Config, String> {
     if given.get("scheduler").is_none_or(|scheduler| scheduler.get("block_tokens").is_none()) {
         config.scheduler.block_tokens = BLOCK_TOKENS;
     }
-    config.validate()?;
+    config.validate().map_err(|error| as_written(error, file))?;
     Ok(config)
 }
 
@@ -134,12 +134,15 @@ pub fn place(error: &toml::de::Error, text: &str) -> String {
     format!("TOML line {line}, column {column}{at}: {}", error.message())
 }
 
-/// Adds the nearest known key to an error about an unknown one.
+/// Adds the nearest known key to an error about an unknown one, with its unit or without.
 fn explain(error: &str) -> String {
     let quoted: Vec<&str> = error.split('`').skip(1).step_by(2).collect();
     let unknown = error.contains("unknown field") || error.contains("unknown variant");
     let meant = match quoted.split_first() {
-        Some((wrong, known)) if unknown => baton_types::nearest(wrong, known.iter().copied()),
+        Some((wrong, known)) if unknown => {
+            let names = known.iter().flat_map(|name| [Some(*name), short(name).map(|(name, _)| name)]);
+            baton_types::nearest(wrong, names.flatten())
+        }
         _ => None,
     };
     let error = error.trim_end();

@@ -70,6 +70,25 @@ pub fn plain(text: &str) -> Result<String, String> {
     Ok(plain)
 }
 
+/// An error about a setting outside its bounds, with name and numbers as the file has them: `target = 1.5` for
+/// `target_permille = 1500`. Any other error stays as it is.
+pub fn as_written(error: String, file: &str) -> String {
+    let written = || {
+        let (setting, bounds) = error.rsplit_once(" is outside ")?;
+        let (path, number) = setting.rsplit_once(" = ")?;
+        let (place, name) = path.rsplit_once('.')?;
+        let (low, high) = bounds.split_once("..=")?;
+        let mut edits = Vec::new();
+        rewrite(DeTable::parse(file).ok()?.get_ref(), file, &mut edits).ok()?;
+        edits.chunks_exact(2).find(|edit| edit[0].1 == name && edit[1].1 == number)?;
+        let (_, example) = short(name)?;
+        let [(short, number), (_, low), (_, high)] = [number, low, high].map(|number| readable(name, number));
+        Some(format!("{place}.{short} = {number} is outside {low}..={high}; {example}"))
+    };
+    written().unwrap_or(error)
+}
+
+/// Collects two edits for each setting with a unit: its name, then its number.
 fn rewrite(table: &DeTable<'_>, text: &str, edits: &mut Vec<(Range<usize>, String)>) -> Result<(), String> {
     for (key, value) in table {
         let name: &str = key.get_ref();
@@ -255,11 +274,19 @@ mod tests {
             ("target = -0.5", "line 3, target: give a share"),
             ("\ntft = \"2s\"", "line 4, column 1: unknown field `tft`"),
             ("ttft = \"2s\"\ntbt_us = \"x\"", "line 4, column 10, tbt_us"),
-            ("target = 1.5", "target_permille"),
+            ("target = 1.5", "target = 1.5 is outside 0.5..=0.999; give a share"),
+            ("target = 99", "target = 99 is outside 0.5..=0.999; give a share, such as 0.995 or \"99.5%\""),
+            ("target_permille = 1500", "target_permille = 1500 is outside 500..=999"),
+            ("tttf = \"2s\"", "did you mean `ttft`?"),
+            ("tttf_us = 2000000", "did you mean `ttft_us`?"),
         ] {
             let error = parse(&format!("# one\n[[scheduler.classes]]\n{line}\n")).expect_err(line);
             assert!(error.contains(why) && !error.contains("hunter2"), "{line}: {error}");
         }
+        let error = parse("service.heartbeat = \"1ms\"").expect_err("too short");
+        assert!(error.starts_with("service.heartbeat = \"1ms\" is outside \"10ms\"..=\"60s\""), "{error}");
+        let error = parse("service.max_bdy = \"8MiB\"").expect_err("no such setting");
+        assert!(error.contains("did you mean `max_body`?"), "{error}");
         let error = parse("service.max_body = \"64MB\"").expect_err("no such unit");
         assert!(error.contains("line 1, max_body: give a size with its unit"), "{error}");
     }

@@ -15,17 +15,20 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (best.0 <= slips).then_some(best.1)
 }
 
-/// Letters to insert, delete or replace to turn `a` into `b` (Levenshtein).
+/// Letters to insert, delete, replace or swap with the next one to turn `a` into `b` (optimal string alignment).
 fn edit_distance(a: &str, b: &str) -> usize {
-    let mut above: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let (mut before, mut above) = (Vec::new(), Vec::from_iter(0..=b.len()));
+    for (i, x) in a.iter().enumerate() {
         let mut row = Vec::with_capacity(above.len());
         row.push(i + 1);
-        for (j, y) in b.chars().enumerate() {
+        for (j, y) in b.iter().enumerate() {
             let replaced = above[j] + usize::from(x != y);
-            row.push(replaced.min(above[j + 1] + 1).min(row[j] + 1));
+            let other = replaced.min(above[j + 1] + 1).min(row[j] + 1);
+            let swapped = i > 0 && j > 0 && (x, y) == (&b[j - 1], &a[i - 1]);
+            row.push(if swapped { other.min(before[j - 1] + 1) } else { other });
         }
-        above = row;
+        before = core::mem::replace(&mut above, row);
     }
     above[above.len() - 1]
 }
@@ -39,6 +42,11 @@ mod tests {
         let known = ["admission", "policy", "seed"];
         assert_eq!(nearest("admision", known), Some("admission"));
         assert_eq!(nearest("polcy", known), Some("policy"));
+        assert_eq!(
+            nearest("tttf", ["tbt", "ttft"]),
+            Some("ttft"),
+            "two letters that are swapped are one slip"
+        );
         assert_eq!(nearest("zzzzzzzzzzzzzz", known), None);
         assert_eq!(nearest("on", ["auto", "none", "early"]), None, "the opposite is no suggestion");
         assert_eq!(nearest("slp", ["none", "slo"]), Some("slo"));
@@ -50,6 +58,7 @@ mod tests {
         assert_eq!(edit_distance("", "abc"), 3);
         assert_eq!(edit_distance("kitten", "sitting"), 3);
         assert_eq!(edit_distance("same", "same"), 0);
+        assert_eq!(edit_distance("smae", "same"), 1);
     }
 
     /// The distance by trying everything, without a table.
@@ -58,7 +67,13 @@ mod tests {
             ([], rest) | (rest, []) => rest.len(),
             ([x, a_rest @ ..], [y, b_rest @ ..]) => {
                 let replaced = naive(a_rest, b_rest) + usize::from(x != y);
-                replaced.min(naive(a_rest, b) + 1).min(naive(a, b_rest) + 1)
+                let other = replaced.min(naive(a_rest, b) + 1).min(naive(a, b_rest) + 1);
+                match (a_rest, b_rest) {
+                    ([x2, a_rest @ ..], [y2, b_rest @ ..]) if (x, x2) == (y2, y) => {
+                        other.min(naive(a_rest, b_rest) + 1)
+                    }
+                    _ => other,
+                }
             }
         }
     }
