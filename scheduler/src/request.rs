@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 /// A request, parsed and hashed before it reaches the conductor.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     /// Its id.
@@ -30,6 +30,23 @@ pub struct Request {
     /// Output tokens, in all, that its client asks for by number. It is refused where no instance can hold so many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_output_tokens: Option<u32>,
+}
+
+/// A length that the client does not name is left out, as in the JSON: requests without one keep their digests.
+impl core::fmt::Debug for Request {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mut fields = f.debug_struct("Request");
+        fields.field("id", &self.id).field("class", &self.class).field("tenant", &self.tenant);
+        fields.field("prompt_tokens", &self.prompt_tokens).field("chain", &self.chain);
+        fields.field("emitted_tokens", &self.emitted_tokens);
+        fields.field("max_output_tokens", &self.max_output_tokens);
+        fields.field("known_output_tokens", &self.known_output_tokens);
+        fields.field("known_work_bound_us", &self.known_work_bound_us);
+        if self.asked_output_tokens.is_some() {
+            fields.field("asked_output_tokens", &self.asked_output_tokens);
+        }
+        fields.finish()
+    }
 }
 
 impl Request {

@@ -66,3 +66,12 @@ proptest! {
         round(&request);
     }
 }
+
+#[test]
+fn a_request_shows_the_length_that_its_client_names_only_where_there_is_one() {
+    let shown = |asked_output_tokens| {
+        alloc::format!("{:?}", crate::Request { asked_output_tokens, ..crate::Request::default() })
+    };
+    assert!(!shown(None).contains("asked") && shown(None).ends_with("known_work_bound_us: None }"));
+    assert!(shown(Some(7)).ends_with("asked_output_tokens: Some(7) }"));
+}
