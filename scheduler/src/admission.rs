@@ -15,12 +15,32 @@ impl Conductor {
         self.config.classes.get(request.class.index()).unwrap_or(&self.config.classes[0])
     }
 
+    /// The TTFT and the TBT that hold for a request, µs: its own, else its class's.
+    pub(crate) fn objectives(&self, request: &Request) -> (u64, u64) {
+        request.objectives.in_force(self.class(request))
+    }
+
+    /// The TTFT that holds for a request, µs.
+    pub(crate) fn ttft_us(&self, request: &Request) -> u64 {
+        self.objectives(request).0
+    }
+
+    /// By less than this much work, µs, tenants are ahead of each other at any time: an objective's worth. A request that
+    /// names a tighter one gains nothing by it against the others of its class.
+    pub(crate) fn fair_lead_us(&self, request: &Request) -> u64 {
+        self.ttft_us(request).max(self.class(request).ttft_us)
+    }
+
     /// Latest moment for the first token of a request that arrived at `arrived_us`: the objective
     /// less the room kept for higher bands, µs.
     pub(crate) fn deadline_us(&self, request: &Request, arrived_us: u64) -> u64 {
-        let class = self.class(request);
-        let permille = u64::from(1000 - class.headroom_permille);
-        arrived_us + class.ttft_us / 1000 * permille
+        let permille = u64::from(1000 - self.class(request).headroom_permille);
+        arrived_us + self.ttft_us(request) / 1000 * permille
+    }
+
+    /// Whether a request names a TBT of its own below that of the steps that it would share.
+    fn wants_shorter_steps(&self, request: &Request) -> bool {
+        request.objectives.tbt_us.is_some_and(|tbt_us| tbt_us < self.config.least_tbt_us(request.class))
     }
 
     /// From now on an unknown class counts as the first, whatever classes there will be later.
@@ -64,6 +84,9 @@ impl Conductor {
         }
         if self.too_long(request) || self.answer_too_long(request) {
             return refusal(RejectReason::TooLong, 0);
+        }
+        if self.config.effective_admission() != AdmissionMode::None && self.wants_shorter_steps(request) {
+            return refusal(RejectReason::Unreachable, 0);
         }
         None
     }
@@ -161,7 +184,7 @@ impl Conductor {
         {
             return Err(Refusal {
                 reason: RejectReason::Costly,
-                retry_after_us: self.class(request).ttft_us,
+                retry_after_us: self.ttft_us(request),
                 predicted_ttft_us: within_reach(placed.candidate.ttft_us),
                 closest: None,
             });
@@ -177,7 +200,7 @@ impl Conductor {
         placement: &Placement,
     ) -> Option<Refusal> {
         let ttft_us = placement.candidate.ttft_us;
-        let objective_us = self.class(request).ttft_us;
+        let objective_us = self.ttft_us(request);
         let overload = match mode {
             AdmissionMode::None | AdmissionMode::Auto | AdmissionMode::Slo => return None,
             _ if ttft_us > objective_us => Some((RejectReason::Ttft, ttft_us - objective_us)),

@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
-use baton_types::SloClass;
+use baton_types::{ClassId, SloClass};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -166,6 +166,24 @@ impl SchedulerConfig {
         } else {
             self.admission
         }
+    }
+
+    /// The class whose TBT bounds the steps of a decode of this one: the tightest of those that share them, which are all
+    /// of its band and of higher ones. A decode of a lower band never makes steps too long for a higher one. An unknown
+    /// class counts as the first.
+    #[must_use]
+    pub fn steps_for(&self, class: ClassId) -> ClassId {
+        let own = if class.index() < self.classes.len() { class } else { ClassId::default() };
+        let priority = self.classes[own.index()].priority;
+        let sharing = (0..).map(ClassId).zip(&self.classes).filter(|(_, c)| c.priority >= priority);
+        sharing.min_by_key(|(id, class)| (class.tbt_us, *id != own)).map_or(own, |(id, _)| id)
+    }
+
+    /// The TBT that bounds the steps of a decode of this class, µs. It is the least that a request of the class can be
+    /// promised: requests do not choose whose steps they share.
+    #[must_use]
+    pub fn least_tbt_us(&self, class: ClassId) -> u64 {
+        self.classes[self.steps_for(class).index()].tbt_us
     }
 
     /// What a decode step with prompt tokens in it may take, µs: requests of every class decode in it.

@@ -93,7 +93,7 @@ impl Conductor {
         let enough =
             output_tokens >= LEAST_STEPS && step_us > 0 && entry.retries == 0 && entry.peer.is_none();
         let Some(decode) = entry.decode.filter(|_| enough) else { return };
-        let steps_for = self.steps_for(entry.request.class);
+        let steps_for = self.config.steps_for(entry.request.class);
         let class = &self.config.classes[steps_for.index()];
         let (tbt_us, target_permille) = (class.tbt_us, class.target_permille);
         let mixed_us = tbt_us / 1000 * u64::from(self.config.mixed_step_permille);

@@ -1,7 +1,7 @@
 //! Requests as the conductor knows them, and their stages.
 
 use alloc::vec::Vec;
-use baton_types::{BlockHash, ClassId, InstanceId, RequestId, TenantId};
+use baton_types::{BlockHash, ClassId, InstanceId, RequestId, RequestObjectives, TenantId};
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,9 @@ pub struct Request {
     pub id: RequestId,
     /// Its service class.
     pub class: ClassId,
+    /// The objectives that it names itself, in place of its class's.
+    #[serde(default, skip_serializing_if = "RequestObjectives::is_empty")]
+    pub objectives: RequestObjectives,
     /// Its tenant.
     pub tenant: TenantId,
     /// Prompt length, tokens, at least 1.

@@ -99,10 +99,9 @@ impl Conductor {
     /// tenant that has had more of its share.
     fn claim(&self, waiting: &WaitingPrefill, request: &Request) -> Option<Claim> {
         let own = self.class(request);
-        // By less than an objective's worth of work tenants are ahead of each other at any time.
         let ahead = || {
             waiting.tenant != request.tenant
-                && waiting.tag_us > self.fair.tag_us(request.tenant) + own.ttft_us
+                && waiting.tag_us > self.fair.tag_us(request.tenant) + self.fair_lead_us(request)
         };
         let lesser = waiting.priority < own.priority
             || (waiting.priority == own.priority && (!own.sheddable || ahead()));

@@ -14,6 +14,7 @@ mod higher;
 mod kinds;
 mod last_copies;
 mod local;
+mod objectives;
 mod parts;
 mod peers;
 mod policies;

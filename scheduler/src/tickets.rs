@@ -309,8 +309,8 @@ impl Conductor {
             return;
         }
         self.stats.tickets_expired += self.tickets.expire(self.now_us);
-        let (priority, ttft_us) = (self.class(request).priority, self.class(request).ttft_us);
-        let fair_us = self.fair.tag_us(request.tenant).saturating_add(ttft_us);
+        let priority = self.class(request).priority;
+        let fair_us = self.fair.tag_us(request.tenant).saturating_add(self.fair_lead_us(request));
         let equal = |t: &Ticket| t.tenant == request.tenant || t.tag_us <= fair_us;
         let binding = |t: &Ticket| t.priority > priority || (t.priority == priority && equal(t));
         self.tickets.look(binding, &mut self.kept);
@@ -374,7 +374,7 @@ impl Conductor {
         let wait_us = refusal.retry_after_us;
         let Some(closest) = refusal.closest.filter(|_| wait_us > 0) else { return refusal };
         let class = self.class(request);
-        let (ttft_us, priority, weight) = (class.ttft_us, class.priority, class.weight);
+        let (priority, weight) = (class.priority, class.weight);
         let from_us = self.now_us.saturating_add(wait_us).min(LATEST_US);
         let start_us = from_us.saturating_add(closest.takes_us).min(LATEST_US);
         let need = self.decode_need(request, start_us);
@@ -387,7 +387,7 @@ impl Conductor {
         let lasts_us = self.decode_duration_us(request, step_us.min(need.tbt_us as f64));
         let (room_tokens, context_tokens) = (need.tokens, need.context_tokens);
         let ahead_us = self.tickets.work_us(request.tenant) / u64::from(weight.max(1));
-        let grace_us = (wait_us / 4).min(ttft_us).max(LEAST_GRACE_US);
+        let grace_us = (wait_us / 4).min(self.ttft_us(request)).max(LEAST_GRACE_US);
         let ticket = Ticket {
             name: name_of(request),
             class: request.class,

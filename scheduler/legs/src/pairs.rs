@@ -30,7 +30,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use baton_scheduler::{Effect as Order, Input, Request};
-use baton_types::{ClassId, InstanceId, RequestId};
+use baton_types::{ClassId, InstanceId, RequestId, RequestObjectives};
 
 pub use effect::{Cause, Effect};
 pub use facts::outgrown_room;
@@ -67,6 +67,8 @@ pub struct Arrival {
     pub request: RequestId,
     /// Its class.
     pub class: ClassId,
+    /// The objectives that it names itself, in place of its class's.
+    pub objectives: RequestObjectives,
     /// When its client's time limit ends, µs.
     pub time_limit_us: u64,
     /// The most tokens that it asks for.
@@ -230,9 +232,11 @@ impl Pairs {
     pub fn arrive(&mut self, now_us: u64, arrival: Arrival, core: &mut impl Core, effects: &mut Vec<Effect>) {
         self.now_us = now_us;
         let request = arrival.request;
-        let before = self.pairs.insert(request, Pair::new(&arrival));
+        let pair = Pair::new(&arrival);
+        let wait_us = self.config.parked_stage_us(&pair);
+        let before = self.pairs.insert(request, pair);
         debug_assert!(before.is_none(), "{request} arrived twice");
-        self.set_deadline(request, now_us + self.config.parked_stage_us(arrival.class));
+        self.set_deadline(request, now_us + wait_us);
         self.submit(request, core, effects);
     }
 
@@ -313,7 +317,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         if let Stage::Waiting(waiting @ WaitingStage::Unpromised) = pair.stage {
             pair.stage = Stage::Waiting(waiting.admitted());
-            let stage_us = self.config.queue_stage_us(pair.class);
+            let stage_us = self.config.queue_stage_us(pair);
             self.set_deadline(request, self.now_us + stage_us);
         }
         effects.push(Effect::Admitted { request });

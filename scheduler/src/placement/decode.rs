@@ -78,17 +78,8 @@ impl Conductor {
         whole.saturating_sub(request.emitted_tokens).max(1)
     }
 
-    /// The class whose TBT bounds the steps of a decode of this one: the tightest of those that share them, which are all
-    /// of its band and of higher ones. A decode of a lower band never makes steps too long for a higher one.
-    pub(crate) fn steps_for(&self, class: ClassId) -> ClassId {
-        let own = if class.index() < self.config.classes.len() { class } else { ClassId::default() };
-        let priority = self.config.classes[own.index()].priority;
-        let sharing = (0..).map(ClassId).zip(&self.config.classes).filter(|(_, c)| c.priority >= priority);
-        sharing.min_by_key(|(id, class)| (class.tbt_us, *id != own)).map_or(own, |(id, _)| id)
-    }
-
     pub(crate) fn decode_need<'a>(&self, request: &'a Request, at_us: u64) -> DecodeNeed<'a> {
-        let steps_for = self.steps_for(request.class);
+        let steps_for = self.config.steps_for(request.class);
         DecodeNeed {
             chain: &request.chain,
             at_us,

@@ -100,13 +100,11 @@ impl Conductor {
     /// decode take too long.
     pub(crate) fn unreachable(&self, request: &Request) -> Option<Refusal> {
         let need = self.decode_need(request, self.now_us);
-        let mut decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
-        let step_us = |i: &Instance| i.spec.profile.decode_us(1, request.prompt_tokens);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let slow = |i: &Instance| step_us(i) > need.tbt_us as f64;
+        let slow = |step_us: f64| step_us > need.tbt_us as f64;
         let budget_us = self.deadline_us(request, self.now_us) - self.now_us;
         let reaches = self.idle_ttfts_us(request).any(|idle_us| idle_us <= budget_us);
-        if reaches && !decodes.all(slow) {
+        if reaches && !self.idle_steps_us(request.prompt_tokens).all(slow) {
             return None;
         }
         let best_us = self.idle_ttfts_us(request).min()?;
@@ -116,6 +114,20 @@ impl Conductor {
             predicted_ttft_us: within_reach(best_us),
             closest: None,
         })
+    }
+
+    /// The time of a decode step of such a prompt on each decode instance, if all were idle, µs.
+    fn idle_steps_us(&self, prompt_tokens: u64) -> impl Iterator<Item = f64> {
+        let decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
+        decodes.map(move |i| i.spec.profile.decode_us(1, prompt_tokens))
+    }
+
+    /// The least time of a decode step of such a prompt if all instances were idle, µs; for the words of a refusal.
+    #[must_use]
+    pub fn idle_step_us(&self, prompt_tokens: u64) -> Option<u64> {
+        let least_us = self.idle_steps_us(prompt_tokens).min_by(f64::total_cmp)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
+        within_reach(libm::ceil(least_us) as u64)
     }
 
     /// The TTFT on each instance with its present cache, if all were idle, µs.

@@ -3,7 +3,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baton_types::{
-    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantId, Tier,
+    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Role,
+    SloClass, TenantId, Tier,
 };
 use proptest::prelude::*;
 
@@ -154,6 +155,10 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         0 | 1 => Input::RequestArrived(Request {
             id: request,
             class: ClassId(low(n[1]) as u16),
+            objectives: RequestObjectives {
+                ttft_us: n[0].is_multiple_of(3).then_some(n[2]),
+                tbt_us: n[0].is_multiple_of(5).then_some(n[1]),
+            },
             tenant: TenantId(low(n[2])),
             prompt_tokens: n[3],
             chain: (0..n[2] % 9).map(BlockHash).collect(),
@@ -170,7 +175,10 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         6 => Input::DecodeFinished { request, output_tokens: low(n[1]), step_us: n[0] },
         7 => Input::TokensEmitted { request, emitted_tokens: low(n[2]) },
         8 => {
-            let request = Request { id: RequestId(2 + n[0] % 6), prompt_tokens: n[1], ..Request::default() };
+            let objectives =
+                RequestObjectives { ttft_us: n[3].is_multiple_of(3).then_some(n[2]), tbt_us: None };
+            let id = RequestId(2 + n[0] % 6);
+            let request = Request { id, objectives, prompt_tokens: n[1], ..Request::default() };
             let at = (instance, InstanceId(low(n[2]) % 5));
             let stage = match n[3] % 5 {
                 0 | 1 => PeerStage::Waiting { held_until_us: n[2] / 3 },

@@ -33,7 +33,7 @@ pub use rng::Rng;
 pub use role::Role;
 pub use sampling::{Finish, Sampling, TokenLogprob};
 pub use secret::Secret;
-pub use slo::SloClass;
+pub use slo::{MAX_OWN_OBJECTIVE_US, RequestObjectives, SloClass};
 pub use suggest::nearest;
 pub use tier::Tier;
 pub use tokens::{Packer, Run, Tokens};

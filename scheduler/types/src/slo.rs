@@ -39,13 +39,45 @@ pub struct SloClass {
     pub headroom_permille: u32,
 }
 
-impl SloClass {
-    /// Which objectives an answer that completed kept: TTFT, TBT and E2E. The TBT of an answer of one token is 0.
+/// The longest objective that a request may have of its own, µs: a day.
+pub const MAX_OWN_OBJECTIVE_US: u64 = 86_400_000_000;
+
+/// The objectives that a request names itself. Each of them holds in place of its class's; where it names none, its class's
+/// holds. Band, weight and target share are the class's in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RequestObjectives {
+    /// Its own TTFT, µs. More than [`MAX_OWN_OBJECTIVE_US`] counts as that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttft_us: Option<u64>,
+    /// Its own TBT, µs. More than [`MAX_OWN_OBJECTIVE_US`] counts as that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tbt_us: Option<u64>,
+}
+
+impl RequestObjectives {
+    /// Whether its class's objectives hold.
     #[must_use]
-    pub const fn keeps(&self, ttft_us: u64, tbt_us: u64, e2e_us: u64) -> [bool; 3] {
-        [ttft_us <= self.ttft_us, tbt_us <= self.tbt_us, !self.is_late_e2e(e2e_us)]
+    pub const fn is_empty(&self) -> bool {
+        self.ttft_us.is_none() && self.tbt_us.is_none()
     }
 
+    /// The TTFT and the TBT that hold for a request of this class, µs.
+    #[must_use]
+    pub fn in_force(&self, class: &SloClass) -> (u64, u64) {
+        let own = |own_us: Option<u64>, class_us| own_us.map_or(class_us, |us| us.min(MAX_OWN_OBJECTIVE_US));
+        (own(self.ttft_us, class.ttft_us), own(self.tbt_us, class.tbt_us))
+    }
+
+    /// Which objectives an answer that completed kept: TTFT, TBT and its class's E2E. The TBT of an answer of one token is 0.
+    #[must_use]
+    pub fn kept(&self, class: &SloClass, (ttft_us, tbt_us, e2e_us): (u64, u64, u64)) -> [bool; 3] {
+        let (most_ttft_us, most_tbt_us) = self.in_force(class);
+        [ttft_us <= most_ttft_us, tbt_us <= most_tbt_us, !class.is_late_e2e(e2e_us)]
+    }
+}
+
+impl SloClass {
     /// Whether a request of this age, µs, is beyond the objective for its last token.
     #[must_use]
     pub const fn is_late_e2e(&self, age_us: u64) -> bool {
@@ -66,5 +98,43 @@ impl Default for SloClass {
             sheddable: true,
             headroom_permille: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: RequestObjectives = RequestObjectives { ttft_us: None, tbt_us: None };
+
+    fn class() -> SloClass {
+        SloClass { ttft_us: 2_000, tbt_us: 50, e2e_us: 9_000, ..SloClass::default() }
+    }
+
+    #[test]
+    fn each_own_objective_replaces_its_classs_and_no_other() {
+        let class = class();
+        assert_eq!(NONE.in_force(&class), (2_000, 50));
+        for own_us in [1, 1_999, 2_001, MAX_OWN_OBJECTIVE_US] {
+            let ttft = RequestObjectives { ttft_us: Some(own_us), ..NONE };
+            assert_eq!(ttft.in_force(&class), (own_us, 50));
+            let tbt = RequestObjectives { tbt_us: Some(own_us), ..NONE };
+            assert_eq!(tbt.in_force(&class), (2_000, own_us));
+            assert!(!ttft.is_empty() && !tbt.is_empty() && NONE.is_empty());
+        }
+        let most = RequestObjectives { ttft_us: Some(u64::MAX), tbt_us: Some(u64::MAX) };
+        assert_eq!(most.in_force(&class), (MAX_OWN_OBJECTIVE_US, MAX_OWN_OBJECTIVE_US));
+    }
+
+    #[test]
+    fn an_answer_is_judged_by_what_its_request_named() {
+        let class = class();
+        assert_eq!(NONE.kept(&class, (2_000, 50, 9_000)), [true; 3]);
+        assert_eq!(NONE.kept(&class, (2_001, 51, 9_001)), [false; 3]);
+        let tight = RequestObjectives { ttft_us: Some(1_000), tbt_us: Some(40) };
+        assert_eq!(tight.kept(&class, (1_000, 40, 9_000)), [true; 3]);
+        assert_eq!(tight.kept(&class, (2_000, 50, 9_000)), [false, false, true]);
+        let loose = RequestObjectives { ttft_us: Some(5_000), tbt_us: Some(200) };
+        assert_eq!(loose.kept(&class, (5_000, 200, 9_001)), [true, true, false], "its class's E2E holds");
     }
 }

@@ -148,7 +148,7 @@ impl Pairs {
         let sent = pair.phase() != Phase::Waiting;
         pair.stage = pair.stage.without(instance);
         if sent && pair.phase() == Phase::Waiting {
-            let stage_us = self.config.queue_stage_us(pair.class);
+            let stage_us = self.config.queue_stage_us(pair);
             self.set_deadline(request, self.now_us + stage_us);
             self.entered(request, effects);
         }

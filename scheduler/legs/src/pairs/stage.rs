@@ -1,7 +1,7 @@
 //! The states of a request. Each is a type of its own that only the state before it makes: a step consumes the old
 //! state, and what belongs to an attempt ends with it.
 
-use baton_types::{ClassId, InstanceId};
+use baton_types::{ClassId, InstanceId, RequestObjectives};
 
 use super::Arrival;
 use super::progress::StageProgress;
@@ -310,6 +310,7 @@ impl Stage {
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub(super) class: ClassId,
+    pub(super) objectives: RequestObjectives,
     pub(super) time_limit_us: u64,
     pub(super) asked_tokens: u32,
     /// Tokens that the client has.
@@ -334,6 +335,7 @@ impl Pair {
     pub(super) const fn new(arrival: &Arrival) -> Self {
         Self {
             class: arrival.class,
+            objectives: arrival.objectives,
             time_limit_us: arrival.time_limit_us,
             asked_tokens: arrival.asked_tokens,
             emitted_tokens: 0,

@@ -11,7 +11,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection, Request};
-use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
+use baton_types::{ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Rng, SloClass};
 
 use super::{
     Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage, WaitingStage,
@@ -25,6 +25,7 @@ const A: RequestId = RequestId(1);
 const B: RequestId = RequestId(2);
 /// A class of 2 s and 100 ms, stages of 1 s at least.
 const FLOOR_US: u64 = 1_000_000;
+const NONE: RequestObjectives = RequestObjectives { ttft_us: None, tbt_us: None };
 
 /// Sends every request from `P` to `D`, and refuses where a test sets so.
 struct SimpleCore {
@@ -173,7 +174,8 @@ impl Bench {
     }
 
     fn arrive(&mut self, request: RequestId, asked_tokens: u32) -> Vec<Effect> {
-        let arrival = Arrival { request, class: ClassId(0), time_limit_us: u64::MAX, asked_tokens };
+        let (class, time_limit_us) = (ClassId(0), u64::MAX);
+        let arrival = Arrival { request, class, objectives: NONE, time_limit_us, asked_tokens };
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects))
     }
 
@@ -428,7 +430,8 @@ fn a_stage_is_not_late_while_its_instance_gets_on_with_others_before_it() {
 #[test]
 fn a_clients_time_limit_ends_any_stage() {
     let mut bench = Bench::new();
-    let arrival = Arrival { request: A, class: ClassId(0), time_limit_us: 400_000, asked_tokens: 10 };
+    let (class, time_limit_us) = (ClassId(0), 400_000);
+    let arrival = Arrival { request: A, class, objectives: NONE, time_limit_us, asked_tokens: 10 };
     bench.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
     let effects = bench.wait(400_000);
     let give_up = Effect::GiveUp { request: A, phase: Phase::Prefilling, impatient: true };

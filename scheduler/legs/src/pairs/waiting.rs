@@ -96,7 +96,7 @@ impl Pairs {
         };
         if waiting == WaitingStage::Queued {
             pair.stage = Stage::Waiting(waiting.parked());
-            let wait_us = self.config.parked_stage_us(pair.class);
+            let wait_us = self.config.parked_stage_us(pair);
             self.set_deadline(request, self.now_us + wait_us);
             self.entered(request, effects);
         }

@@ -11,6 +11,7 @@ use baton_scheduler::{
 use baton_types::{BlockHash, ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
 use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
+use super::NONE;
 use super::scripted::{ROLES, spec};
 
 /// A node's leg of a request.
@@ -251,7 +252,7 @@ impl World {
         let time_limit_us = if self.rng.chance_permille(900) { 1 << 60 } else { self.now_us + 700_000 };
         self.asked.insert(request, asked_tokens);
         self.core.prompts.insert(request, 1 + self.rng.below(6000));
-        let arrival = Arrival { request, class: ClassId(0), time_limit_us, asked_tokens };
+        let arrival = Arrival { request, class: ClassId(0), objectives: NONE, time_limit_us, asked_tokens };
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
     }
 

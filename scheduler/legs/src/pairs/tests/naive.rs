@@ -100,7 +100,8 @@ pub(super) struct Limits {
 impl Limits {
     fn of(&self, row: &Row) -> (u64, u64) {
         let class = row.arrival.class.index();
-        self.classes[if class < self.classes.len() { class } else { 0 }]
+        let (ttft_us, tbt_us) = self.classes[if class < self.classes.len() { class } else { 0 }];
+        (row.arrival.objectives.ttft_us.unwrap_or(ttft_us), tbt_us)
     }
 
     fn queue_us(&self, row: &Row) -> u64 {

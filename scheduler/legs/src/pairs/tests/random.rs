@@ -7,7 +7,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use baton_scheduler::Input;
-use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
+use baton_types::{ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Rng, SloClass};
 
 use super::super::{Arrival, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::naive::{Limits, Naive, View};
@@ -184,9 +184,12 @@ impl Script {
         self.arrived += 1;
         let patient = self.rng.chance_permille(800);
         let time_limit_us = if patient { 1 << 60 } else { self.now_us + self.rng.below(6_000_000) };
+        let mut own = |most_us| self.rng.chance_permille(300).then(|| 1 + self.rng.below(most_us));
+        let objectives = RequestObjectives { ttft_us: own(6_000_000), tbt_us: own(100_000) };
         Step::Arrive(Arrival {
             request: RequestId(self.arrived),
             class: ClassId(u16::try_from(self.rng.below(4)).unwrap()),
+            objectives,
             time_limit_us,
             asked_tokens: 1 + u32::try_from(self.rng.below(12)).unwrap(),
         })

@@ -4,14 +4,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use baton_scheduler::{FailStage, Input, RejectReason};
-use baton_types::{ClassId, RequestId, SloClass};
+use baton_types::{ClassId, RequestId, RequestObjectives, SloClass};
 
 use super::super::progress::StageProgress;
 use super::super::stage::{AttemptLegs, AttemptTokens};
 use super::super::{
     Arrival, Cause, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage, WaitingStage,
 };
-use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NOT_LANDED, P, PREFILLED, TOKEN, release};
+use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NONE, NOT_LANDED, P, PREFILLED, TOKEN, release};
 
 const REFUSED: Fact = Fact::Failed(Failure::Engine { cut_off: false, gone: false });
 const CUT_OFF: Fact = Fact::Failed(Failure::Engine { cut_off: true, gone: false });
@@ -31,7 +31,8 @@ impl Bench {
     }
 
     fn arrive_until(&mut self, request: RequestId, time_limit_us: u64) -> Vec<Effect> {
-        let arrival = Arrival { request, class: ClassId(0), time_limit_us, asked_tokens: 10 };
+        let arrival =
+            Arrival { request, class: ClassId(0), objectives: NONE, time_limit_us, asked_tokens: 10 };
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects))
     }
 
@@ -302,15 +303,20 @@ fn limits_follow_from_the_class_and_from_what_is_foreseen() {
     bench.pairs.configure(config);
     // Expected time and class, and the limits of the prefill, the hand-off and a token. An unknown class counts as
     // the first.
-    for (foreseen_us, class, limits_us) in [
-        (0, 0, [1_000_000, 1_000_000, 1_000_000]),
-        (1_500_000, 0, [4_500_000, 1_500_000, 1_000_000]),
-        (4_000_000, 0, [8_000_000, 2_000_000, 1_000_000]),
-        (4_000_000, 1, [12_000_000, 4_000_000, 9_000_000]),
-        (4_000_000, 7, [8_000_000, 2_000_000, 1_000_000]),
+    let own = |ttft_us, tbt_us| RequestObjectives { ttft_us: Some(ttft_us), tbt_us: Some(tbt_us) };
+    for (foreseen_us, class, objectives, limits_us) in [
+        (0, 0, NONE, [1_000_000, 1_000_000, 1_000_000]),
+        (1_500_000, 0, NONE, [4_500_000, 1_500_000, 1_000_000]),
+        (4_000_000, 0, NONE, [8_000_000, 2_000_000, 1_000_000]),
+        (4_000_000, 1, NONE, [12_000_000, 4_000_000, 9_000_000]),
+        (4_000_000, 7, NONE, [8_000_000, 2_000_000, 1_000_000]),
+        // An own TTFT counts in place of its class's, and the time of a token is its class's.
+        (4_000_000, 0, own(9_000_000, 900_000), [12_000_000, 4_000_000, 1_000_000]),
+        (4_000_000, 1, own(2_000_000, 1_000), [8_000_000, 2_000_000, 9_000_000]),
     ] {
         bench.core.foreseen_us = Some(bench.now_us + foreseen_us);
-        let arrival = Arrival { request: A, class: ClassId(class), time_limit_us: u64::MAX, asked_tokens: 9 };
+        let class = ClassId(class);
+        let arrival = Arrival { request: A, class, objectives, time_limit_us: u64::MAX, asked_tokens: 9 };
         bench.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         let mut seen_us = vec![bench.pairs.next_deadline().unwrap() - bench.now_us];
         for (instance, fact) in [(P, PREFILLED), (D, LANDED)] {
