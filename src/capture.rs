@@ -1,7 +1,7 @@
 //! Privacy-safe capture of what was served, as a trace that `baton trace` and `baton replay` read.
 //!
 //! A row says when a request came, how long its prompt and answer were, which prefix it shared, its
-//! class, its conversation and how it ended: no text, no token, no name. Block keys and sessions are
+//! class and its own objectives, its conversation and how it ended: no text, no token, no name. Block keys and sessions are
 //! hashed under a salt that stays in the process, and block keys become the small numbers 0, 1, 2, …
 //! of each file, so files cannot be joined by their blocks.
 //!
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use baton_types::{BlockKey, ChainHasher};
+use baton_types::{BlockKey, ChainHasher, RequestObjectives};
 use serde_json::json;
 
 /// Distinct blocks in one file; a file that reaches them is full. Bounds the map of keys.
@@ -110,6 +110,8 @@ pub struct CaptureRow {
     pub chain: Arc<[BlockKey]>,
     /// Its service class.
     pub class: Option<Arc<str>>,
+    /// The objectives that it named itself.
+    pub objectives: RequestObjectives,
     /// Names its conversation.
     pub session: Option<u64>,
     /// Outcome of the request.
@@ -341,6 +343,12 @@ impl CaptureFile {
         if let Some(class) = &row.class {
             line["class"] = json!(&**class);
         }
+        let objectives = [row.objectives.ttft_us, row.objectives.tbt_us];
+        for (name, own_us) in ["slo_ttft_ms", "slo_tbt_ms"].into_iter().zip(objectives) {
+            if let Some(own_us) = own_us {
+                line[name] = json!(own_us / 1_000);
+            }
+        }
         if let Some(session) = row.session {
             let hidden = ChainHasher::new(salt, b"session").push_id(session).short().0;
             line["session_id"] = json!(format!("{hidden:016x}"));
@@ -482,6 +490,7 @@ mod tests {
             output_tokens: 9,
             chain: chain.into(),
             class: Some("batch".into()),
+            objectives: RequestObjectives::default(),
             session: Some(5),
             outcome: CaptureOutcome::Completed,
         }
@@ -558,6 +567,21 @@ mod tests {
             names,
             ["class", "hash_ids", "input_length", "outcome", "output_length", "session_id", "timestamp"]
         );
+    }
+
+    #[test]
+    fn objectives_that_a_request_named_are_read_back_from_its_row() {
+        let place = tempfile::tempdir().unwrap();
+        let capture = Capture::start(CaptureConfig::new(place.path().into(), 16, 1)).unwrap();
+        let named = [(None, Some(40_000)), (Some(1_500_000), None)];
+        for (at, (ttft_us, tbt_us)) in (0..).zip(named) {
+            let objectives = RequestObjectives { ttft_us, tbt_us };
+            capture.record(CaptureRow { objectives, ..row(at * 200_000, b"a", 50) });
+        }
+        drop(capture);
+        let trace = baton_traces::load(&files(place.path())[0], &ReadOptions::default()).unwrap();
+        let read = |at: usize| trace.records[at].extra.as_deref().map(|e| (e.slo_ttft_ms, e.slo_tbt_ms));
+        assert_eq!([read(0), read(1)], [Some((None, Some(40.0))), Some((Some(1500.0), None))]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod series;
 
 use baton_scheduler::{Decision, Prediction, RejectReason, Rejection, SchedulerStats};
 use baton_store::TierStats;
-use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, SloClass};
+use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, RequestObjectives, Role, SloClass};
 use hashbrown::HashMap;
 
 use crate::engine::{Engine, GapSummary};
@@ -66,6 +66,8 @@ pub struct Outcome {
     pub status: Status,
     /// Its class, by index.
     pub class: u16,
+    /// The objectives that it named itself, in place of its class's.
+    pub objectives: RequestObjectives,
     /// When it was first offered, µs.
     pub first_offer_us: u64,
     /// When it was last offered, µs.
@@ -103,10 +105,18 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether an answer that completed kept the TTFT, the TBT and the E2E objective of its class.
+    /// Whether an answer that completed kept the TTFT, the TBT and the E2E objective that held for it: its own, else its
+    /// class's.
     #[must_use]
-    pub const fn keeps(&self, class: &SloClass) -> [bool; 3] {
-        class.keeps(self.ttft_us, self.gaps.worst_tenth_us, self.end_us.saturating_sub(self.offer_us))
+    pub fn keeps(&self, class: &SloClass) -> [bool; 3] {
+        let e2e_us = self.end_us.saturating_sub(self.offer_us);
+        self.objectives.kept(class, (self.ttft_us, self.gaps.worst_tenth_us, e2e_us))
+    }
+
+    /// By how much its first token came later than its objective, µs.
+    #[must_use]
+    pub fn late_us(&self, class: &SloClass) -> u64 {
+        self.ttft_us.saturating_sub(self.objectives.in_force(class).0)
     }
 
     /// A request of one prompt token with these TTFT and TBT, µs, for tests.
@@ -115,6 +125,7 @@ impl Outcome {
         Self {
             status,
             class,
+            objectives: RequestObjectives::default(),
             first_offer_us: 0,
             offer_us: 0,
             end_us: 0,
@@ -335,7 +346,7 @@ impl Collector {
         c.tbt_ok += u64::from(tbt_ok);
         c.e2e_ok += u64::from(e2e_ok);
         c.readmitted += u64::from(outcome.attempts > 1);
-        self.late_us = self.late_us.max(outcome.ttft_us.saturating_sub(class.ttft_us));
+        self.late_us = self.late_us.max(outcome.late_us(class));
         if in_slo {
             c.in_slo += 1;
             c.in_slo_input_tokens += outcome.prompt_tokens;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_traces::{Record, Trace};
+use baton_types::{MAX_OWN_OBJECTIVE_US, RequestObjectives};
 
 /// One arrival.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub struct Arrival {
     pub ids: Vec<u64>,
     /// Service class, by index.
     pub class: u16,
+    /// The objectives that it names itself, in place of its class's.
+    pub objectives: RequestObjectives,
     /// Tenant, by index.
     pub tenant: u32,
     /// The client leaves this long after arriving, µs.
@@ -131,6 +134,16 @@ impl TraceWorkload {
     }
 }
 
+/// The objectives that a row names: whole milliseconds, of which there is at least one, as clients send them.
+fn objectives_of(record: &Record) -> RequestObjectives {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
+    let us = |ms: f64| (ms.round().max(1.0) as u64).saturating_mul(1000).min(MAX_OWN_OBJECTIVE_US);
+    record.extra.as_ref().map_or_else(RequestObjectives::default, |extra| RequestObjectives {
+        ttft_us: extra.slo_ttft_ms.map(us),
+        tbt_us: extra.slo_tbt_ms.map(us),
+    })
+}
+
 impl Workload for TraceWorkload {
     fn next(&mut self) -> Option<Arrival> {
         if self.next >= self.limit {
@@ -153,6 +166,7 @@ impl Workload for TraceWorkload {
             output_tokens: u32::try_from(record.output_length.max(1)).unwrap_or(u32::MAX),
             ids: record.hash_ids.iter().map(|id| id ^ salt).collect(),
             class: self.class_of(record),
+            objectives: objectives_of(record),
             tenant,
             cancel_after_us: record.extra.as_ref().and_then(|e| e.cancel_after_ms).map(cancel),
         })
@@ -193,6 +207,7 @@ impl Workload for Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_traces::Extra;
 
     fn trace(rows: &[(f64, u64, u64)]) -> Arc<Trace> {
         let record = |&(timestamp_ms, input_length, output_length): &(f64, u64, u64)| Record {
@@ -219,5 +234,19 @@ mod tests {
         assert_eq!((all[0].output_tokens, all[1].output_tokens), (1, 7));
         assert_ne!(all[0].ids, all[2].ids);
         assert_eq!((w.len(), w.next()), (4, None));
+    }
+    #[test]
+    fn rows_name_objectives_as_clients_send_them() {
+        let mut trace = Arc::unwrap_or_clone(trace(&[(0.0, 5, 1), (1.0, 5, 1), (2.0, 5, 1)]));
+        let objectives = [(Some(1500.4), Some(40.0)), (Some(0.0), None), (Some(1e12), None)];
+        for (record, (slo_ttft_ms, slo_tbt_ms)) in trace.records.iter_mut().zip(objectives) {
+            record.extra = Some(Box::new(Extra { slo_ttft_ms, slo_tbt_ms, ..Extra::default() }));
+        }
+        let mut workload = TraceWorkload::new(Arc::new(trace), 1.0);
+        let read: Vec<_> = std::iter::from_fn(|| workload.next()).map(|a| a.objectives).collect();
+        let us = |o: &RequestObjectives| (o.ttft_us, o.tbt_us);
+        assert_eq!(us(&read[0]), (Some(1_500_000), Some(40_000)), "whole milliseconds");
+        assert_eq!(us(&read[1]), (Some(1_000), None), "at least one");
+        assert_eq!(us(&read[2]), (Some(MAX_OWN_OBJECTIVE_US), None));
     }
 }

@@ -326,6 +326,7 @@ mod tests {
                 output_tokens: 4,
                 chain: chain[..at + 10].into(),
                 class: None,
+                objectives: baton_types::RequestObjectives::default(),
                 session: Some(1),
                 outcome: CaptureOutcome::Completed,
             });

@@ -52,6 +52,33 @@ fn the_loop_is_open_and_keeps_the_traces_times() {
 }
 
 #[test]
+fn objectives_of_a_row_are_sent_and_judge_its_answer() {
+    // Every answer keeps its class's 30 s and 100 ms.
+    let server = Server::start(|_, _| Act::answer(300, 30));
+    let own = [
+        "",
+        ", \"slo_ttft_ms\": 50",
+        ", \"slo_tbt_ms\": 5.2",
+        ", \"slo_ttft_ms\": 29000, \"slo_tbt_ms\": 99",
+    ];
+    let rows = rows::text(&steady(4, 100, 4));
+    let named = rows.lines().zip(own).map(|(row, own)| row.replace('}', &format!("{own}}}\n")));
+    let place = Place::new();
+    place.write("t.jsonl", &named.collect::<String>());
+    let args = ["replay", "t.jsonl", "--live", &server.url(), "--json", "out.json"];
+    place.baton(&args).succeeded();
+    let class = &place.json("out.json")["runs"][0]["classes"][0];
+    let counts = ["completed", "in_slo", "late_ttft", "late_tbt"].map(|name| class[name].as_u64().unwrap());
+    assert_eq!(counts, [4, 2, 1, 1], "{class:#}");
+    let mut calls = server.calls();
+    calls.sort_by_key(|call| call.row);
+    let sent: Vec<[Option<&str>; 2]> =
+        calls.iter().map(|call| call.objectives.each_ref().map(|ms| ms.as_deref())).collect();
+    let expected = [[None; 2], [Some("50"), None], [None, Some("5")], [Some("29000"), Some("99")]];
+    assert_eq!(sent, expected, "whole milliseconds");
+}
+
+#[test]
 fn prompts_share_blocks_exactly_as_the_trace_does() {
     let server = Server::start(|_, _| Act::answer(0, 0));
     let rows = rows::tree(30);
@@ -464,6 +491,8 @@ mod server {
         pub path: String,
         /// Its key.
         pub authorization: Option<String>,
+        /// The TTFT and the TBT that its headers name.
+        pub objectives: [Option<String>; 2],
         /// Its body.
         pub body: Value,
         /// Its prompt.
@@ -559,6 +588,7 @@ mod server {
         let header = |name: &str| request.headers().get(name).map(|v| v.to_str().unwrap().to_owned());
         let row = header("x-request-id").unwrap().strip_prefix("replay-").unwrap().parse().unwrap();
         let (path, authorization) = (request.uri().path().to_owned(), header("authorization"));
+        let objectives = ["x-slo-ttft-ms", "x-slo-tbt-ms"].map(header);
         let body: Value =
             serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes()).unwrap();
         let prompt = body["prompt"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
@@ -566,7 +596,7 @@ mod server {
             (body["max_tokens"].as_u64().unwrap(), body["prompt"].as_array().unwrap().len());
         let attempt = {
             let mut calls = seen.calls.lock();
-            calls.push(Call { at, row, path, authorization, body, prompt });
+            calls.push(Call { at, row, path, authorization, objectives, body, prompt });
             calls.iter().filter(|c| c.row == row).count() as u64
         };
         match script(row, attempt) {

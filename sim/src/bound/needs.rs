@@ -284,15 +284,16 @@ impl OfferedRequest<'_> {
         let step_us = least(&|pool| if pool.decodes { pool.step_us(prompt_tokens) } else { f64::INFINITY });
         // With so many of its gaps being steps, the longest tenth of them is no shorter than a step.
         let steps_decide = gaps > 0 && steps * 10 >= gaps;
-        if alone_us > (class.ttft_us + 1) as f64 || steps_decide && step_us > (class.tbt_us + 2) as f64 {
+        let (ttft_us, tbt_us) = self.arrival.objectives.in_force(class);
+        if alone_us > (ttft_us + 1) as f64 || steps_decide && step_us > (tbt_us + 2) as f64 {
             return None;
         }
-        let prefilled_us = self.offered_us.saturating_add(class.ttft_us.max(1));
+        let prefilled_us = self.offered_us.saturating_add(ttft_us.max(1));
         Some(Need {
             input_tokens: prompt_tokens,
             release_us: self.offered_us.saturating_sub(1),
             prefilled_us,
-            decoded_us: prefilled_us.saturating_add(gaps.saturating_mul(class.tbt_us.saturating_add(2))),
+            decoded_us: prefilled_us.saturating_add(gaps.saturating_mul(tbt_us.saturating_add(2))),
             tokens: own.tokens + shared.tokens,
             pairs: own.pairs + shared.pairs,
             steps: steps as f64,

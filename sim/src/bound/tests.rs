@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use baton_scheduler::SchedulerConfig;
-use baton_types::{CostProfile, Rng, Role, SloClass};
+use baton_types::{CostProfile, RequestObjectives, Rng, Role, SloClass};
 use proptest::prelude::*;
 
 use super::UpperBound;
@@ -15,7 +15,16 @@ use crate::{Clients, Pool, Setup, profiles};
 const BLOCK: u64 = 512;
 
 fn arrival(at_us: u64, prompt_tokens: u64, output_tokens: u32, ids: Vec<u64>) -> Arrival {
-    Arrival { at_us, prompt_tokens, output_tokens, ids, class: 0, tenant: 0, cancel_after_us: None }
+    Arrival {
+        at_us,
+        prompt_tokens,
+        output_tokens,
+        ids,
+        class: 0,
+        objectives: RequestObjectives::default(),
+        tenant: 0,
+        cancel_after_us: None,
+    }
 }
 
 fn profile(name: &str) -> Arc<CostProfile> {
@@ -334,6 +343,22 @@ fn requests_that_are_late_on_an_idle_cluster_count_for_nothing() {
     assert_eq!(bound(&setup, &requests).in_slo, 3 - 2, "no step is as short as 10 ms");
     setup.cut_outputs = 1;
     assert_eq!(bound(&setup, &requests).in_slo, 3 - 1, "one token has no gap");
+}
+
+#[test]
+fn objectives_that_a_request_names_bound_it_in_place_of_its_classs() {
+    let own = |arrival: &Arrival| Arrival {
+        objectives: RequestObjectives { ttft_us: Some(2_000_000), tbt_us: Some(60_000) },
+        ..arrival.clone()
+    };
+    let (setup_by_class, mut requests) = crowd(&[0, 0, 0, 900_000, 1_000_000, 2_000_000]);
+    requests[0].output_tokens = 5;
+    let with = |ttft_us, tbt_us| setup(setup_by_class.pools.clone(), ttft_us, tbt_us);
+    let named: Vec<Arrival> = requests.iter().map(own).collect();
+    let by_class = bound(&with(2_000_000, 60_000), &requests);
+    assert_eq!(bound(&with(1_000, 100), &named), by_class);
+    assert_eq!(bound(&with(60_000_000, 900_000), &named), by_class);
+    assert_ne!(bound(&with(1_000, 100), &requests), by_class);
 }
 
 #[test]

@@ -139,6 +139,7 @@ fn served(outcome: &Outcome) -> ServedRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_types::RequestObjectives;
 
     #[test]
     fn an_answer_that_ends_late_is_not_in_slo() {
@@ -152,6 +153,25 @@ mod tests {
         let counts = |r: &ClassResult| [r.completed, r.in_slo, r.late_ttft, r.late_tbt, r.late_e2e];
         let results = counter.results();
         assert_eq!((counts(&results[0]), counts(&results[1])), ([1, 1, 0, 0, 0], [2, 1, 0, 0, 1]));
+    }
+
+    #[test]
+    fn a_request_that_names_objectives_is_judged_by_them() {
+        let class = SloClass { ttft_us: 1_000, tbt_us: 100, ..SloClass::default() };
+        let own = |ttft_us, tbt_us| RequestObjectives { ttft_us, tbt_us };
+        let kept = |objectives, measured| {
+            let mut counter = ClassCounter::new(std::slice::from_ref(&class));
+            counter.ended(&Outcome { objectives, ..Outcome::of_class(0, Status::Completed, measured) });
+            let [r] = &counter.results()[..] else { panic!("one class") };
+            [r.in_slo, r.late_ttft, r.late_tbt]
+        };
+        assert_eq!(kept(own(Some(500), None), (501, 100)), [0, 1, 0]);
+        assert_eq!(kept(own(None, Some(50)), (1_000, 51)), [0, 0, 1]);
+        assert_eq!(kept(own(Some(2_000), Some(200)), (2_000, 200)), [1, 0, 0]);
+        let late_us = |objectives| {
+            Outcome { objectives, ..Outcome::of_class(0, Status::Completed, (1_200, 1)) }.late_us(&class)
+        };
+        assert_eq!([late_us(own(None, None)), late_us(own(Some(700), None))], [200, 500]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use baton_scheduler::{PolicyName, SchedulerConfig};
+use baton_types::RequestObjectives;
 
 use super::html;
 use crate::metrics::{Bin, Collector, HotBlocks, RunResult};
@@ -34,6 +35,7 @@ fn real(policy: PolicyName) -> RunResult {
         output_tokens: 50 + (n % 200) as u32,
         ids: (0..4 + n % 30).map(|b| if b < 3 { n % 5 * 10 + b } else { 1000 * n + b }).collect(),
         class: 0,
+        objectives: RequestObjectives::default(),
         tenant: 0,
         cancel_after_us: None,
     };

@@ -185,6 +185,7 @@ impl World {
                 let arrival = Arrival {
                     request: asked.id,
                     class: asked.class,
+                    objectives: asked.objectives,
                     time_limit_us: u64::MAX,
                     asked_tokens: asked.max_output_tokens.unwrap_or(u32::MAX),
                 };
@@ -226,6 +227,7 @@ mod tests {
 
     use baton_legs::Leg;
     use baton_scheduler::SchedulerConfig;
+    use baton_types::RequestObjectives;
 
     use super::*;
     use crate::setup::Setup;
@@ -255,6 +257,7 @@ mod tests {
             output_tokens: 5,
             ids: (0..16).collect(),
             class: 0,
+            objectives: RequestObjectives::default(),
             tenant: 0,
             cancel_after_us: None,
         };

@@ -1,7 +1,7 @@
 //! Clients: they offer their requests to a conductor, retry or give up. Each request ends once.
 
 use baton_scheduler::{FetchPlan, Rejection, Request};
-use baton_types::{BlockKey, ClassId, RequestId, TenantId};
+use baton_types::{BlockKey, ClassId, RequestId, RequestObjectives, TenantId};
 
 use super::World;
 use super::inbox::ConductorInput;
@@ -39,6 +39,7 @@ pub(crate) struct LiveRequest {
     pub gaps_us: Vec<u32>,
     pub last_token_us: u64,
     pub class: u16,
+    pub objectives: RequestObjectives,
     pub tenant: u32,
     pub first_offer_us: u64,
     pub offer_us: u64,
@@ -99,6 +100,7 @@ impl LiveRequest {
         Request {
             id: self.id,
             class: ClassId(self.class),
+            objectives: self.objectives,
             tenant: TenantId(self.tenant),
             prompt_tokens: self.prompt_tokens,
             chain: self.keys.iter().map(|k| k.short()).collect(),
@@ -157,7 +159,7 @@ impl World {
             0 => arrival.output_tokens,
             cut => arrival.output_tokens.min(cut),
         };
-        (live.class, live.tenant) = (arrival.class, arrival.tenant);
+        (live.class, live.objectives, live.tenant) = (arrival.class, arrival.objectives, arrival.tenant);
         live.first_offer_us = self.now_us;
         live.router = u32::try_from(self.arrivals % u64::from(self.setup.routers)).expect("few routers");
         self.arrivals += 1;
@@ -261,6 +263,7 @@ impl World {
         let outcome = Outcome {
             status,
             class: live.class,
+            objectives: live.objectives,
             first_offer_us: live.first_offer_us,
             offer_us: live.offer_us,
             end_us: self.now_us,
@@ -301,6 +304,7 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
         gaps_us: Vec::new(),
         last_token_us: 0,
         class: 0,
+        objectives: RequestObjectives::default(),
         tenant: 0,
         first_offer_us: 0,
         offer_us: 0,

@@ -7,7 +7,7 @@ use baton_sim::faults::Fault;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
 use baton_sim::{Handoff, Pool, RunResult, Setup, World, profiles};
-use baton_types::Role;
+use baton_types::{RequestObjectives, Role};
 
 use super::written::RecordedArrivals;
 
@@ -20,6 +20,7 @@ fn arrival(at_us: u64, blocks: u64, shared: u64, output_tokens: u32) -> Arrival 
         output_tokens,
         ids: (0..blocks).map(own).collect(),
         class: 0,
+        objectives: RequestObjectives::default(),
         tenant: 0,
         cancel_after_us: None,
     }

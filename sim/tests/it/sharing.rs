@@ -7,6 +7,7 @@ use baton_scheduler::SchedulerConfig;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
 use baton_sim::{RunResult, Setup, World, profiles};
+use baton_types::RequestObjectives;
 
 use super::written::RecordedArrivals;
 
@@ -15,7 +16,16 @@ const BLOCK: u64 = 512;
 
 fn arrival(at_us: u64, ids: Vec<u64>, output_tokens: u32) -> Arrival {
     let prompt_tokens = ids.len() as u64 * BLOCK;
-    Arrival { at_us, prompt_tokens, output_tokens, ids, class: 0, tenant: 0, cancel_after_us: None }
+    Arrival {
+        at_us,
+        prompt_tokens,
+        output_tokens,
+        ids,
+        class: 0,
+        objectives: RequestObjectives::default(),
+        tenant: 0,
+        cancel_after_us: None,
+    }
 }
 
 /// Questions of two blocks on one document of a hundred thousand tokens, one every `gap_us`.

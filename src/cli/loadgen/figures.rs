@@ -98,7 +98,7 @@ impl Sums {
         self.tbt_ok += u64::from(tbt_ok);
         self.e2e_ok += u64::from(e2e_ok);
         self.readmitted += u64::from(o.attempts > 1);
-        self.late_us = self.late_us.max(o.ttft_us.saturating_sub(class.ttft_us));
+        self.late_us = self.late_us.max(o.late_us(class));
         if in_slo {
             self.in_slo += 1;
             self.input_tokens_in_slo += o.prompt_tokens;

@@ -124,6 +124,7 @@ impl Sender {
         Outcome {
             status: Status::Failed,
             class: arrival.class,
+            objectives: arrival.objectives,
             first_offer_us: arrival.at_us,
             offer_us: arrival.at_us,
             end_us: arrival.at_us,
@@ -218,9 +219,14 @@ impl Sender {
     fn request(&self, planned: &PlannedRequest, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = self.target.request(Method::POST, "/v1/completions", body);
         let id = format!("replay-{}", planned.row);
+        let ms = |objective_us: Option<u64>| objective_us.map(|us| (us / 1000).to_string());
+        let [ttft_ms, tbt_ms] =
+            [planned.arrival.objectives.ttft_us, planned.arrival.objectives.tbt_us].map(ms);
         let named = [
             ("x-request-id", Some(&*id)),
             ("x-slo-class", planned.class.as_deref()),
+            ("x-slo-ttft-ms", ttft_ms.as_deref()),
+            ("x-slo-tbt-ms", tbt_ms.as_deref()),
             ("x-tenant-id", planned.tenant.as_deref()),
             ("x-session-id", planned.session.as_deref()),
         ];

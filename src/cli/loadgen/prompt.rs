@@ -165,6 +165,7 @@ fn write_number(number: u32, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_types::RequestObjectives;
     use std::collections::HashSet;
 
     fn arrival(prompt_tokens: u64, ids: &[u64]) -> Arrival {
@@ -174,6 +175,7 @@ mod tests {
             output_tokens: 1,
             ids: ids.to_vec(),
             class: 0,
+            objectives: RequestObjectives::default(),
             tenant: 0,
             cancel_after_us: None,
         }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_http::{Client, next_piece, whole};
 use baton_sim::workload::Arrival;
+use baton_types::RequestObjectives;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{Method, Request};
@@ -210,6 +211,7 @@ impl Caller {
             output_tokens: 1,
             ids: (0..u64::from(blocks)).map(|at| base.wrapping_add(at)).collect(),
             class: 0,
+            objectives: RequestObjectives::default(),
             tenant: 0,
             cancel_after_us: None,
         };

@@ -169,7 +169,10 @@ fn digest(trace: &Trace) -> u128 {
             hasher.update(&number.to_le_bytes());
         }
         record.hash_ids.iter().for_each(|id| hasher.update(&id.to_le_bytes()));
-        let read = |extra: &Extra| format!("{:?}{:?}{:?};", extra.class, extra.tenant, extra.cancel_after_ms);
+        let read = |extra: &Extra| {
+            let objectives = (extra.slo_ttft_ms, extra.slo_tbt_ms);
+            format!("{:?}{:?}{:?}{objectives:?};", extra.class, extra.tenant, extra.cancel_after_ms)
+        };
         hasher.update(record.extra.as_ref().map_or(String::new(), |extra| read(extra)).as_bytes());
     }
     hasher.digest128()

@@ -146,7 +146,7 @@ pub(crate) fn text_prompt(texts: &[String], block_tokens: u32) -> Prompt {
 fn finite(value: Option<f64>, field: &str) -> Result<Option<f64>, RowFault> {
     match value {
         Some(v) if !v.is_finite() || v < 0.0 => {
-            Err(RowFault::parse(format!("{field} {v} is not a time to wait"), "write milliseconds >= 0"))
+            Err(RowFault::parse(format!("{field} {v} is not a time"), "write milliseconds >= 0"))
         }
         _ => Ok(value),
     }
@@ -162,6 +162,8 @@ impl Parse for Mooncake {
         let (input_length, hash_ids) = self.prompt_of(&mut row)?;
         let output_length = self.output_of(&row)?;
         let (timestamp_ms, delay_ms) = self.timing(&row)?;
+        finite(row.extra.slo_ttft_ms, "slo_ttft_ms")?;
+        finite(row.extra.slo_tbt_ms, "slo_tbt_ms")?;
         let mut extra = row.extra;
         extra.delay_ms = delay_ms;
         let mut record = Record {
