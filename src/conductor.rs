@@ -21,6 +21,7 @@ pub mod journal;
 mod lead;
 mod orders;
 mod policy;
+mod refusals;
 mod session;
 mod slo;
 mod status;

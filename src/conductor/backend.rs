@@ -108,6 +108,7 @@ impl Backend for Door {
                 status: 503,
                 reason: "conductor_busy".into(),
                 message: "the conductor's inbox is full; try again shortly".into(),
+                param: None,
                 retry_after_us: Some(1_000_000),
                 predicted_ttft_us: None,
             }));

@@ -67,6 +67,8 @@ impl Driver {
             chain: Arc::new([]),
             sampling: Arc::new(sampling),
             class: None,
+            class_param: None,
+            objectives: baton_types::RequestObjectives::default(),
             tenant: None,
             session: None,
             body: b"{\"max_tokens\":2}"[..].into(),

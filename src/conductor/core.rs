@@ -41,6 +41,7 @@ impl Core for LiveCore<'_> {
         Some(Request {
             id: request,
             class: session.class,
+            objectives: submission.objectives,
             tenant: session.tenant,
             prompt_tokens: submission.tokens.len() as u64 + u64::from(emitted_tokens),
             chain: chain.iter().map(|key| key.short()).collect(),

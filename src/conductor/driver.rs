@@ -293,7 +293,9 @@ impl Driver {
         let classes = &self.config.scheduler.classes;
         let named = super::policy::class_named(classes, wanted.map(AsRef::as_ref));
         let class = named.as_ref().ok().copied();
-        let class = match self.may_submit(&submission).and_then(|()| named.map_err(unknown_class)) {
+        let unknown =
+            |message| Refusal { param: submission.class_param, ..refusal((400, "unknown_class"), message) };
+        let class = match self.may_submit(&submission).and_then(|()| named.map_err(unknown)) {
             Ok(class) => class,
             Err(refusal) => {
                 self.metrics.refused_early(&refusal.reason);
@@ -313,9 +315,10 @@ impl Driver {
         let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };
         let (time_limit_us, asked_tokens) = (session.time_limit_us(), session.submission.sampling.max_tokens);
+        let objectives = session.submission.objectives;
         self.sessions.insert(request, session);
         self.metrics.arrived();
-        let arrival = Arrival { request, class, time_limit_us, asked_tokens };
+        let arrival = Arrival { request, class, objectives, time_limit_us, asked_tokens };
         self.pair(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         self.count_shadow();
     }
@@ -453,10 +456,7 @@ fn refusal((status, reason): (u16, &str), message: String) -> Refusal {
         reason: reason.into(),
         message: message.into(),
         retry_after_us: (status != 400).then_some(1_000_000),
+        param: None,
         predicted_ttft_us: None,
     }
-}
-
-fn unknown_class(message: String) -> Refusal {
-    refusal((400, "unknown_class"), message)
 }

@@ -2,12 +2,13 @@
 
 use baton_legs::pairs::{Cause, Effect, Phase};
 use baton_router::{Event, Refusal};
-use baton_scheduler::{Effect as Order, FailStage, FetchPlan, Input, RejectReason, Rejection};
+use baton_scheduler::{Effect as Order, FailStage, FetchPlan, Input, Rejection};
 use baton_types::{InstanceId, RequestId, Role};
 use baton_wire::v1;
 
 use super::core::Trouble;
 use super::driver::Driver;
+use super::refusals::{RefusalText, RefusedRequest, refusal_text};
 use super::session::Session;
 use super::status::chosen;
 use crate::capture::CaptureOutcome;
@@ -217,7 +218,7 @@ impl Driver {
         self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
         let Some(session) = self.end(rejection.request) else { return };
         self.metrics.refused(rejection.reason.name());
-        let (status, message) = refusal_words(rejection, &session);
+        let RefusalText { status, message, param } = self.refusal_text(rejection, &session);
         if !session.answer.is_empty() {
             return session.fail(503, rejection.reason.name(), message);
         }
@@ -226,9 +227,24 @@ impl Driver {
             status,
             reason: rejection.reason.name().into(),
             message: message.into(),
+            param,
             retry_after_us,
             predicted_ttft_us: rejection.predicted_ttft_us.filter(|us| *us > 0),
         }));
+    }
+
+    fn refusal_text(&self, rejection: &Rejection, session: &Session) -> RefusalText {
+        let scheduler = &self.config.scheduler;
+        let prompt_tokens = session.submission.tokens.len() as u64;
+        let request = RefusedRequest {
+            prompt_tokens,
+            asked_tokens: session.submission.asked_tokens,
+            objectives: session.submission.objectives,
+            class: scheduler.classes.get(session.class.index()).unwrap_or(&scheduler.classes[0]),
+            least_tbt_us: scheduler.least_tbt_us(session.class),
+            idle_step_us: self.core.idle_step_us(prompt_tokens),
+        };
+        refusal_text(rejection, &request)
     }
 
     fn fail(&mut self, request: RequestId, stage: FailStage, attempts: u32) {
@@ -269,50 +285,6 @@ impl Driver {
         session.trace.failed(stage, now_us);
         self.end(request);
         self.metrics.cancelled(stage);
-    }
-}
-
-fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
-    let wait = format!("predicted to be admitted in {:.1} s", rejection.retry_after_us as f64 / 1e6);
-    let seconds = |us: u64| format!("{:.2} s", us as f64 / 1e6);
-    let ttft = rejection.predicted_ttft_us.map_or_else(|| "none".into(), seconds);
-    match rejection.reason {
-        RejectReason::Ttft => {
-            (429, format!("no placement meets the time-to-first-token objective (best {ttft}); {wait}"))
-        }
-        RejectReason::Tbt => {
-            (429, format!("decoding it now would break the time-between-tokens objective; {wait}"))
-        }
-        RejectReason::Room => (429, format!("no decode instance has room for its KV; {wait}")),
-        RejectReason::Costly => {
-            (429, format!("under the present overload its work would displace others; {wait}"))
-        }
-        RejectReason::Unreachable => (
-            400,
-            format!(
-                "its objectives cannot be met here even when nothing else is served (first token after {ttft}); \
-                 send a shorter prompt, or choose a class with longer objectives"
-            ),
-        ),
-        RejectReason::QueueFull => (429, format!("the queue is full; {wait}")),
-        RejectReason::NoInstance => {
-            (503, "no prefill and decode instance pair is attached; see /ready and start nodes".into())
-        }
-        RejectReason::TooLong => (400, too_long_text(session)),
-    }
-}
-
-/// Prompt and answer count together, for a decode instance holds the KV of both.
-fn too_long_text(session: &Session) -> String {
-    let prompt_tokens = session.submission.tokens.len();
-    match session.submission.asked_tokens.filter(|asked| *asked > 1) {
-        Some(asked) => format!(
-            "the prompt has {prompt_tokens} tokens and {asked} are asked for: together more than any instance can \
-             hold; send a shorter prompt or ask for fewer tokens"
-        ),
-        None => format!(
-            "the prompt has {prompt_tokens} tokens, more than any instance can hold; send a shorter prompt"
-        ),
     }
 }
 

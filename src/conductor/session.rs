@@ -165,6 +165,7 @@ impl Session {
             output_tokens: if served { drawn } else { u64::from(self.submission.sampling.max_tokens) },
             chain: Arc::clone(&self.submission.chain),
             class: class.map(|class| class.name.as_str().into()),
+            objectives: self.submission.objectives,
             session: self.submission.session,
             outcome: self.outcome,
         }

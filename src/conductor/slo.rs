@@ -1,4 +1,4 @@
-//! SLO attainment by service class: how requests ended against the objectives of their classes.
+//! SLO attainment by service class: how requests ended against their objectives, their own or those of their classes.
 
 use std::collections::BTreeMap;
 
@@ -198,8 +198,8 @@ fn judge(session: &Session, class: &SloClass, now_us: u64) -> SloOutcome {
     let since_us = |at_us: u64| at_us.saturating_sub(session.arrived_us);
     let (served, tbt_us) = (session.is_served(), session.gaps.tbt_us().unwrap_or(0));
     let end_us = if served { session.last_token_us } else { now_us };
-    let [ttft, tbt, e2e] =
-        class.keeps(since_us(session.first_token_us.unwrap_or(now_us)), tbt_us, since_us(end_us));
+    let ttft_us = since_us(session.first_token_us.unwrap_or(now_us));
+    let [ttft, tbt, e2e] = session.submission.objectives.kept(class, (ttft_us, tbt_us, since_us(end_us)));
     match session.outcome {
         _ if served && !ttft => SloOutcome::LateTtft,
         _ if served && !tbt => SloOutcome::LateTbt,

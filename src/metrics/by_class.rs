@@ -20,9 +20,9 @@ const OTHER_CLASS: &str = "other";
 pub(crate) enum SloOutcome {
     /// It completed within all objectives.
     InSlo,
-    /// Its first token came after the class's `ttft_us`.
+    /// Its first token came after its TTFT objective: its own, else the class's `ttft_us`.
     LateTtft,
-    /// It completed, its first token was in time, and its TBT is above the class's `tbt_us`.
+    /// It completed, its first token was in time, and its TBT is above its objective.
     LateTbt,
     /// It completed, its tokens were in time, and its last one came after the class's `e2e_us`.
     LateE2e,

@@ -23,6 +23,7 @@ mod lenders;
 mod lifecycle;
 mod measure;
 mod memory;
+mod objectives;
 mod objects;
 mod operators;
 mod ordeal;

@@ -278,6 +278,8 @@ impl Bench {
             chain: Arc::new([]),
             sampling: Arc::new(sampling),
             class: None,
+            class_param: None,
+            objectives: baton_types::RequestObjectives::default(),
             tenant: None,
             session: None,
             body: Default::default(),

@@ -116,6 +116,7 @@ impl ScheduleRun {
             tokens: (0..tokens).collect(),
             chain: request.chain.iter().map(|hash| BlockKey(hash.0.into())).collect(),
             class: Some(class.name.as_str().into()),
+            objectives: request.objectives,
             ..Bench::submission(&request.id.to_string(), sampling)
         };
         let (sender, events) = mpsc::channel(1 << 14);

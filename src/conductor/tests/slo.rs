@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use baton_router::{Backend as _, Event, Submission};
 use baton_scheduler::PredictionPath;
-use baton_types::{Sampling, SloClass};
+use baton_types::{RequestObjectives, Sampling, SloClass};
 
 use super::bench::{Bench, failure};
 use crate::conductor::slo::SloStatus;
@@ -83,6 +83,47 @@ async fn each_stage_that_ended_well_is_in_the_histogram_of_its_role_and_nodes_ha
         assert_eq!(value(&bench, &format!("baton_nodes{{role=\"{role}\",state=\"serving\"}}")), Some(1.0));
         let backlog = format!("baton_node_backlog_seconds{{node=\"{node}\",role=\"{role}\"}}");
         assert!(value(&bench, &backlog).is_some());
+    }
+}
+
+/// A request of class gold with objectives of its own, ms.
+fn named(name: &str, ttft_ms: Option<u64>, tbt_ms: Option<u64>) -> Submission {
+    let us = |ms: Option<u64>| ms.map(|ms| ms * 1_000);
+    let objectives = RequestObjectives { ttft_us: us(ttft_ms), tbt_us: us(tbt_ms) };
+    Submission { objectives, ..submission(name, "gold", 4) }
+}
+
+#[tokio::test]
+async fn a_request_is_judged_by_the_objectives_that_it_named() {
+    let mut bench = bench().await;
+    for (name, ttft_ms, tbt_ms, times) in [
+        ("tight", Some(300), None, (400_000, 40_000)),
+        ("loose", Some(700), Some(95), (600_000, 90_000)),
+        ("patient", Some(700), None, (600_000, 90_000)),
+        ("steady", None, Some(95), (400_000, 90_000)),
+    ] {
+        bench.send(named(name, ttft_ms, tbt_ms)).await;
+        serve(&mut bench, name, times).await;
+    }
+    let gold = |outcome: &str, count| (("gold".to_owned(), outcome.to_owned()), count);
+    let expected = BTreeMap::from([gold("in_slo", 2), gold("late_ttft", 1), gold("late_tbt", 1)]);
+    assert_eq!(counts(&bench), expected);
+}
+
+#[tokio::test]
+async fn an_objective_that_cannot_be_kept_is_refused_with_its_header() {
+    let mut bench = bench().await;
+    bench.send(named("short", None, Some(49))).await;
+    bench.send(named("soon", Some(1), None)).await;
+    bench.send(Submission { class_param: Some("x-slo-class"), ..submission("odd", "silver", 4) }).await;
+    for (name, reason, param, part) in [
+        ("short", "objective_unreachable", "x-slo-tbt-ms", "ask for 50 ms or more"),
+        ("soon", "objective_unreachable", "x-slo-ttft-ms", "a first token within 1 ms and 50 ms between"),
+        ("odd", "unknown_class", "x-slo-class", "default, gold"),
+    ] {
+        let Some(Event::Refused(refused)) = &bench.client(name).last else { panic!("{name} is refused") };
+        assert_eq!((refused.status, &*refused.reason, refused.param), (400, reason, Some(param)));
+        assert!(refused.message.contains(part) && refused.retry_after_us.is_none(), "{refused:?}");
     }
 }
 

@@ -35,6 +35,7 @@ impl Echo {
             status: 429,
             reason: "ttft".into(),
             message: "every prefill would be too late".into(),
+            param: None,
             retry_after_us: Some(1_100_000),
             predicted_ttft_us: Some(4_000_000),
         })

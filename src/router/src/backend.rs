@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use baton_types::{BlockKey, Finish, Sampling, TokenLogprob, Tokens};
+use baton_types::{BlockKey, Finish, RequestObjectives, Sampling, TokenLogprob, Tokens};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -24,6 +24,10 @@ pub struct Submission {
     pub sampling: Arc<Sampling>,
     /// Service class asked for, by name; the first one when `None`.
     pub class: Option<Arc<str>>,
+    /// The header or field in which the client named that class, for `error.param` where it is refused for it.
+    pub class_param: Option<&'static str>,
+    /// Objectives that the client named for this call, in place of its class's.
+    pub objectives: RequestObjectives,
     /// The tenant's name; the anonymous tenant when `None`.
     pub tenant: Option<Arc<str>>,
     /// Names the conversation, hashed: calls with the same one belong together.
@@ -89,6 +93,8 @@ pub struct Refusal {
     pub reason: Arc<str>,
     /// For a person.
     pub message: Arc<str>,
+    /// The header or field at fault, if there is one.
+    pub param: Option<&'static str>,
     /// When the same request is predicted to be admitted, from now, µs.
     pub retry_after_us: Option<u64>,
     /// Best TTFT predicted for it, µs.

@@ -113,6 +113,8 @@ impl RequestReader<'_> {
                     chain: Arc::clone(&one.prompt.chain),
                     sampling: choice_sampling(&sampling, choice, max_tokens),
                     class: caller.class.clone(),
+                    class_param: caller.class_param,
+                    objectives: caller.objectives,
                     tenant: caller.tenant.clone(),
                     session: caller.session,
                     body: body.clone(),

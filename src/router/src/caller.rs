@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use baton_types::{MAX_OWN_OBJECTIVE_US, RequestObjectives};
 use http::{HeaderMap, header};
 
 use crate::config::{ApiKey, RouterConfig};
@@ -17,6 +18,8 @@ const MAX_NAME_BYTES: usize = 128;
 const MAX_TIMEOUT_US: u64 = 86_400_000_000;
 /// Headers that name the service class: the usual one, and the same under an older name.
 const CLASS_HEADERS: [&str; 2] = ["x-slo-class", "x-baton-class"];
+/// Headers that name the TTFT and the TBT of one call, ms.
+pub const OBJECTIVE_HEADERS: [&str; 2] = ["x-slo-ttft-ms", "x-slo-tbt-ms"];
 /// The API's own words for leaving the tier open.
 const OPEN_TIERS: [&str; 2] = ["auto", "default"];
 /// The API's own service tiers, which clients send without knowing the classes here.
@@ -27,6 +30,9 @@ pub const API_TIERS: [&str; 3] = ["flex", "priority", "scale"];
 pub(crate) struct Caller {
     pub(crate) tenant: Option<Arc<str>>,
     pub(crate) class: Option<Arc<str>>,
+    /// The header or field that names the class.
+    pub(crate) class_param: Option<&'static str>,
+    pub(crate) objectives: RequestObjectives,
     pub(crate) session: Option<u64>,
     pub(crate) timeout_us: Option<u64>,
     pub(crate) explain: bool,
@@ -43,14 +49,18 @@ impl Caller {
         let keys = config.api_keys.now();
         let AdmittedCaller { tenant, classes, class } = admit(headers, &keys)?;
         let tier = fields.service_tier.as_ref().map(|tier| tier.0.as_ref());
-        let class = class.map_or_else(|| class_of(tier, classes), |class| Ok(Some(class)))?;
+        let (class, class_param) = match class {
+            Some(named) => (Some(named.class), Some(named.param)),
+            None => class_of(tier, classes)?,
+        };
+        let objectives = objectives(headers)?;
         let session = session(headers, fields, config)
             .map(|session| session_number(tenant.as_deref(), session, *config.hash_seed.expose()));
         let streams = fields.stream.unwrap_or(false);
         let timeout_us = timeout_us(headers, streams)?;
         let explain = text(headers, "x-baton-explain").is_some_and(|value| matches!(value, "1" | "true"));
         let trace = TraceParent::read(headers);
-        Ok(Self { tenant, class, session, timeout_us, explain, trace })
+        Ok(Self { tenant, class, class_param, objectives, session, timeout_us, explain, trace })
     }
 }
 
@@ -86,7 +96,15 @@ pub(crate) struct AdmittedCaller<'k> {
     /// The classes that its key may use; all where there are none.
     classes: &'k [Arc<str>],
     /// The class that the header names.
-    class: Option<Arc<str>>,
+    class: Option<NamedClass>,
+}
+
+/// A class as the client names it.
+#[derive(Debug)]
+struct NamedClass {
+    class: Arc<str>,
+    /// The header or field in which it does.
+    param: &'static str,
 }
 
 /// Admits a call. Where keys are configured, the call needs one of them. A key's own tenant takes precedence over the
@@ -99,16 +117,17 @@ pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admit
     };
     let classes = key.map_or(&[][..], |key| &key.classes);
     let class = class_in(headers)?;
-    if let Some(class) = &class {
-        may_use(class, classes)?;
+    if let Some(named) = &class {
+        may_use(&named.class, classes).map_err(|error| ApiError { param: Some(named.param), ..error })?;
     }
     Ok(AdmittedCaller { tenant, classes, class })
 }
 
 /// The class that the headers name, under either name.
-fn class_in(headers: &HeaderMap) -> Result<Option<Arc<str>>, ApiError> {
-    match CLASS_HEADERS.map(|header| name(headers, header)) {
-        [Ok(Some(one)), Ok(Some(other))] if one != other => {
+fn class_in(headers: &HeaderMap) -> Result<Option<NamedClass>, ApiError> {
+    let named = |param| Ok(name(headers, param)?.map(|class| NamedClass { class, param }));
+    match CLASS_HEADERS.map(named) {
+        [Ok(Some(one)), Ok(Some(other))] if one.class != other.class => {
             let [first, second] = CLASS_HEADERS;
             Err(ApiError::new(
                 400,
@@ -131,14 +150,41 @@ fn shown<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<&'k ApiKey, ApiE
         .ok_or_else(|| ApiError::new(401, "this API key is not known here; check it").code("invalid_api_key"))
 }
 
-/// The class of a call without the header, by its `service_tier`.
-fn class_of(tier: Option<&str>, classes: &[Arc<str>]) -> Result<Option<Arc<str>>, ApiError> {
-    let by_default = || Ok(classes.first().cloned());
+/// The class of a call without the header, by its `service_tier`, and the field that names it.
+fn class_of(
+    tier: Option<&str>,
+    classes: &[Arc<str>],
+) -> Result<(Option<Arc<str>>, Option<&'static str>), ApiError> {
+    let by_default = || Ok((classes.first().cloned(), None));
     let Some(tier) = tier.filter(|tier| !OPEN_TIERS.contains(tier)) else { return by_default() };
     match may_use(tier, classes) {
-        Ok(()) => Ok(Some(tier.into())),
+        Ok(()) => Ok((Some(tier.into()), Some("service_tier"))),
         Err(_) if API_TIERS.contains(&tier) => by_default(),
         Err(error) => Err(ApiError { param: Some("service_tier"), ..error }),
+    }
+}
+
+/// The objectives that a call names for itself.
+fn objectives(headers: &HeaderMap) -> Result<RequestObjectives, ApiError> {
+    let [ttft_us, tbt_us] = OBJECTIVE_HEADERS.map(|header| objective_us(headers, header));
+    Ok(RequestObjectives { ttft_us: ttft_us?, tbt_us: tbt_us? })
+}
+
+/// An objective in whole milliseconds, as µs. It decides what is promised, so an unusable value is refused.
+fn objective_us(headers: &HeaderMap, header: &'static str) -> Result<Option<u64>, ApiError> {
+    let Some(given) = headers.get(header) else { return Ok(None) };
+    let most_ms = MAX_OWN_OBJECTIVE_US / 1_000;
+    let digits = given.to_str().ok().map(str::trim).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+    let ms = digits.and_then(|digits| digits.parse::<u64>().ok()).filter(|ms| (1..=most_ms).contains(ms));
+    match ms {
+        Some(ms) => Ok(Some(ms * 1_000)),
+        None => {
+            let message = format!(
+                "header {header} is {:?}; it is a whole number of milliseconds from 1 to {most_ms}",
+                String::from_utf8_lossy(given.as_bytes())
+            );
+            Err(ApiError::invalid(header, message))
+        }
     }
 }
 
@@ -280,14 +326,51 @@ mod tests {
             read(&[("x-baton-class", "fast")], r#"{"service_tier":"flex"}"#).class.as_deref(),
             Some("fast")
         );
+        let named = |list: HeaderMap| admit(&list, &[]).unwrap().class.map(|named| named.class);
         let both = |one, other| headers(&[("x-slo-class", one), ("x-baton-class", other)]);
         assert_eq!(read(&[("x-slo-class", "fast")], "{}").class.as_deref(), Some("fast"));
-        assert_eq!(admit(&both("fast", "fast"), &[]).unwrap().class.as_deref(), Some("fast"));
-        assert_eq!(admit(&both("fast", ""), &[]).unwrap().class.as_deref(), Some("fast"));
+        assert_eq!(named(both("fast", "fast")).as_deref(), Some("fast"));
+        assert_eq!(named(both("fast", "")).as_deref(), Some("fast"));
         let error = admit(&both("fast", "slow"), &[]).unwrap_err();
         assert!(error.status == 400 && error.message.contains("x-slo-class and x-baton-class"), "{error:?}");
         assert_eq!(read(&[], r#"{"service_tier":"flex"}"#).class.as_deref(), Some("flex"));
         assert_eq!(read(&[], r#"{"service_tier":"auto"}"#).class, None);
+    }
+
+    #[test]
+    fn an_error_about_a_class_names_where_it_was_named() {
+        let param = |list: &[(&'static str, &str)], body| read(list, body).class_param;
+        assert_eq!(param(&[("x-slo-class", "fast")], "{}"), Some("x-slo-class"));
+        assert_eq!(param(&[("x-baton-class", "fast")], r#"{"service_tier":"flex"}"#), Some("x-baton-class"));
+        assert_eq!(param(&[], r#"{"service_tier":"flex"}"#), Some("service_tier"));
+        assert_eq!(param(&[], r#"{"service_tier":"auto"}"#), None);
+    }
+
+    #[test]
+    fn objectives_are_whole_milliseconds_of_a_day_at_most() {
+        let own = |list: &[(&'static str, &str)]| {
+            let own = read(list, "{}").objectives;
+            (own.ttft_us, own.tbt_us)
+        };
+        assert_eq!(own(&[]), (None, None));
+        assert_eq!(own(&[("x-slo-ttft-ms", "1")]), (Some(1_000), None));
+        assert_eq!(own(&[("x-slo-tbt-ms", "86400000")]), (None, Some(86_400_000_000)));
+        assert_eq!(
+            own(&[("x-slo-ttft-ms", "1500"), ("x-slo-tbt-ms", "40")]),
+            (Some(1_500_000), Some(40_000))
+        );
+        for header in OBJECTIVE_HEADERS {
+            for wrong in ["0", "86400001", "-1", "+5", "1.5", "1e3", "2s", "ten", "", "99999999999999999999"]
+            {
+                let list = headers(&[(header, wrong)]);
+                let error = Caller::read(&list, &Fields::default(), &RouterConfig::default()).unwrap_err();
+                assert_eq!((error.status, error.param), (400, Some(header)), "{wrong:?}");
+                assert!(error.message.contains(header) && error.message.contains("86400000"), "{error:?}");
+            }
+        }
+        let mut odd = HeaderMap::new();
+        odd.insert("x-slo-ttft-ms", http::HeaderValue::from_bytes(b"5\xb5").unwrap());
+        assert_eq!(objectives(&odd).unwrap_err().status, 400, "no text");
     }
 
     #[test]
@@ -320,9 +403,9 @@ mod tests {
             assert_eq!(ask(&two, header, body).unwrap().as_deref(), Some(class), "{header:?} {body}");
         }
         for (header, body, param) in [
-            (Some("gold"), "{}", None),
-            (Some("priority"), "{}", None),
-            (Some("gold"), r#"{"service_tier":"batch"}"#, None),
+            (Some("gold"), "{}", Some("x-baton-class")),
+            (Some("priority"), "{}", Some("x-baton-class")),
+            (Some("gold"), r#"{"service_tier":"batch"}"#, Some("x-baton-class")),
             (None, r#"{"service_tier":"gold"}"#, Some("service_tier")),
         ] {
             let error = ask(&two, header, body).unwrap_err();

@@ -16,7 +16,7 @@ pub struct ApiError {
     pub status: u16,
     /// `error.message`: for a person; names what is wrong and what to do.
     pub message: Cow<'static, str>,
-    /// `error.param`: the field at fault.
+    /// `error.param`: the field or header at fault.
     pub param: Option<&'static str>,
     /// `error.code`: for a program.
     pub code: Option<Cow<'static, str>>,
@@ -142,6 +142,7 @@ impl From<Refusal> for ApiError {
         Self {
             retry_after_us: refusal.retry_after_us.or(retry.then_some(1_000_000)),
             predicted_ttft_us: refusal.predicted_ttft_us,
+            param: refusal.param,
             ..Self::new(refusal.status, refusal.message.to_string()).code(refusal.reason.to_string())
         }
     }
@@ -163,6 +164,7 @@ mod tests {
             status: 429,
             reason: "ttft".into(),
             message: "busy \"now\"".into(),
+            param: None,
             retry_after_us,
             predicted_ttft_us: Some(2_500_000),
         })

@@ -236,6 +236,8 @@ impl Cluster {
             chain: chain.into(),
             sampling: Arc::new(sampling),
             class: None,
+            class_param: None,
+            objectives: baton_types::RequestObjectives::default(),
             tenant: Some("acme".into()),
             session: None,
             body: self.body.clone(),

@@ -126,6 +126,8 @@ fn submission(request_id: &str) -> Submission {
         chain: [].into(),
         sampling: Arc::new(Sampling { max_tokens: 4, ignore_eos: true, ..Sampling::default() }),
         class: None,
+        class_param: None,
+        objectives: baton_types::RequestObjectives::default(),
         tenant: None,
         session: None,
         body: bytes::Bytes::new(),

@@ -46,6 +46,8 @@ async fn headers_reach_the_backend() {
         ("x-tenant-id", "t1"),
         ("x-session-id", "s1"),
         ("x-request-timeout-ms", "2500"),
+        ("x-slo-ttft-ms", "1500"),
+        ("x-slo-tbt-ms", "40"),
         ("x-baton-explain", "1"),
         ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
     ];
@@ -57,6 +59,9 @@ async fn headers_reach_the_backend() {
     assert_eq!((&*submission.request_id, submission.class.as_deref()), ("mine-1", Some("batch")));
     assert_eq!((submission.tenant.as_deref(), submission.timeout_us), (Some("t1"), Some(2_500_000)));
     assert!(submission.session.is_some());
+    let objectives = submission.objectives;
+    assert_eq!((objectives.ttft_us, objectives.tbt_us), (Some(1_500_000), Some(40_000)));
+    assert_eq!(submission.class_param, Some("x-baton-class"));
     let parent = submission.trace.unwrap();
     assert_eq!((parent.span_id, parent.sampled), (0xb7ad_6b71_6920_3331, true));
 
@@ -67,6 +72,18 @@ async fn headers_reach_the_backend() {
     assert_eq!((&*submission.request_id, submission.session), (made.as_str(), None));
     assert_eq!(submission.trace, None, "a broken traceparent is as none");
     assert!(door.get("/nothing").await.header("x-request-id").is_some(), "errors have one, too");
+}
+
+#[tokio::test]
+async fn an_unusable_objective_is_refused_with_its_header_before_anything_is_submitted() {
+    let door = open_with_text("x").await;
+    for header in ["x-slo-ttft-ms", "x-slo-tbt-ms"] {
+        let response = door.post_with(PATH, BODY, &[(header, "2s")]).await;
+        let error = &response.json()["error"];
+        assert_eq!((response.status, error["param"].as_str()), (400, Some(header)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("whole number of milliseconds"), "{error}");
+    }
+    assert!(door.backend.submissions.lock().is_empty());
 }
 
 #[tokio::test]

@@ -98,6 +98,7 @@ async fn refusals_say_when_to_come_again() {
             status: 429,
             reason: "predicted_ttft".into(),
             message: "too late".into(),
+            param: None,
             retry_after_us: Some(1_500_000),
             predicted_ttft_us: Some(31_000_000),
         }))]
