@@ -134,6 +134,13 @@ pub struct ServiceConfig {
     pub api_keys: Vec<ApiKey>,
     /// Key that operators show on `/admin` paths; needed there as soon as clients need keys.
     pub admin_key: Secret<String>,
+    /// Classes of requests that name none by header or `service_tier`, as
+    /// `[{ tenant = "acme", class = "batch" }, { model = "small", class = "batch" }, { priority = 5, class = "batch" }]`:
+    /// the first rule whose fields all match gives its `class`. `tenant` is that of the key or of `x-tenant-id`, `model`
+    /// is what the body asks for (else the model that is served), `priority` is a whole number in the body. A rule without
+    /// `priority` is passed over where the key may not use its class. Where none matches, it is the key's first class, else
+    /// the first class.
+    pub class_rules: Vec<ClassRule>,
     /// Certificate chain, PEM; with `tls_key` it turns TLS on.
     pub tls_cert: String,
     /// Private key, PEM.
@@ -219,12 +226,50 @@ pub struct ApiKey {
     pub classes: Vec<String>,
 }
 
+/// Which class a request has that names none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClassRule {
+    /// The tenant that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// The model that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The body's `priority` that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i64>,
+    /// The class.
+    pub class: String,
+}
+
+/// A rule is one line of a list, so its fields are described with the list and are no settings of their own.
+impl JsonSchema for ClassRule {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ClassRule".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "object",
+            "required": ["class"],
+            "propertyNames": { "enum": ["tenant", "model", "priority", "class"] },
+            "additionalProperties": { "type": ["string", "integer"] },
+        })
+    }
+}
+
 impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8080".into(),
             control: "127.0.0.1:0".into(),
             api_keys: Vec::new(),
+            class_rules: Vec::new(),
             admin_key: Secret::default(),
             tls_cert: String::new(),
             tls_key: String::new(),
@@ -293,6 +338,7 @@ impl Config {
         self.service.validate()?;
         self.check_names()?;
         self.check_key_classes()?;
+        self.check_class_rules()?;
         self.router.parsers()?;
         self.network.validate()?;
         self.cluster.validate()?;
@@ -316,6 +362,28 @@ impl Config {
                 return Err(format!(
                     "service.api_keys[{at}].key is that of service.api_keys[{other}], and one key has one tenant; \
                      give each its own"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rules name classes that there are, and say which requests they are about.
+    fn check_class_rules(&self) -> Result<(), String> {
+        let there: Vec<&str> = self.scheduler.classes.iter().map(|class| class.name.as_str()).collect();
+        for (at, rule) in self.service.class_rules.iter().enumerate() {
+            if !there.contains(&rule.class.as_str()) {
+                return Err(format!(
+                    "service.class_rules[{at}].class is \"{}\", and there is no such class in scheduler.classes, which \
+                     has: {}; add the class, or name one of these",
+                    rule.class,
+                    there.join(", ")
+                ));
+            }
+            if rule.tenant.is_none() && rule.model.is_none() && rule.priority.is_none() {
+                return Err(format!(
+                    "service.class_rules[{at}] has no tenant, model or priority, so that no request would come to a later \
+                     rule or to its key's class; name one, or put the class first in scheduler.classes"
                 ));
             }
         }
@@ -362,6 +430,29 @@ mod tests {
             [("", 16), ("[scheduler]\nmax_retries = 1", 16), ("[scheduler]\nblock_tokens = 512", 512)]
         {
             assert_eq!(parse(text).expect("valid").scheduler.block_tokens, block_tokens, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_class_rule_names_a_class_that_there_is_and_whom_it_is_about() {
+        let file = |rule: &str| {
+            format!("[[scheduler.classes]]\nname = \"batch\"\n[service]\nclass_rules = [{{ {rule} }}]\n")
+        };
+        let rules = parse(&file("tenant = \"lab\", priority = -5, class = \"batch\"")).expect("valid");
+        let [rule] = &rules.service.class_rules[..] else { panic!("one rule") };
+        assert_eq!(
+            (rule.tenant.as_deref(), rule.model.as_deref(), rule.priority),
+            (Some("lab"), None, Some(-5))
+        );
+        for (rule, said) in [
+            ("tenant = \"lab\", class = \"gold\"", "service.class_rules[0].class is \"gold\""),
+            ("class = \"batch\"", "service.class_rules[0] has no tenant, model or priority"),
+            ("tenant = \"lab\"", "class"),
+            ("tenent = \"lab\", class = \"batch\"", "tenent"),
+            ("priority = 1.5, class = \"batch\"", "priority"),
+        ] {
+            let error = parse(&file(rule)).expect_err(rule);
+            assert!(error.contains(said), "{rule}: {error}");
         }
     }
 

@@ -11,8 +11,13 @@ use toml::Value;
 use crate::config::Config;
 
 /// Settings outside of `[scheduler]` that change while a service serves.
-const HOT: [&str; 4] =
-    ["service.api_keys", "service.admin_key", "service.stage_slack", "service.stage_floor_us"];
+const HOT: [&str; 5] = [
+    "service.api_keys",
+    "service.admin_key",
+    "service.class_rules",
+    "service.stage_slack",
+    "service.stage_floor_us",
+];
 
 /// One setting that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -399,6 +404,21 @@ mod tests {
         assert_eq!(can_reload(&own, &both), Ok(()), "the key leaves it, too");
         let lines = in_lines(&changes(&own, &both));
         assert!(lines.contains(&"service.api_keys[0].classes: [\"batch\"] -> []".to_owned()), "{lines:?}");
+    }
+
+    #[test]
+    fn class_rules_change_while_serving_and_keep_the_classes_that_they_name() {
+        let classes = "[[scheduler.classes]]\nname = \"chat\"\n[[scheduler.classes]]\nname = \"batch\"\n";
+        let ruled = |rules: &str| config(&format!("{classes}[service]\nclass_rules = [{rules}]\n"));
+        let (none, one) = (ruled(""), ruled("{ tenant = \"lab\", class = \"batch\" }"));
+        let two = ruled("{ priority = 5, class = \"chat\" }, { tenant = \"lab\", class = \"batch\" }");
+        for (old, new) in [(&none, &one), (&one, &two), (&two, &none)] {
+            assert_eq!(can_reload(old, new), Ok(()));
+            assert!(!changes(old, new).is_empty());
+        }
+        let reload =
+            over(&one, "[[scheduler.classes]]\nname = \"chat\"").and_then(|new| can_reload(&one, &new));
+        assert!(reload.is_err_and(|e| e.contains("service.class_rules[0].class is \"batch\"")));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_membership::{Directory, Policies};
-use baton_router::{ApiKeys, Router, RouterConfig, TlsFiles, Tokenization};
+use baton_router::{Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -35,6 +35,7 @@ use shared_policy::SharedPolicy;
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question, under_way};
 use crate::config::Config;
 use crate::guard::{ClusterGuard, open_port, to_attach};
+use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
 use crate::node::EngineChoice;
 use crate::spans::{ExportTask, Spans};
@@ -233,7 +234,7 @@ impl Service {
         }
         let policy = (config_path.clone(), shared.clone());
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, keys.clone());
-        let router = router((config, keys.clients()), tokenization, (door, connections.clients), admin)?;
+        let router = router((config, &keys), tokenization, (door, connections.clients), admin)?;
         metrics.reads(Arc::downgrade(&router));
         let (failed, failure) = tokio::sync::oneshot::channel();
         let serving = Arc::clone(&router).serve(clients, stop_clients.clone());
@@ -360,7 +361,7 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
 }
 
 fn router(
-    (config, api_keys): (&Config, ApiKeys),
+    (config, keys): (&Config, &AccessKeys),
     tokenization: Tokenization,
     (door, connections_limit): (Door, usize),
     admin: admin::Admin,
@@ -377,7 +378,8 @@ fn router(
         body_limit_bytes: body_bytes,
         bodies_limit_bytes: held_bytes.max(body_bytes.saturating_mul(2)),
         connections_limit,
-        api_keys,
+        api_keys: keys.clients(),
+        class_rules: keys.class_rules(),
         tls: path(&service.tls_cert)
             .zip(path(&service.tls_key))
             .map(|(certificate, key)| TlsFiles { certificate, key }),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use baton_types::Secret;
 use serde_json::Value;
 
-use crate::config::{ApiKey, Config, ServiceConfig};
+use crate::config::{ApiKey, ClassRule, Config, ServiceConfig};
 use crate::policy;
 
 /// Top-level sections that the simulator alone reads.
@@ -73,7 +73,8 @@ impl ReloadMode {
 /// The defaults, with an entry in each list of the service.
 pub fn base() -> Config {
     let key = ApiKey { key: Secret::default(), tenant: "one".into(), classes: Vec::new() };
-    let service = ServiceConfig { api_keys: vec![key], ..ServiceConfig::default() };
+    let rule = ClassRule { tenant: Some("one".into()), class: "default".into(), ..ClassRule::default() };
+    let service = ServiceConfig { api_keys: vec![key], class_rules: vec![rule], ..ServiceConfig::default() };
     Config { service, ..Config::default() }
 }
 

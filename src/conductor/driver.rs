@@ -131,7 +131,7 @@ impl Driver {
         let shared = Arc::new(Shared::default());
         let unread_bytes = usize::try_from(config.service.max_held_bytes / 2).unwrap_or(usize::MAX);
         let door = Door::new(inbox.clone(), Arc::clone(&shared), unread_bytes);
-        let keys = AccessKeys::new(&config.service);
+        let keys = AccessKeys::new(&config);
         metrics.show_classes(config.scheduler.classes.iter().map(|class| &*class.name));
         let driver = Self {
             core,

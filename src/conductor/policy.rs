@@ -143,7 +143,7 @@ impl Driver {
         let (config, changes) = self.checked_policy(config).map_err(PolicyRefusal::Wrong)?;
         if !changes.is_empty() {
             self.pairs.configure(limits(&config));
-            self.keys.set(&config.service);
+            self.keys.set(&config);
             let differs = self.config.scheduler != config.scheduler;
             if differs {
                 self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));

@@ -1,10 +1,10 @@
 //! Objectives that calls name themselves: the service judges each call by its own, refuses what it cannot promise, and
-//! writes them into its capture, whose replays judge alike.
+//! writes them into its capture, whose replays judge alike. And classes that calls get by rules.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::http::Reply;
 use super::service::{Service, completion, run, until};
@@ -37,11 +37,15 @@ fn ask(service: &Service, number: usize, headers: &[(&str, &str)]) -> Reply {
     service.post(COMPLETIONS, &headers, &completion(&prompt, 8).to_string())
 }
 
-/// The counters of the class that are not zero.
 fn counted(service: &Service) -> Counts {
+    counted_in(service, "chat")
+}
+
+/// The counters of a class that are not zero.
+fn counted_in(service: &Service, class: &str) -> Counts {
     let page = service.get("/metrics").ok().text;
     let count = |outcome: &str| {
-        let series = format!("baton_slo_requests_total{{class=\"chat\",outcome=\"{outcome}\"}} ");
+        let series = format!("baton_slo_requests_total{{class=\"{class}\",outcome=\"{outcome}\"}} ");
         page.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok()).unwrap_or(0)
     };
     let counts = OUTCOMES.iter().map(|outcome| ((*outcome).to_owned(), count(outcome)));
@@ -109,4 +113,51 @@ fn calls_are_judged_by_the_objectives_that_they_name_live_and_replayed() {
     let url = format!("http://{}", again.clients);
     assert_eq!(reported(&again, &["replay", &capture, "--live", &url]), late, "as the client measures it");
     wait_for(&again, &late);
+}
+
+/// Two classes, and a rule for each kind of field.
+const RULES: &str = "[[scheduler.classes]]\nname = \"chat\"\n[[scheduler.classes]]\nname = \"batch\"\n\
+                     [service]\nclass_rules = [\n{ priority = 5, class = \"batch\" },\n\
+                     { tenant = \"lab\", class = \"batch\" },\n{ model = \"tiny\", class = \"batch\" },\n]\n";
+
+#[test]
+fn rules_give_calls_their_class_and_follow_the_file() {
+    let service = Service::configured(RULES, &ENGINE);
+    let call = |body: Value, headers: &[(&str, &str)]| {
+        let mut whole = completion("a few words", 2);
+        body.as_object().unwrap().iter().for_each(|(name, value)| whole[name] = value.clone());
+        let headers = [headers, &[("content-type", "application/json")]].concat();
+        service.post(COMPLETIONS, &headers, &whole.to_string())
+    };
+    let lab = ("x-tenant-id", "lab");
+    call(json!({"priority": 5}), &[]).ok();
+    call(json!({}), &[lab]).ok();
+    call(json!({"priority": 0}), &[]).ok();
+    call(json!({"priority": 5}), &[("x-slo-class", "chat")]).ok();
+    let refused = call(json!({"priority": 6}), &[lab]);
+    assert_eq!((refused.status, refused.error_code().as_str()), (400, "unsupported_parameter"));
+    assert!(refused.text.contains("there are classes for: 5"), "{refused:?}");
+    let is = |chat, batch| {
+        until(Duration::from_secs(20), "each call counts in its class", || {
+            let count = |class| counted_in(&service, class).values().sum::<u64>();
+            let counts = (count("chat"), count("batch"));
+            (counts != (chat, batch)).then(|| format!("{chat} and {batch} were meant: {counts:?}"))
+        });
+    };
+    is(2, 2);
+    // The file is followed: the priority has no rule any more, and the tenant another class.
+    let other = RULES.replace("{ priority = 5, class = \"batch\" },\n", "").replace("\"lab\"", "\"other\"");
+    std::fs::write(service.path("baton.toml"), other).unwrap();
+    until(Duration::from_secs(20), "the file is followed", || {
+        let refused = call(json!({"priority": 5, "max_tokens": 0}), &[]);
+        (refused.status != 400).then(|| format!("{refused:?}"))
+    });
+    // A call is counted when its answer is out.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = counted_in(&service, "batch").values().sum::<u64>();
+    call(json!({}), &[("x-tenant-id", "other")]).ok();
+    until(Duration::from_secs(20), "the call counts", || {
+        let now = counted_in(&service, "batch").values().sum::<u64>();
+        (now != before + 1).then(|| format!("{before} and then {now}"))
+    });
 }

@@ -89,7 +89,7 @@ impl RequestReader<'_> {
     ) -> Result<Call, ApiError> {
         let mut fields = crate::fields::read(&body)?;
         self.check(&fields)?;
-        let caller = Caller::read(headers, &fields, self.config)?;
+        let caller = Caller::read(headers, &fields, self.config, &self.model.name)?;
         let stops = sampling::stops(&mut fields, self.config.stops_limit)?;
         let sampling = sampling::sampling(&fields, self.endpoint, self.model)?;
         let lineage = self.lineage(&caller, &fields);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use baton_types::{MAX_OWN_OBJECTIVE_US, RequestObjectives};
 use http::{HeaderMap, header};
 
+use crate::class_rules::{self, RuleTable, RuledCall};
 use crate::config::{ApiKey, RouterConfig};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -40,18 +41,26 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Reads the headers, and from the body what they leave open.
+    /// Reads the headers, and from the body what they leave open. `served_model` is what a client gets that names none.
     pub(crate) fn read(
         headers: &HeaderMap,
         fields: &Fields<'_>,
         config: &RouterConfig,
+        served_model: &str,
     ) -> Result<Self, ApiError> {
         let keys = config.api_keys.now();
         let AdmittedCaller { tenant, classes, class } = admit(headers, &keys)?;
         let tier = fields.service_tier.as_ref().map(|tier| tier.0.as_ref());
+        let call = RuledCall {
+            tenant: tenant.as_deref(),
+            model: fields.model.as_ref().map_or(served_model, |model| model.0.as_ref()),
+            priority: class_rules::priority(fields.priority)?,
+        };
+        let rules = config.class_rules.now();
+        rules.check_priority(&call)?;
         let (class, class_param) = match class {
             Some(named) => (Some(named.class), Some(named.param)),
-            None => class_of(tier, classes)?,
+            None => class_of(tier, classes, (&rules, &call))?,
         };
         let objectives = objectives(headers)?;
         let session = session(headers, fields, config)
@@ -125,7 +134,7 @@ pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admit
 
 /// The class that the headers name, under either name.
 fn class_in(headers: &HeaderMap) -> Result<Option<NamedClass>, ApiError> {
-    let named = |param| Ok(name(headers, param)?.map(|class| NamedClass { class, param }));
+    let named = |param| name(headers, param).map(|found| found.map(|class| NamedClass { class, param }));
     match CLASS_HEADERS.map(named) {
         [Ok(Some(one)), Ok(Some(other))] if one.class != other.class => {
             let [first, second] = CLASS_HEADERS;
@@ -150,13 +159,21 @@ fn shown<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<&'k ApiKey, ApiE
         .ok_or_else(|| ApiError::new(401, "this API key is not known here; check it").code("invalid_api_key"))
 }
 
-/// The class of a call without the header, by its `service_tier`, and the field that names it.
+/// The class of a call without the header, by its `service_tier`, else by the rules, else by its key; and the field that
+/// names it.
 fn class_of(
     tier: Option<&str>,
     classes: &[Arc<str>],
+    (rules, call): (&RuleTable, &RuledCall<'_>),
 ) -> Result<(Option<Arc<str>>, Option<&'static str>), ApiError> {
-    let by_default = || Ok((classes.first().cloned(), None));
-    let Some(tier) = tier.filter(|tier| !OPEN_TIERS.contains(tier)) else { return by_default() };
+    let by_default = || {
+        let ruled = rules.class_of(call, |class| may_use(class, classes))?;
+        let ruled = ruled.map(|(class, param)| (Some(class), param));
+        Ok(ruled.unwrap_or_else(|| (classes.first().cloned(), None)))
+    };
+    let is_open =
+        |tier: &str| OPEN_TIERS.contains(&tier) || (API_TIERS.contains(&tier) && rules.leaves_open(tier));
+    let Some(tier) = tier.filter(|tier| !is_open(tier)) else { return by_default() };
     match may_use(tier, classes) {
         Ok(()) => Ok((Some(tier.into()), Some("service_tier"))),
         Err(_) if API_TIERS.contains(&tier) => by_default(),
@@ -269,6 +286,7 @@ pub(crate) fn namespace(revision: &str, tenant: Option<&str>, salt: Option<&str>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::class_rules::ClassRule;
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
@@ -276,7 +294,7 @@ mod tests {
 
     fn read(list: &[(&'static str, &str)], body: &str) -> Caller {
         let fields = crate::fields::read(body.as_bytes()).unwrap();
-        Caller::read(&headers(list), &fields, &RouterConfig::default()).unwrap()
+        Caller::read(&headers(list), &fields, &RouterConfig::default(), "m").unwrap()
     }
 
     #[test]
@@ -317,7 +335,7 @@ mod tests {
         assert_eq!(read(&[("x-stainless-timeout", "never")], "{}").timeout_us, None);
         let fields = Fields::default();
         let bad = headers(&[("x-request-timeout-ms", "-1")]);
-        assert_eq!(Caller::read(&bad, &fields, &RouterConfig::default()).unwrap_err().status, 400);
+        assert_eq!(Caller::read(&bad, &fields, &RouterConfig::default(), "m").unwrap_err().status, 400);
     }
 
     #[test]
@@ -335,6 +353,60 @@ mod tests {
         assert!(error.status == 400 && error.message.contains("x-slo-class and x-baton-class"), "{error:?}");
         assert_eq!(read(&[], r#"{"service_tier":"flex"}"#).class.as_deref(), Some("flex"));
         assert_eq!(read(&[], r#"{"service_tier":"auto"}"#).class, None);
+    }
+
+    #[test]
+    fn a_call_that_names_no_class_has_the_one_of_a_rule() {
+        let config = RouterConfig {
+            api_keys: vec![ApiKey {
+                key: "k".into(),
+                tenant: Some("acme".into()),
+                classes: vec!["slow".into(), "fast".into()],
+            }]
+            .into(),
+            ..RouterConfig::default()
+        };
+        let rule = |tenant: Option<&str>, model: Option<&str>, priority, class: &str| ClassRule {
+            tenant: tenant.map(str::to_owned),
+            model: model.map(str::to_owned),
+            priority,
+            class: class.into(),
+        };
+        let names = ["slow", "fast", "dear"].map(Arc::from);
+        config.class_rules.set(
+            vec![
+                rule(None, None, Some(5), "fast"),
+                rule(None, None, Some(6), "dear"),
+                rule(Some("acme"), Some("small"), None, "dear"),
+                rule(None, Some("small"), None, "fast"),
+            ],
+            names.to_vec(),
+        );
+        let ask = |list: &[(&'static str, &str)], body: &str| {
+            let list = headers(&[&[("authorization", "Bearer k")], list].concat());
+            let fields = crate::fields::read(body.as_bytes()).unwrap();
+            let read = Caller::read(&list, &fields, &config, "large");
+            read.map(|caller| (caller.class.unwrap().to_string(), caller.class_param))
+        };
+        let slow = [("x-slo-class", "slow")];
+        for (list, body, class, param) in [
+            (&[][..], "{}", "slow", None),
+            (&[], r#"{"priority":5}"#, "fast", Some("priority")),
+            (&[], r#"{"model":"small"}"#, "fast", None),
+            (&[], r#"{"model":"small","service_tier":"flex"}"#, "fast", None),
+            (&[], r#"{"model":"small","service_tier":"slow"}"#, "slow", Some("service_tier")),
+            (&slow, r#"{"priority":5}"#, "slow", Some("x-slo-class")),
+            (&slow, r#"{"priority":6}"#, "slow", Some("x-slo-class")),
+        ] {
+            assert_eq!(ask(list, body).unwrap(), (class.to_owned(), param), "{list:?} {body}");
+        }
+        let refused = ask(&[], r#"{"priority":6}"#).unwrap_err();
+        assert_eq!((refused.status, refused.param), (403, Some("priority")));
+        let unknown = ask(&slow, r#"{"priority":7}"#).unwrap_err();
+        assert_eq!((unknown.status, unknown.param), (400, Some("priority")));
+        assert!(unknown.message.ends_with("there are classes for: 5, 6"), "{}", unknown.message);
+        config.class_rules.set(Vec::new(), Vec::new());
+        assert_eq!(ask(&[], r#"{"model":"small"}"#).unwrap().0, "slow", "a later list holds at once");
     }
 
     #[test]
@@ -363,7 +435,8 @@ mod tests {
             for wrong in ["0", "86400001", "-1", "+5", "1.5", "1e3", "2s", "ten", "", "99999999999999999999"]
             {
                 let list = headers(&[(header, wrong)]);
-                let error = Caller::read(&list, &Fields::default(), &RouterConfig::default()).unwrap_err();
+                let error =
+                    Caller::read(&list, &Fields::default(), &RouterConfig::default(), "m").unwrap_err();
                 assert_eq!((error.status, error.param), (400, Some(header)), "{wrong:?}");
                 assert!(error.message.contains(header) && error.message.contains("86400000"), "{error:?}");
             }
@@ -388,7 +461,7 @@ mod tests {
             let fields = crate::fields::read(body.as_bytes()).unwrap();
             let mut list = vec![("authorization", "Bearer k")];
             list.extend(header.map(|class| ("x-baton-class", class)));
-            Caller::read(&headers(&list), &fields, &limited(classes)).map(|caller| caller.class)
+            Caller::read(&headers(&list), &fields, &limited(classes), "m").map(|caller| caller.class)
         };
         let two = ["batch", "flex"];
         for (header, body, class) in [

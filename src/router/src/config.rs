@@ -11,6 +11,7 @@ use http::request::Parts;
 use parking_lot::RwLock;
 
 use crate::body::Reply;
+use crate::class_rules::ClassRules;
 use crate::reasoning::ReasoningParser;
 use crate::tools::ToolParser;
 
@@ -19,6 +20,8 @@ use crate::tools::ToolParser;
 pub struct RouterConfig {
     /// Keys that are let in; everybody is when there are none.
     pub api_keys: ApiKeys,
+    /// Which class a call has that names none.
+    pub class_rules: ClassRules,
     /// Certificate and key; plain text when `None`.
     pub tls: Option<TlsFiles>,
     /// Secret that block keys are seeded with: the same on all routers and nodes of a deployment.
@@ -65,6 +68,7 @@ impl Default for RouterConfig {
         ];
         Self {
             api_keys: ApiKeys::default(),
+            class_rules: ClassRules::default(),
             tls: None,
             hash_seed: Secret::default(),
             body_limit_bytes: 32 << 20,

@@ -10,6 +10,14 @@ use serde_json::value::RawValue;
 pub const IN_THE_TOKENS: [&str; 9] =
     ["messages", "prompt", "tokens", "text", "input_ids", "tools", "functions", "documents", "chat_template"];
 
+/// Fields that are for the front door alone: which class a call has is decided here.
+const NOT_FOR_ENGINES: [&str; 1] = ["priority"];
+
+/// Whether a field is left out of what engines get.
+fn is_left_out(name: &str) -> bool {
+    IN_THE_TOKENS.contains(&name) || NOT_FOR_ENGINES.contains(&name)
+}
+
 /// A field of a body: its name, and where that begins, which is not known of a name with escapes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
@@ -34,7 +42,7 @@ impl<'a> Entry<'a> {
 pub(crate) fn without_prompt(body: &[u8], entries: &[Entry<'_>]) -> Bytes {
     let mut kept: BTreeMap<&str, &[u8]> = BTreeMap::new();
     for (number, Entry { name, at }) in entries.iter().enumerate() {
-        if IN_THE_TOKENS.contains(&name.as_ref()) {
+        if is_left_out(name) {
             continue;
         }
         // From its quotation mark to the next field's, or to the brace at the end.
@@ -62,7 +70,7 @@ pub(crate) fn without_prompt(body: &[u8], entries: &[Entry<'_>]) -> Bytes {
 /// Strips the fields of a body in which some field's position is unknown.
 fn read_again(body: &[u8]) -> Bytes {
     let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).unwrap_or_default();
-    fields.retain(|name, _| !IN_THE_TOKENS.contains(&name.as_str()));
+    fields.retain(|name, _| !is_left_out(name));
     serde_json::to_vec(&fields).map_or_else(|_| Bytes::from_static(b"{}"), Bytes::from)
 }
 
@@ -81,6 +89,7 @@ mod tests {
     fn what_became_tokens_stays_and_the_rest_goes_along_in_its_own_bytes() {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"a \"b\""}],"vendor":{"b":1.10,"a":[1e400,"\u00e9"]},"tools":[],"seed": 7}"#;
         assert_eq!(of(body), r#"{"model":"m","seed": 7,"vendor":{"b":1.10,"a":[1e400,"\u00e9"]}}"#);
+        assert_eq!(of(r#"{"a":1,"priority":5,"prior\u0069ty":6}"#), r#"{"a":1}"#, "it is for the front door");
         assert_eq!(of(" { \"prompt\" : \"}\" , \"a\" : 1 ,\n \"b\":\"x,\" } \n"), r#"{"a" : 1,"b":"x,"}"#);
         assert_eq!(of(r#"{"m\u0065ssages":[],"a":1,"a":2}"#), r#"{"a":2}"#);
         assert_eq!((of("{}"), of(r#"{"prompt":"x"}"#)), ("{}".to_owned(), "{}".to_owned()));

@@ -38,7 +38,6 @@ pub(crate) const UNSERVED: &[(&str, &str)] = &[
     ("logits_processors", "code of clients is not run; leave it out"),
     ("custom_logit_processor", "code of clients is not run; leave it out"),
     ("lora_path", "adapters are the operator's to choose; leave it out"),
-    ("priority", "use service_tier or the header x-slo-class"),
 ];
 
 /// Null, false, nothing, or the number that counts as nothing.
@@ -98,6 +97,7 @@ macro_rules! fields {
 
 fields! {
     model: Text<'a>,
+    priority: &'a RawValue,
     messages: Vec<Message<'a>>,
     prompt: PromptField<'a>,
     tokens: Vec<u32>,

@@ -12,6 +12,7 @@
 //! | `x-tenant-id` | the tenant, where no key names one; tenants share no blocks |
 //! | `cache_salt` | calls with different salts share no blocks |
 //! | `x-slo-class` (or `x-baton-class`), else `service_tier` | the service class (`auto` and `default` leave it open) |
+//! | `priority` | the service class, by the rules of [`RouterConfig::class_rules`], where the others leave it open |
 //! | `x-slo-ttft-ms`, `x-slo-tbt-ms` | the TTFT and the TBT of this call, whole ms from 1 to 86,400,000, in place of its class's |
 //! | [`RouterConfig::session_headers`], else `prompt_cache_key`, `user`, `previous_response_id` | the conversation |
 //! | `x-request-timeout-ms`, `x-stainless-timeout` (s) | how long the client waits |
@@ -23,7 +24,7 @@
 //! Tool calls in answers become `tool_calls`, see [`ToolParser`]; reasoning may become
 //! `reasoning_content`, see [`ReasoningParser`].
 //!
-//! All other fields, `priority` among them, are not read here; the body goes along as it came.
+//! All other fields are not read here; the body goes along as it came, without `priority`.
 
 mod activity;
 mod answer;
@@ -35,6 +36,7 @@ mod call;
 mod caller;
 mod chat;
 mod choices;
+mod class_rules;
 mod config;
 mod convert;
 mod engine_body;
@@ -63,6 +65,7 @@ mod write;
 pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
 pub use body::{Body, CutOffError, Reply};
 pub use caller::{API_TIERS, OBJECTIVE_HEADERS, same_key};
+pub use class_rules::{ClassRule, ClassRules};
 pub use config::{ApiKey, ApiKeys, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
 pub use engine_body::IN_THE_TOKENS;
 pub use error::ApiError;
