@@ -579,7 +579,8 @@ mod tests {
             capture.record(CaptureRow { objectives, ..row(at * 200_000, b"a", 50) });
         }
         drop(capture);
-        let trace = baton_traces::load(&files(place.path())[0], &ReadOptions::default()).unwrap();
+        let options = ReadOptions { block_tokens: Some(16), ..ReadOptions::default() };
+        let trace = baton_traces::load(&files(place.path())[0], &options).unwrap();
         let read = |at: usize| trace.records[at].extra.as_deref().map(|e| (e.slo_ttft_ms, e.slo_tbt_ms));
         assert_eq!([read(0), read(1)], [Some((None, Some(40.0))), Some((Some(1500.0), None))]);
     }

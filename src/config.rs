@@ -449,7 +449,7 @@ mod tests {
             ("class = \"batch\"", "service.class_rules[0] has no tenant, model or priority"),
             ("tenant = \"lab\"", "class"),
             ("tenent = \"lab\", class = \"batch\"", "tenent"),
-            ("priority = 1.5, class = \"batch\"", "priority"),
+            ("priority = 1.5, class = \"batch\"", "`1.5`, expected i64"),
         ] {
             let error = parse(&file(rule)).expect_err(rule);
             assert!(error.contains(said), "{rule}: {error}");

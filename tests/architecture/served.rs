@@ -71,7 +71,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SloClass", "scheduler/src/shed.rs", &["priority", "sheddable"]),
     ("StoreSection", "src/node.rs", &["eviction", "offload", "ssd_second_touch", "ssd_io"]),
     ("ServiceConfig", "src/up.rs", &["listen", "control", "tls_cert", "tls_key"]),
-    ("ServiceConfig", "src/keys.rs", &["api_keys", "admin_key"]),
+    ("ServiceConfig", "src/keys.rs", &["api_keys", "admin_key", "class_rules"]),
     ("ServiceConfig", "src/up.rs", &["keep_alive_us", "max_body_bytes", "max_held_bytes", "drain_us"]),
     ("ServiceConfig", "src/guard.rs", &["cluster_key", "cluster_tls_cert", "cluster_tls_key"]),
     ("ServiceConfig", "src/guard.rs", &["cluster_tls_ca"]),

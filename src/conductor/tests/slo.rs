@@ -114,7 +114,8 @@ async fn a_request_is_judged_by_the_objectives_that_it_named() {
 async fn an_objective_that_cannot_be_kept_is_refused_with_its_header() {
     let mut bench = bench().await;
     bench.send(named("short", None, Some(49))).await;
-    bench.send(named("soon", Some(1), None)).await;
+    let long = Submission { tokens: vec![5; 60_000].into(), ..named("soon", Some(1), None) };
+    bench.send(long).await;
     bench.send(Submission { class_param: Some("x-slo-class"), ..submission("odd", "silver", 4) }).await;
     for (name, reason, param, part) in [
         ("short", "objective_unreachable", "x-slo-tbt-ms", "ask for 50 ms or more"),
