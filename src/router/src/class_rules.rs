@@ -44,6 +44,9 @@ impl ClassRules {
     }
 }
 
+/// A class, and the field of the body that chose it.
+pub(crate) type ClassChoice = (Arc<str>, Option<&'static str>);
+
 /// A call, as rules see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuledCall<'c> {
@@ -77,7 +80,7 @@ impl RuleTable {
         &self,
         call: &RuledCall<'_>,
         may_use: impl Fn(&str) -> Result<(), ApiError>,
-    ) -> Result<Option<(Arc<str>, Option<&'static str>)>, ApiError> {
+    ) -> Result<Option<ClassChoice>, ApiError> {
         for rule in self.rules.iter().filter(|rule| rule.is_about(call)) {
             match rule.priority {
                 Some(priority) if call.priority == Some(priority) => {
