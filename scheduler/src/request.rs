@@ -37,11 +37,15 @@ pub struct Request {
     pub asked_output_tokens: Option<u32>,
 }
 
-/// A length that the client does not name is left out, as in the JSON: requests without one keep their digests.
-impl core::fmt::Debug for Request {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+/// As derived, without what the client does not name, as in the JSON: requests without keep their digests.
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Request");
-        fields.field("id", &self.id).field("class", &self.class).field("tenant", &self.tenant);
+        fields.field("id", &self.id).field("class", &self.class);
+        if !self.objectives.is_empty() {
+            fields.field("objectives", &self.objectives);
+        }
+        fields.field("tenant", &self.tenant);
         fields.field("prompt_tokens", &self.prompt_tokens).field("chain", &self.chain);
         fields.field("emitted_tokens", &self.emitted_tokens);
         fields.field("max_output_tokens", &self.max_output_tokens);
@@ -51,26 +55,6 @@ impl core::fmt::Debug for Request {
             fields.field("asked_output_tokens", &self.asked_output_tokens);
         }
         fields.finish()
-    }
-}
-
-/// As derived, without objectives where the request names none: digests of recorded runs stay comparable.
-impl fmt::Debug for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("Request");
-        fields.field("id", &self.id).field("class", &self.class);
-        if !self.objectives.is_empty() {
-            fields.field("objectives", &self.objectives);
-        }
-        fields
-            .field("tenant", &self.tenant)
-            .field("prompt_tokens", &self.prompt_tokens)
-            .field("chain", &self.chain)
-            .field("emitted_tokens", &self.emitted_tokens)
-            .field("max_output_tokens", &self.max_output_tokens)
-            .field("known_output_tokens", &self.known_output_tokens)
-            .field("known_work_bound_us", &self.known_work_bound_us)
-            .finish()
     }
 }
 

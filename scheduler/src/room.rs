@@ -38,12 +38,12 @@ impl Conductor {
         let instance = self.fleet.known(decode);
         let (batch, context, _) = instance.decode.now();
         let step_us = instance.spec.profile.decode_us(batch.max(1), context);
+        let further = self.further_tokens(request, emitted_tokens, 500);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a positive product far below 2^53"
         )]
-        let further = self.further_tokens(request, emitted_tokens, 500);
         let left_us = (f64::from(further) * step_us) as u64;
         let finish_us = self.now_us + left_us;
         let output_tokens = u64::from(drawn) + u64::from(further);
