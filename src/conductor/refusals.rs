@@ -131,7 +131,14 @@ mod tests {
             wasted_tokens: 0,
         };
         let (least_tbt_us, idle_step_us) = (40_500, Some(20_000));
-        let request = RefusedRequest { prompt_tokens: 9, asked_tokens: None, objectives, class, least_tbt_us, idle_step_us };
+        let request = RefusedRequest {
+            prompt_tokens: 9,
+            asked_tokens: None,
+            objectives,
+            class,
+            least_tbt_us,
+            idle_step_us,
+        };
         refusal_text(&rejection, &request)
     }
 
