@@ -50,7 +50,7 @@ pub const NAMES: &[Figure] = &[
     Figure::counter("baton_output_tokens_total", "Tokens of completed answers"),
     Figure::counter(
         "baton_slo_requests_total",
-        "Requests that ended, judged by the objectives of their class, by `class` and `outcome`",
+        "Requests that ended, judged by their objectives, by `class` and `outcome`",
     ),
     Figure::counter("baton_slo_tokens_total", "Tokens of requests in SLO, by `class` and `kind`"),
     Figure::gauge("baton_slo_target_ratio", "Target share of a class (`target_permille`), by `class`"),

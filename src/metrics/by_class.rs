@@ -15,7 +15,7 @@ const MAX_CLASSES: usize = 2048;
 /// The class of the requests of all further classes.
 const OTHER_CLASS: &str = "other";
 
-/// How a request ended, judged by the objectives of its class.
+/// How a request ended, judged by its objectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SloOutcome {
     /// It completed within all objectives.
