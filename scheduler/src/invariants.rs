@@ -31,9 +31,13 @@ impl Conductor {
     pub fn check_ledgers(&self) -> Result<(), String> {
         self.fleet.check()?;
         let classes = self.config.classes.len();
-        if !self.lengths.knows(classes) || !self.margins.knows(classes) || !self.demand.is_sound(classes) {
+        if !self.lengths.knows(classes)
+            || !self.margins.knows(classes)
+            || !self.demand.is_sound(classes, self.now_us)
+        {
             return Err(String::from(
-                "what was learnt of lengths, margins and demand is of other classes than are configured",
+                "what was learnt of lengths, margins and demand is of other classes than are configured, or of a time \
+                 to come",
             ));
         }
         if !self.reserve.is_sound() {

@@ -109,9 +109,9 @@ impl DemandWindow {
         self.classes = new.iter().map(|name| of(name).unwrap_or_default()).collect();
     }
 
-    /// Whether it is of no more than so many classes: what was read may be anything.
-    pub(crate) const fn is_sound(&self, classes: usize) -> bool {
-        self.classes.len() <= classes
+    /// Whether it is of no more than so many classes, and of no time to come: what was read may be anything.
+    pub(crate) const fn is_sound(&self, classes: usize, now_us: u64) -> bool {
+        self.classes.len() <= classes && self.since <= self.stretch && self.stretch <= now_us / STRETCH_US
     }
 
     /// Demand of a µs of some classes, from the whole window: prefill time, output tokens, context and room. `None` until
@@ -369,8 +369,9 @@ impl Conductor {
         let mut least = now.greater() * WORTHWHILE;
         for (from, to) in [(Role::Prefill, Role::Decode), (Role::Decode, Role::Prefill)] {
             let load = |i: &&Instance| (i.backlog_us(self.now_us), i.decode.reserved_tokens(), i.spec.id);
-            let rested =
-                |i: &&Instance| self.demand.stretch >= i.role_since + STRETCHES as u64 || i.role_since == 0;
+            let rested = |i: &&Instance| {
+                i.role_since == 0 || i.role_since.saturating_add(STRETCHES as u64) <= self.demand.stretch
+            };
             let of_role = self.fleet.iter().filter(able).filter(|i| i.spec.role == from);
             let Some(instance) = of_role.filter(rested).min_by_key(load) else { continue };
             let mut moved = supply;

@@ -39,7 +39,9 @@ fn restore(bytes: &[u8], piece: usize) -> Result<Index, IndexerError> {
 /// The content of an index: positions and numbers of blocks of its streams, and the blocks of each context.
 fn meaning(index: &Index) -> (Vec<String>, Vec<String>) {
     let stream = |id| format!("{:?} {:?}", index.position(id), index.counts(id).blocks);
-    let contexts = index.contexts().into_iter().map(|(context, blocks)| format!("{context:?} {blocks}"));
+    // A context without blocks is a name that nothing uses; it is not written.
+    let contexts = index.contexts().into_iter().filter(|(_, blocks)| *blocks > 0);
+    let contexts = contexts.map(|(context, blocks)| format!("{context:?} {blocks}"));
     (index.ids().map(stream).collect(), contexts.collect())
 }
 
