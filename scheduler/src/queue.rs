@@ -333,7 +333,8 @@ impl PrefillLedger {
 
     /// Waiting work that has to leave so that new work, and all that stays, ends in time: the rule of Moore and Hodgson
     /// (1968), which keeps the most. By deadline, each time that one would be late, one of those so far leaves: the one
-    /// with the least claim, of equals the largest. `claim` is `None` for work that stays. `None` where that is not enough.
+    /// with the least claim, of equals the largest, and of those the newest. `claim` is `None` for work that stays.
+    /// `None` where that is not enough.
     pub(crate) fn in_the_way(
         &self,
         now_us: u64,
@@ -346,7 +347,7 @@ impl PrefillLedger {
             as_it_is_us += w.work_us;
             // A request that is late anyway has no deadline to keep.
             let due_us = if as_it_is_us <= w.deadline_us { w.deadline_us } else { u64::MAX };
-            (w.work_us, due_us, claim(w).map(|claim| (claim, Reverse(w.work_us), w.request)))
+            (w.work_us, due_us, claim(w).map(|claim| (claim, Reverse(w.work_us), Reverse(w.request))))
         };
         let mut jobs: Vec<_> = self.waiting.iter().map(waiting).collect();
         let joins_at = self.waiting.partition_point(|w| w.deadline_us <= new.deadline_us);
@@ -355,19 +356,19 @@ impl PrefillLedger {
         for (work_us, due_us, claimed) in jobs {
             clock_us += work_us;
             may_leave.extend(claimed);
-            let own = claimed.map(|(.., request)| request);
+            let own = claimed.map(|(.., Reverse(request))| request);
             // A request that has left has no deadline to keep.
             while clock_us > due_us && own.is_none_or(|request| !leave.contains(&request)) {
                 let mut least = (0..may_leave.len()).min_by_key(|at| may_leave[*at])?;
                 let (claim, Reverse(freed_us), _) = may_leave[least];
                 let last = may_leave.len() - 1;
                 if clock_us - freed_us > due_us
-                    && own == Some(may_leave[last].2)
+                    && own == Some(may_leave[last].2.0)
                     && may_leave[last].0 == claim
                 {
                     least = last;
                 }
-                let (_, Reverse(freed_us), request) = may_leave.swap_remove(least);
+                let (_, Reverse(freed_us), Reverse(request)) = may_leave.swap_remove(least);
                 clock_us -= freed_us;
                 leave.push(request);
             }
@@ -484,9 +485,21 @@ impl FairShares {
         if self.admitted.len() <= slot {
             self.admitted.resize(slot + 1, 0);
         }
-        self.admitted[slot] = tag_us + (work_us / u64::from(weight.max(1))).max(1);
+        self.admitted[slot] = tag_us + share_us(weight, work_us);
         tag_us
     }
+
+    /// Takes back what a tenant was charged for work that was admitted and is not done.
+    pub(crate) fn take_back(&mut self, tenant: TenantId, weight: u32, work_us: u64) {
+        if let Some(account_us) = self.admitted.get_mut(Self::slot(tenant)) {
+            *account_us = account_us.saturating_sub(share_us(weight, work_us));
+        }
+    }
+}
+
+/// What work takes of a tenant's share of admission, µs.
+fn share_us(weight: u32, work_us: u64) -> u64 {
+    (work_us / u64::from(weight.max(1))).max(1)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Shedding: waiting requests that bar one with a better claim, and have cost no work yet, are displaced. Promises to
-//! lower bands do not bar a higher one, and a tenant that floods does not bar the others.
+//! lower bands do not bar a higher one, a tenant that floods does not bar the others, and a large request does not bar
+//! smaller ones of its own band.
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -34,33 +35,43 @@ impl Conductor {
         request: &Request,
         deadline_us: u64,
     ) -> Option<(Placement, Vec<RequestId>)> {
-        for (instance, leave) in self.least_in_the_way(request, deadline_us) {
-            let waiting = |id: &RequestId| {
-                self.waiting_on(instance).iter().find(|w| w.request == *id).copied().expect("it waits there")
-            };
-            let leave: Vec<WaitingPrefill> = leave.iter().map(waiting).collect();
-            let places: Vec<Place> = leave.into_iter().map(|w| self.take_off(instance, w)).collect();
-            if let Ok(placement) = self.place_for(request, deadline_us, true) {
-                let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
-                // They are placed again in order of arrival.
-                displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
-                return Some((placement, displaced.iter().map(|w| w.request).collect()));
+        // Larger ones of its own band leave only where no lesser claim does.
+        for larger_too in [false, true] {
+            for (instance, leave) in self.least_in_the_way(request, deadline_us, larger_too) {
+                let waiting = |id: &RequestId| {
+                    let all = self.waiting_on(instance);
+                    all.iter().find(|w| w.request == *id).copied().expect("it waits there")
+                };
+                let leave: Vec<WaitingPrefill> = leave.iter().map(waiting).collect();
+                let places: Vec<Place> = leave.into_iter().map(|w| self.take_off(instance, w)).collect();
+                if let Ok(placement) = self.place_for(request, deadline_us, true) {
+                    let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
+                    // They are placed again in order of arrival.
+                    displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
+                    return Some((placement, displaced.iter().map(|w| w.request).collect()));
+                }
+                places.into_iter().for_each(|place| self.put_back(place));
             }
-            places.into_iter().for_each(|place| self.put_back(place));
         }
         None
     }
 
     /// Instances that would take the request if some of lesser claim left, with those, the least work first.
-    fn least_in_the_way(&mut self, request: &Request, deadline_us: u64) -> Vec<(InstanceId, Vec<RequestId>)> {
+    fn least_in_the_way(
+        &mut self,
+        request: &Request,
+        deadline_us: u64,
+        larger_too: bool,
+    ) -> Vec<(InstanceId, Vec<RequestId>)> {
         let ids = self.candidate_ids(request, None);
         let mut waiting = ids.iter().flat_map(|id| self.waiting_on(*id));
-        if !waiting.any(|w| self.claim(w, request).is_some()) {
+        // Whatever its work is on an instance: some of those that wait are larger than nothing.
+        if !waiting.any(|w| self.claim(w, request, larger_too.then_some(0)).is_some()) {
             return Vec::new();
         }
         let mut found = Vec::new();
         for id in ids {
-            let Some(leave) = self.in_the_way_on(id, request, deadline_us) else { continue };
+            let Some(leave) = self.in_the_way_on(id, request, deadline_us, larger_too) else { continue };
             let work_us: u64 = leave.iter().filter_map(|id| self.requests.get(*id)).map(|e| e.work_us).sum();
             found.push((work_us, id, leave));
         }
@@ -70,17 +81,24 @@ impl Conductor {
     }
 
     /// The requests that have to leave one instance for the request, if that is enough, and fair.
-    fn in_the_way_on(&self, id: InstanceId, request: &Request, deadline_us: u64) -> Option<Vec<RequestId>> {
+    fn in_the_way_on(
+        &self,
+        id: InstanceId,
+        request: &Request,
+        deadline_us: u64,
+        larger_too: bool,
+    ) -> Option<Vec<RequestId>> {
         let instance = self.fleet.known(id);
         let candidate = self.candidate(instance, request, deadline_us);
         if candidate.plan.breaks_decodes {
             return None;
         }
-        let mut leave =
-            instance.prefill.in_the_way(self.now_us, candidate.new, |w| self.claim(w, request))?;
+        let than_us = larger_too.then_some(candidate.new.work_us);
+        let claim = |w: &WaitingPrefill| self.claim(w, request, than_us);
+        let mut leave = instance.prefill.in_the_way(self.now_us, candidate.new, claim)?;
         if leave.is_empty() {
             // Room to decode is missing.
-            leave = self.least_claims(id, request);
+            leave = self.least_claims(id, request, than_us);
         }
         let own = self.class(request);
         let equal = |id: &&RequestId| {
@@ -96,30 +114,32 @@ impl Conductor {
     }
 
     /// The claim of what waits if it has to make way for the request: it is of a lower band, or of the same and of a
-    /// tenant that has had more of its share.
-    fn claim(&self, waiting: &WaitingPrefill, request: &Request) -> Option<Claim> {
+    /// tenant that has had more of its share. Of the same band it may also be larger than `than_us`, where its tenant
+    /// has had no less than the request's.
+    fn claim(&self, waiting: &WaitingPrefill, request: &Request, than_us: Option<u64>) -> Option<Claim> {
         let own = self.class(request);
-        let ahead = || {
-            waiting.tenant != request.tenant
-                && waiting.tag_us > self.fair.tag_us(request.tenant) + self.fair_lead_us(request)
-        };
+        let (same, tag_us) = (waiting.tenant == request.tenant, self.fair.tag_us(request.tenant));
+        let ahead = || !same && waiting.tag_us > tag_us + self.fair_lead_us(request);
+        let larger = || than_us.is_some_and(|us| waiting.work_us > us) && (same || waiting.tag_us >= tag_us);
         let lesser = waiting.priority < own.priority
-            || (waiting.priority == own.priority && (!own.sheddable || ahead()));
+            || (waiting.priority == own.priority && (!own.sheddable || ahead() || larger()));
         if !lesser {
             return None;
         }
         let entry = self.requests.get(waiting.request)?;
         // A request that lost its instance was promised more, and its client may have half of the answer.
         let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
-        let over_us = if waiting.priority == own.priority { waiting.tag_us } else { 0 };
+        // Where the larger leave as well, size alone decides in a band.
+        let over_us = if waiting.priority == own.priority && than_us.is_none() { waiting.tag_us } else { 0 };
         let claim = (waiting.priority, Reverse(over_us));
         (self.class(&entry.request).sheddable && untouched).then_some(claim)
     }
 
     /// The waiting requests of an instance with the least claim, the newest first.
-    fn least_claims(&self, instance: InstanceId, request: &Request) -> Vec<RequestId> {
+    fn least_claims(&self, instance: InstanceId, request: &Request, than_us: Option<u64>) -> Vec<RequestId> {
         let all = self.waiting_on(instance).iter();
-        let mut all: Vec<_> = all.filter_map(|w| self.claim(w, request).map(|claim| (claim, w))).collect();
+        let mut all: Vec<_> =
+            all.filter_map(|w| self.claim(w, request, than_us).map(|claim| (claim, w))).collect();
         all.sort_unstable_by_key(|(claim, w)| (*claim, Reverse((w.arrived_us, w.request))));
         all.truncate(DISPLACED);
         all.into_iter().map(|(_, w)| w.request).collect()
@@ -174,7 +194,6 @@ impl Conductor {
             self.expect_higher(&entry.request);
             let mut verdict = self.place_for(&entry.request, entry.deadline_us, true);
             if verdict.is_err()
-                && self.router.is_some()
                 && displaced.len() < DISPLACED
                 && let Some((placement, from)) = self.place_by_displacing(&entry.request, entry.deadline_us)
             {
@@ -188,6 +207,8 @@ impl Conductor {
                 Err(refusal) => {
                     let refusal = Refusal { reason: RejectReason::Costly, ..refusal };
                     let refusal = self.with_ticket(&entry.request, 0, refusal, effects);
+                    let weight = self.class(&entry.request).weight;
+                    self.fair.take_back(entry.request.tenant, weight, entry.work_us);
                     self.share(Input::RequestCancelled { request: id }, effects);
                     self.reject(&entry, refusal, effects);
                 }

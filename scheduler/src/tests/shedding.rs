@@ -2,7 +2,7 @@
 //! none in vain.
 
 use alloc::vec::Vec;
-use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass};
+use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantId};
 use proptest::prelude::*;
 
 use crate::testing::{
@@ -63,9 +63,52 @@ fn the_newest_sheddable_makes_room_and_no_more_of_them_than_needed() {
 }
 
 #[test]
-fn a_sheddable_arrival_displaces_nobody() {
+fn a_sheddable_arrival_displaces_no_equal() {
     let mut conductor = full(SloClass::default());
     assert_eq!(refused(&offer(&mut conductor, 10, of(CHEAP, 10, 19_900))), [(10, RejectReason::Ttft)]);
+}
+
+/// Two seconds are sent; 2, 3, and 2 s wait. The tenant of the 3 s is the second, that of the others the first.
+fn full_with_a_large_one() -> Conductor {
+    let mut conductor = fleet(config(SloClass::default()), 1);
+    for (id, tokens) in [(1, 19_900), (2, 19_900), (3, 29_000), (4, 19_900)] {
+        let request = Request { tenant: TenantId(u32::from(id == 3)), ..of(CHEAP, id, tokens) };
+        assert_eq!(refused(&offer(&mut conductor, id, request)), []);
+    }
+    conductor
+}
+
+#[test]
+fn the_largest_makes_way_for_a_smaller_one_unless_its_tenant_had_less() {
+    for (tenant, leaves) in [(0, 4), (1, 3), (2, 3)] {
+        let mut conductor = full_with_a_large_one();
+        let request = Request { tenant: TenantId(tenant), ..of(CHEAP, 10, 18_000) };
+        let gone = refused(&offer(&mut conductor, 10, request));
+        assert_eq!(gone, [(leaves, RejectReason::Costly)], "for tenant {tenant}");
+        assert!(conductor.knows(RequestId(10)));
+    }
+}
+
+#[test]
+fn the_account_of_a_tenant_is_not_charged_for_what_is_refused() {
+    let mut conductor = full_with_a_large_one();
+    let before_us = conductor.fair.tag_us(TenantId(1));
+    let request = Request { tenant: TenantId(2), ..of(CHEAP, 10, 18_000) };
+    assert_eq!(refused(&offer(&mut conductor, 10, request)).len(), 1);
+    assert!(before_us > 2_900_000 && conductor.fair.tag_us(TenantId(1)) < 100_000, "{before_us}");
+}
+
+#[test]
+fn what_is_displaced_displaces_something_larger_elsewhere() {
+    let mut conductor = fleet(config(SloClass::default()), 2);
+    for id in 1..=10 {
+        let tokens = if id % 2 == 0 { 29_000 } else { 24_000 };
+        offer(&mut conductor, id, of(CHEAP, id, tokens));
+    }
+    let kept: Vec<u64> = (1..=10).filter(|id| conductor.knows(RequestId(*id))).collect();
+    let gone = refused(&offer(&mut conductor, 20, of(CHEAP, 20, 18_000)));
+    assert_eq!(gone.len(), 1, "of {kept:?}");
+    assert_eq!(gone[0].0 % 2, 0, "the larger kind left: {gone:?} of {kept:?}");
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Choices {
     sources: Vec<Source>,
     pub(crate) answers: Vec<Answer>,
     open: usize,
+    /// The event with which the first of them began, and of which answer it is.
+    first: Option<(usize, Event)>,
 }
 
 impl Choices {
@@ -45,7 +47,7 @@ impl Choices {
         let per_prompt = (tickets.len() / plan.prompts.len().max(1)).max(1);
         let answers = (0..tickets.len()).map(|at| Answer::new(&plan, at / per_prompt)).collect();
         let open = tickets.len();
-        Self { plan, sources: tickets.into_iter().map(Source::Open).collect(), answers, open }
+        Self { plan, sources: tickets.into_iter().map(Source::Open).collect(), answers, open, first: None }
     }
 
     /// Waits until each answer is admitted, and returns the decisions. It fails with the first refusal.
@@ -65,6 +67,28 @@ impl Choices {
             }
         }
         Ok(decisions)
+    }
+
+    /// Waits until an answer begins, or for `limit` at most. What befalls a call before that can be the status of its
+    /// response. It fails with it.
+    pub(crate) async fn begun(&mut self, limit: Duration) -> Result<(), ApiError> {
+        let first = std::future::poll_fn(|cx| {
+            for (turn, source) in self.sources.iter_mut().enumerate() {
+                let Source::Open(ticket) = source else { continue };
+                match ticket.events.poll_recv(cx) {
+                    Poll::Ready(Some(Event::Refused(refusal))) => return Poll::Ready(Err(refusal.into())),
+                    Poll::Ready(Some(Event::Failed(fault))) => return Poll::Ready(Err(fault.into())),
+                    Poll::Ready(None) => return Poll::Ready(Err(vanished())),
+                    Poll::Ready(Some(event)) => {
+                        self.first = Some((turn, event));
+                        return Poll::Ready(Ok(()));
+                    }
+                    Poll::Pending => {}
+                }
+            }
+            Poll::Pending
+        });
+        tokio::time::timeout(limit, first).await.unwrap_or(Ok(()))
     }
 
     /// Whether every answer is at its end.
@@ -87,11 +111,13 @@ impl Choices {
         };
         let (plan, answer) = (&self.plan, &mut self.answers[turn]);
         for taken in 0..limit {
-            let event = match ticket.events.poll_recv(cx) {
-                Poll::Ready(event) => event,
-                Poll::Pending if taken > 0 => return Poll::Ready(Ok(true)),
-                Poll::Pending => return Poll::Pending,
-            };
+            let first = self.first.take_if(|(of, _)| *of == turn).map(|(_, event)| event);
+            let event =
+                match first.map_or_else(|| ticket.events.poll_recv(cx), |event| Poll::Ready(Some(event))) {
+                    Poll::Ready(event) => event,
+                    Poll::Pending if taken > 0 => return Poll::Ready(Ok(true)),
+                    Poll::Pending => return Poll::Pending,
+                };
             take_in(plan, answer, event)?;
             if answer.finish.is_some() {
                 self.close_ticket(turn);

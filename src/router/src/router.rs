@@ -361,6 +361,8 @@ impl Router {
                 stall_limit: Duration::from_millis(self.config.stall_limit_ms.max(1)),
                 deadline,
             };
+            // Until then a refusal or a fault is a status, by which clients try again.
+            choices.begun(times.keep_alive).await?;
             let body = Body::events(EventStream::new(choices, times, Arc::clone(&self.counters)));
             stream_reply(body)
         } else {

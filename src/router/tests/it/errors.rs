@@ -8,7 +8,7 @@ use http_body_util::Full;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::scripted::{Step, open, open_with_text, request, text_script};
+use crate::scripted::{Step, admitted, open, open_with_text, request, text_script};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -117,6 +117,38 @@ async fn refusals_say_when_to_come_again() {
         assert_eq!(response.json()["error"]["type"], "rate_limit_error");
     }
     assert_eq!(door.router.stats().refused, 2);
+}
+
+#[tokio::test]
+async fn what_befalls_a_stream_before_its_first_token_is_its_status() {
+    let refusal = Refusal {
+        status: 429,
+        reason: "costly".into(),
+        message: "others go first".into(),
+        param: None,
+        retry_after_us: Some(2_000_000),
+        predicted_ttft_us: None,
+    };
+    let fault = Fault { status: 502, stage: "prefill_failed".into(), message: "why".into() };
+    for (event, status, code) in
+        [(Event::Refused(refusal), 429, "costly"), (Event::Failed(fault), 502, "prefill_failed")]
+    {
+        for (keep_alive_ms, said_at) in [(10_000, status), (20, 200)] {
+            let event = event.clone();
+            let config = RouterConfig { keep_alive_ms, ..RouterConfig::default() };
+            let door =
+                open(config, move |_| vec![admitted(), Step::Pause(300), Step::Say(event.clone())]).await;
+            let response = door.post("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
+            assert_eq!(response.status, said_at, "a client hears something within {keep_alive_ms} ms");
+            if said_at == status {
+                assert_eq!(response.error().1.as_deref(), Some(code));
+                assert_eq!(response.header("retry-after"), (status == 429).then_some("2"));
+            } else {
+                let text = String::from_utf8_lossy(&response.body);
+                assert!(text.contains(code), "{text}");
+            }
+        }
+    }
 }
 
 #[tokio::test]
