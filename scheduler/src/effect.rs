@@ -165,7 +165,7 @@ pub enum RejectReason {
     NoInstance,
     /// The prompt, or it and the answer that its client asks for, exceeds what any instance can hold.
     TooLong,
-    /// Under the present overload it would displace more requests than it is worth.
+    /// It would displace more requests than it is worth; or it waited, and one of a better claim took its place.
     Costly,
     /// Its objectives cannot be met here even with every instance idle.
     #[serde(rename = "objective_unreachable")]

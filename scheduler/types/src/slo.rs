@@ -30,10 +30,11 @@ pub struct SloClass {
     /// would otherwise be refused. A lower band is sent first only where the higher one is in time all the same.
     pub priority: i32,
     /// Whether a request that was admitted and waits in the conductor may be refused after all (`costly`) when another
-    /// would otherwise be refused: one of a higher band, one of an unsheddable class of the same band, or one of a tenant
-    /// that is far behind this one's tenant in its share. The fewest and largest leave, at most 16, of one instance; of
-    /// the same band at most one for one. A stream's client may have its status by then, and finds the refusal in the
-    /// stream.
+    /// would otherwise be refused: one of a higher band, one of an unsheddable class of the same band, one of a tenant
+    /// that is far behind this one's tenant in its share, or a smaller one of the same band, whose tenant is this one's
+    /// or has had no more of its share. The fewest and largest leave, at most 16, of one instance; of the same band at
+    /// most one for one. A stream has its status with its first token, or after 10 s without one. Refused before, its
+    /// client gets 429 with a Retry-After; later it finds the refusal in the stream.
     pub sheddable: bool,
     /// Share of each pool's SLO budget kept free for higher bands, per mille of `ttft_us`.
     pub headroom_permille: u32,
