@@ -43,6 +43,9 @@ impl Conductor {
         if !self.reserve.is_sound() {
             return Err(String::from("what is kept for higher bands is out of bounds"));
         }
+        if !self.fair.is_sound() {
+            return Err(String::from("the tenants' shares are out of bounds"));
+        }
         self.tickets.check(classes)?;
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {
             return Err(format!("I9: {} live requests exceed the bound", self.requests.len()));

@@ -443,6 +443,13 @@ const MAX_TENANTS: usize = 4096;
 const VIRTUAL_FOR_US: u64 = 10_000;
 
 impl FairShares {
+    /// Whether all accounts can go on: what was read may be anything, and no service lasts for so long.
+    pub(crate) fn is_sound(&self) -> bool {
+        let others = [self.floor, self.virtual_us, self.virtual_at_us];
+        let most_us = self.served.iter().chain(&self.admitted).chain(&others).copied().max();
+        self.served.len().max(self.admitted.len()) <= MAX_TENANTS && most_us <= Some(u64::MAX / 4)
+    }
+
     fn slot(tenant: TenantId) -> usize {
         tenant.index().min(MAX_TENANTS - 1)
     }
