@@ -92,17 +92,26 @@ impl Conductor {
         }
     }
 
-    /// Predicted step time of the instance with the request in its batch, µs. A step that local prefills stretch counts
-    /// at its target, or at the time of the longest chunk where that is less.
-    pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
-        let spec = &instance.spec;
+    /// Predicted step time of the instance with the request in its batch, and without prompt tokens, µs.
+    fn lone_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let kept = self.kept.decodes_at(need.at_us, need.counts_all_tickets, self.fleet.decodes.len());
         let coming = self.still_expected(instance, Some(need.at_us));
         let more = (
             1 + kept.batch() + coming.batch,
             need.context_tokens + kept.context_tokens + coming.context_tokens,
         );
-        let alone = instance.decode.step_us(&spec.profile, (self.now_us, need.at_us), more);
+        instance.decode.step_us(&instance.spec.profile, (self.now_us, need.at_us), more)
+    }
+
+    /// Predicted step time of the instance with the request in its batch, µs.
+    pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
+        self.step_beside_prefills_us(instance, need, self.lone_step_us(instance, need))
+    }
+
+    /// A step that is `alone` so long, µs, where local prefills stretch it: it counts at its target, or at the time of the
+    /// longest chunk where that is less.
+    fn step_beside_prefills_us(&self, instance: &Instance, need: &DecodeNeed<'_>, alone: f64) -> f64 {
+        let spec = &instance.spec;
         let left = instance.backlog_us(self.now_us);
         let mixed = self.config.local_prefill && left > need.at_us.saturating_sub(self.now_us);
         if !mixed {
@@ -168,13 +177,14 @@ impl Conductor {
         {
             return Err(RejectReason::Room);
         }
-        let step_us = self.predicted_step_us(instance, need);
-        let longest_us = self.longest_step_us(instance, need).unwrap_or(step_us);
+        // Prompt tokens stretch steps up to the target, which is within the objective: the margin is for the batch.
+        let alone_us = self.lone_step_us(instance, need);
+        let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
-        if longest_us.max(step_us) > self.promised_step_us(instance, need) {
+        if longest_us > self.promised_step_us(instance, need) {
             Err(RejectReason::Tbt)
         } else {
-            Ok(step_us)
+            Ok(self.step_beside_prefills_us(instance, need, alone_us))
         }
     }
 

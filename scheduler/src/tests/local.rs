@@ -2,7 +2,7 @@
 //! the prompt is long (CPP).
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, Role, SloClass, Tier};
+use baton_types::{ClassId, InstanceId, Role, SloClass, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
@@ -221,6 +221,23 @@ fn a_generous_objective_does_not_stretch_the_steps_that_are_predicted() {
     let pass_us = |tokens: u64| (PASS_US + tokens * TOKEN_US) as f64;
     assert!((step_us(60_000_000, None) - alone_us - pass_us(8_192)).abs() < 1.0, "a pass");
     assert!((step_us(60_000_000, Some(500)) - alone_us - pass_us(500)).abs() < 1.0, "a chunk");
+}
+
+/// A regression: the learnt margin was compared with the target, too, so a decode instance with prompts to compute took no
+/// decodes until these were done.
+#[test]
+fn a_margin_of_steps_does_not_close_an_instance_that_prefills() {
+    let class = SloClass { tbt_us: 50_000, ..SloClass::default() };
+    let config = SchedulerConfig { classes: Vec::from([class]), ..config() };
+    let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), spec(1, Role::Decode)]);
+    burden(&mut conductor, request(900, 1, 0), (1, 1), 20_000_000);
+    (0..200).for_each(|_| conductor.margins.observe_step(ClassId(0), 20_000, 45_000, 995));
+    let request = foretold(1, 4_000, 10);
+    let need = conductor.decode_need(&request, 0);
+    let instance = conductor.fleet.get(baton_types::InstanceId(1)).expect("joined");
+    assert!(conductor.promised_step_us(instance, &need) < 40_000.0, "the margin is learnt");
+    let step_us = conductor.decode_fits(instance, &need).expect("its steps are bounded by their target");
+    assert!((step_us - 45_000.0).abs() < 1.0, "{step_us}");
 }
 
 /// A pipeline of four nodes (instance 0), a single node (instance 1) and a decode.
