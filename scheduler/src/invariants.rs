@@ -43,6 +43,9 @@ impl Conductor {
         if !self.reserve.is_sound() {
             return Err(String::from("what is kept for higher bands is out of bounds"));
         }
+        if self.turn.max(self.sequence) > u64::MAX / 4 || !self.stats.is_sound() {
+            return Err(String::from("counters are out of bounds"));
+        }
         if !self.fair.is_sound() {
             return Err(String::from("the tenants' shares are out of bounds"));
         }

@@ -67,6 +67,61 @@ pub struct SchedulerStats {
 }
 
 impl SchedulerStats {
+    /// Whether all counters can go on: what was read may be anything.
+    pub(crate) fn is_sound(&self) -> bool {
+        let Self {
+            arrived,
+            admitted,
+            finished,
+            cancelled,
+            failed,
+            preempted,
+            retried,
+            tickets_given,
+            tickets_used,
+            tickets_broken,
+            tickets_expired,
+            wasted_prefill_tokens,
+            cached_tokens,
+            prefilled_tokens,
+            fetches,
+            fetches_failed,
+            lent_fetches,
+            replications,
+            saves,
+            role_changes,
+            stale_inputs,
+            rejected,
+            shadow,
+            last_decision: _,
+        } = self;
+        let counters = [
+            arrived,
+            admitted,
+            finished,
+            cancelled,
+            failed,
+            preempted,
+            retried,
+            tickets_given,
+            tickets_used,
+            tickets_broken,
+            tickets_expired,
+            wasted_prefill_tokens,
+            cached_tokens,
+            prefilled_tokens,
+            fetches,
+            fetches_failed,
+            lent_fetches,
+            replications,
+            saves,
+            role_changes,
+            stale_inputs,
+        ];
+        let of_modes = shadow.iter().flat_map(|(_, refused, judged)| [refused, judged]);
+        counters.into_iter().chain(rejected).chain(of_modes).all(|count| *count <= u64::MAX / 4)
+    }
+
     /// Refusals in all.
     #[must_use]
     pub fn rejected_total(&self) -> u64 {
