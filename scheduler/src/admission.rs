@@ -156,6 +156,7 @@ impl Conductor {
             Ok(placement) => match self.refusal_under(mode, request, &placement) {
                 Some(refusal) => self.reject(&entry, refusal, effects),
                 None => {
+                    let entry = Entry { returned: ticket.is_some(), ..entry };
                     self.stats.admitted += 1;
                     self.stats.tickets_used += u64::from(ticket.is_some());
                     self.replicator.note(&self.hits, &entry.request);

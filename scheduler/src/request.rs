@@ -128,6 +128,9 @@ pub(crate) struct Entry {
     pub retries: u32,
     /// It was preempted for an older request, and has not been sent again since.
     pub gave_way: bool,
+    /// It was refused before, and its client came back for the place that was kept.
+    #[serde(default)]
+    pub returned: bool,
     /// Tokens that the client has, in all, of a decode that is about to be lost. They become part of the prompt once
     /// the request is placed again. Until then the decode ledger still holds the old prompt.
     pub told_tokens: u32,
@@ -159,6 +162,7 @@ impl Entry {
             decode_prior_us: 0,
             retries: 0,
             gave_way: false,
+            returned: false,
             told_tokens: 0,
             peer: None,
         }

@@ -115,18 +115,22 @@ impl Conductor {
 
     /// The claim of what waits if it has to make way for the request: it is of a lower band, or of the same and of a
     /// tenant that has had more of its share. Of the same band it may also be larger than `than_us`, where its tenant
-    /// has had no less than the request's.
+    /// has had no less than the request's, and its client did not come back for this place.
     fn claim(&self, waiting: &WaitingPrefill, request: &Request, than_us: Option<u64>) -> Option<Claim> {
         let own = self.class(request);
         let (same, tag_us) = (waiting.tenant == request.tenant, self.fair.tag_us(request.tenant));
         let ahead = || !same && waiting.tag_us > tag_us + self.fair_lead_us(request);
-        let larger = || than_us.is_some_and(|us| waiting.work_us > us) && (same || waiting.tag_us >= tag_us);
+        let entry = self.requests.get(waiting.request)?;
+        let larger = || {
+            than_us.is_some_and(|us| waiting.work_us > us)
+                && (same || waiting.tag_us >= tag_us)
+                && !entry.returned
+        };
         let lesser = waiting.priority < own.priority
             || (waiting.priority == own.priority && (!own.sheddable || ahead() || larger()));
         if !lesser {
             return None;
         }
-        let entry = self.requests.get(waiting.request)?;
         // A request that lost its instance was promised more, and its client may have half of the answer.
         let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
         // Where the larger leave as well, size alone decides in a band.

@@ -90,6 +90,26 @@ fn the_largest_makes_way_for_a_smaller_one_unless_its_tenant_had_less() {
 }
 
 #[test]
+fn a_client_that_came_back_for_its_place_keeps_it() {
+    let mut conductor = full_with_a_large_one();
+    // Refused as it is no smaller than any, it comes back when it was asked to.
+    let refusal = rejection(&offer(&mut conductor, 10, of(CHEAP, 10, 30_000))).expect("the queue is full");
+    let mut now_us = 10;
+    for id in 1..=4 {
+        now_us += 2_000_000;
+        step(&mut conductor, now_us, crate::testing::finished(id));
+    }
+    let back_us = now_us.max(10 + refusal.retry_after_us);
+    assert_eq!(refused(&offer(&mut conductor, back_us, of(CHEAP, 10, 30_000))), []);
+    assert!(conductor.requests.get(RequestId(10)).expect("it was let in").returned);
+    for id in 11..=20 {
+        offer(&mut conductor, back_us, of(CHEAP, id, 25_000));
+    }
+    let gone = refused(&offer(&mut conductor, back_us, of(CHEAP, 30, 18_000)));
+    assert!(conductor.knows(RequestId(10)) && gone.iter().all(|(id, _)| *id != 10), "{gone:?}");
+}
+
+#[test]
 fn the_account_of_a_tenant_is_not_charged_for_what_is_refused() {
     let mut conductor = full_with_a_large_one();
     let before_us = conductor.fair.tag_us(TenantId(1));
