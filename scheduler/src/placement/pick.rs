@@ -136,10 +136,10 @@ impl Conductor {
         ids.retain(|id| self.holds(*id, request) && self.has_decode(*id, request));
         let permille = u64::from(self.config.local_room_permille);
         let roomy = |i: &&Instance| {
-            let most = i.spec.capacity_tokens * permille;
+            let most = i.spec.capacity_tokens.saturating_mul(permille);
             let fits = |shared_tokens: u64| {
                 let own_tokens = request.prompt_tokens.saturating_sub(shared_tokens);
-                (i.decode.reserved_tokens() + own_tokens) * 1000 <= most
+                (i.decode.reserved_tokens() + own_tokens).saturating_mul(1000) <= most
             };
             // If no other instance prefills it, these may use all of their room.
             ids.is_empty()

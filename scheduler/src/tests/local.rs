@@ -240,6 +240,13 @@ fn a_margin_of_steps_does_not_close_an_instance_that_prefills() {
     assert!((step_us - 45_000.0).abs() < 1.0, "{step_us}");
 }
 
+#[test]
+fn room_without_bound_is_room() {
+    let decode = InstanceSpec { capacity_tokens: u64::MAX, ..spec(1, Role::Decode) };
+    let mut conductor = conductor_of(config(), &[spec(0, Role::Prefill), decode]);
+    assert_eq!(started(&offer(&mut conductor, 0, request(1, 1_000, 0))).decode, 1);
+}
+
 /// A pipeline of four nodes (instance 0), a single node (instance 1) and a decode.
 fn pipelined() -> Conductor {
     let pipeline = InstanceSpec { pipeline_nodes: 4, ..spec(0, Role::Prefill) };
