@@ -32,6 +32,7 @@ mod request;
 mod roles;
 mod room;
 mod saved;
+mod shares;
 mod shed;
 mod stats;
 mod tickets;

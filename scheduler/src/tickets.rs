@@ -39,7 +39,7 @@ pub struct Ticket {
     class: ClassId,
     tenant: TenantId,
     priority: i32,
-    /// Where its tenant's share of the work stands with it: see [`FairShares`](crate::queue::FairShares).
+    /// Where its tenant's share of the work stands with it: see [`FairShares`](crate::shares::FairShares).
     tag_us: u64,
     /// When it should return, µs.
     from_us: u64,

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use crate::estimate::LengthEstimator;
 use crate::placement::{Hit, Hits};
-use crate::queue::{DispatchedPrefill, FairShares, NewWork, PrefillLedger, WaitingPrefill};
+use crate::queue::{DispatchedPrefill, NewWork, PrefillLedger, WaitingPrefill};
+use crate::shares::FairShares;
 use crate::timers::Timers;
 
 /// Work as a test draws it: (work µs, deadline µs, arrived µs, priority, tenant).
