@@ -55,16 +55,11 @@ impl Choices {
         let mut decisions = Vec::new();
         for source in &mut self.sources {
             let Source::Open(ticket) = source else { continue };
-            match ticket.events.recv().await {
-                Some(Event::Admitted { decision }) => decisions.extend(decision),
-                Some(Event::Refused(refusal)) => return Err(refusal.into()),
-                Some(Event::Failed(fault)) => return Err(fault.into()),
-                Some(_) => {
-                    let message = "the engine answered before the call was admitted; look into its log";
-                    return Err(ApiError::new(502, message).code("engine_protocol"));
-                }
-                None => return Err(vanished()),
-            }
+            let Event::Admitted { decision } = good(ticket.events.recv().await)? else {
+                let message = "the engine answered before the call was admitted; look into its log";
+                return Err(ApiError::new(502, message).code("engine_protocol"));
+            };
+            decisions.extend(decision);
         }
         Ok(decisions)
     }
@@ -75,15 +70,8 @@ impl Choices {
         let first = std::future::poll_fn(|cx| {
             for (turn, source) in self.sources.iter_mut().enumerate() {
                 let Source::Open(ticket) = source else { continue };
-                match ticket.events.poll_recv(cx) {
-                    Poll::Ready(Some(Event::Refused(refusal))) => return Poll::Ready(Err(refusal.into())),
-                    Poll::Ready(Some(Event::Failed(fault))) => return Poll::Ready(Err(fault.into())),
-                    Poll::Ready(None) => return Poll::Ready(Err(vanished())),
-                    Poll::Ready(Some(event)) => {
-                        self.first = Some((turn, event));
-                        return Poll::Ready(Ok(()));
-                    }
-                    Poll::Pending => {}
+                if let Poll::Ready(event) = ticket.events.poll_recv(cx) {
+                    return Poll::Ready(good(event).map(|event| self.first = Some((turn, event))));
                 }
             }
             Poll::Pending
@@ -111,13 +99,15 @@ impl Choices {
         };
         let (plan, answer) = (&self.plan, &mut self.answers[turn]);
         for taken in 0..limit {
-            let first = self.first.take_if(|(of, _)| *of == turn).map(|(_, event)| event);
-            let event =
-                match first.map_or_else(|| ticket.events.poll_recv(cx), |event| Poll::Ready(Some(event))) {
-                    Poll::Ready(event) => event,
-                    Poll::Pending if taken > 0 => return Poll::Ready(Ok(true)),
-                    Poll::Pending => return Poll::Pending,
-                };
+            let polled = match self.first.take_if(|(of, _)| *of == turn) {
+                Some((_, event)) => Poll::Ready(Some(event)),
+                None => ticket.events.poll_recv(cx),
+            };
+            let event = match polled {
+                Poll::Ready(event) => event,
+                Poll::Pending if taken > 0 => return Poll::Ready(Ok(true)),
+                Poll::Pending => return Poll::Pending,
+            };
             take_in(plan, answer, event)?;
             if answer.finish.is_some() {
                 self.close_ticket(turn);
@@ -190,18 +180,23 @@ impl Choices {
 }
 
 fn take_in(plan: &Plan, answer: &mut Answer, event: Option<Event>) -> Result<(), ApiError> {
-    match event {
-        Some(Event::Token { token, logprob }) => answer.token(plan, token, logprob),
-        Some(Event::Finished { finish, usage }) => answer.finished(plan, finish, usage.cached_tokens),
-        Some(Event::PromptLogprobs(logprobs)) => answer.prompt_logprobs(plan, &logprobs),
-        Some(Event::Admitted { .. }) => {}
-        Some(Event::Refused(refusal)) => return Err(refusal.into()),
-        Some(Event::Failed(fault)) => return Err(fault.into()),
-        None => return Err(vanished()),
+    match good(event)? {
+        Event::Token { token, logprob } => answer.token(plan, token, logprob),
+        Event::Finished { finish, usage } => answer.finished(plan, finish, usage.cached_tokens),
+        Event::PromptLogprobs(logprobs) => answer.prompt_logprobs(plan, &logprobs),
+        Event::Admitted { .. } | Event::Refused(_) | Event::Failed(_) => {}
     }
     Ok(())
 }
 
-fn vanished() -> ApiError {
-    ApiError::new(502, "the engine went away without an answer; try again").code("engine_lost")
+/// An event with which an answer goes on; the others end it with an error.
+fn good(event: Option<Event>) -> Result<Event, ApiError> {
+    match event {
+        Some(Event::Refused(refusal)) => Err(refusal.into()),
+        Some(Event::Failed(fault)) => Err(fault.into()),
+        Some(event) => Ok(event),
+        None => {
+            Err(ApiError::new(502, "the engine went away without an answer; try again").code("engine_lost"))
+        }
+    }
 }
