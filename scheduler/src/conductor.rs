@@ -21,6 +21,7 @@ use crate::timers::Timers;
 use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
 
 /// The latest time, µs: 36,000 years. Times of predictions can be added to it without overflow.
+/// Nor do accounts and counters of a saved state go further.
 pub(crate) const LATEST_US: u64 = 1 << 60;
 
 /// A hasher for ids that are dense or already hashed: the same on every machine (I10).

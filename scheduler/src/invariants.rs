@@ -8,7 +8,7 @@ use baton_types::{InstanceId, RequestId};
 use hashbrown::HashSet;
 
 use crate::InstanceState;
-use crate::conductor::{Conductor, FixedState};
+use crate::conductor::{Conductor, FixedState, LATEST_US};
 use crate::estimate::common_blocks;
 use crate::request::{Entry, Stage};
 
@@ -43,8 +43,8 @@ impl Conductor {
         if !self.reserve.is_sound() {
             return Err(String::from("what is kept for higher bands is out of bounds"));
         }
-        if self.turn.max(self.sequence) > u64::MAX / 4 || !self.stats.is_sound() {
-            return Err(String::from("counters are out of bounds"));
+        if self.now_us.max(self.turn).max(self.sequence) > LATEST_US || !self.stats.is_sound() {
+            return Err(String::from("time or counters are out of bounds"));
         }
         if !self.fair.is_sound() {
             return Err(String::from("the tenants' shares are out of bounds"));

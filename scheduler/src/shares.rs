@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 use baton_types::TenantId;
 use serde::{Deserialize, Serialize};
 
+use crate::conductor::LATEST_US;
+
 /// The weighted accounts of each tenant: of service, for the order inside a band; and of admission, by start-time fair
 /// queueing (Goyal, Vin, Cheng 1996). A request's tag is its tenant's account when it is admitted, at least the virtual
 /// time, which is the least tag of the waiting requests. So a tenant that asks for more than a share has tags far
@@ -29,7 +31,7 @@ impl FairShares {
     pub(crate) fn is_sound(&self) -> bool {
         let others = [self.floor, self.virtual_us, self.virtual_at_us];
         let most_us = self.served.iter().chain(&self.admitted).chain(&others).copied().max();
-        self.served.len().max(self.admitted.len()) <= MAX_TENANTS && most_us <= Some(u64::MAX / 4)
+        self.served.len().max(self.admitted.len()) <= MAX_TENANTS && most_us <= Some(LATEST_US)
     }
 
     fn slot(tenant: TenantId) -> usize {

@@ -36,8 +36,9 @@ impl Conductor {
         deadline_us: u64,
     ) -> Option<(Placement, Vec<RequestId>)> {
         // Larger ones of its own band leave only where no lesser claim does.
+        let ids = self.candidate_ids(request, None);
         for larger_too in [false, true] {
-            for (instance, leave) in self.least_in_the_way(request, deadline_us, larger_too) {
+            for (instance, leave) in self.least_in_the_way(&ids, (request, deadline_us), larger_too) {
                 let waiting = |id: &RequestId| {
                     let all = self.waiting_on(instance);
                     all.iter().find(|w| w.request == *id).copied().expect("it waits there")
@@ -58,19 +59,18 @@ impl Conductor {
 
     /// Instances that would take the request if some of lesser claim left, with those, the least work first.
     fn least_in_the_way(
-        &mut self,
-        request: &Request,
-        deadline_us: u64,
+        &self,
+        ids: &[InstanceId],
+        (request, deadline_us): (&Request, u64),
         larger_too: bool,
     ) -> Vec<(InstanceId, Vec<RequestId>)> {
-        let ids = self.candidate_ids(request, None);
         let mut waiting = ids.iter().flat_map(|id| self.waiting_on(*id));
         // Whatever its work is on an instance: some of those that wait are larger than nothing.
         if !waiting.any(|w| self.claim(w, request, larger_too.then_some(0)).is_some()) {
             return Vec::new();
         }
         let mut found = Vec::new();
-        for id in ids {
+        for &id in ids {
             let Some(leave) = self.in_the_way_on(id, request, deadline_us, larger_too) else { continue };
             let work_us: u64 = leave.iter().filter_map(|id| self.requests.get(*id)).map(|e| e.work_us).sum();
             found.push((work_us, id, leave));
@@ -120,21 +120,19 @@ impl Conductor {
         let own = self.class(request);
         let (same, tag_us) = (waiting.tenant == request.tenant, self.fair.tag_us(request.tenant));
         let ahead = || !same && waiting.tag_us > tag_us + self.fair_lead_us(request);
-        let entry = self.requests.get(waiting.request)?;
-        let larger = || {
-            than_us.is_some_and(|us| waiting.work_us > us)
-                && (same || waiting.tag_us >= tag_us)
-                && !entry.returned
-        };
-        let lesser = waiting.priority < own.priority
-            || (waiting.priority == own.priority && (!own.sheddable || ahead() || larger()));
-        if !lesser {
+        let equal = waiting.priority == own.priority;
+        let lesser = waiting.priority < own.priority || (equal && (!own.sheddable || ahead()));
+        let larger =
+            || equal && than_us.is_some_and(|us| waiting.work_us > us) && (same || waiting.tag_us >= tag_us);
+        if !lesser && !larger() {
             return None;
         }
+        let entry = self.requests.get(waiting.request)?;
         // A request that lost its instance was promised more, and its client may have half of the answer.
         let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
+        let untouched = untouched && (lesser || !entry.returned);
         // Where the larger leave as well, size alone decides in a band.
-        let over_us = if waiting.priority == own.priority && than_us.is_none() { waiting.tag_us } else { 0 };
+        let over_us = if equal && than_us.is_none() { waiting.tag_us } else { 0 };
         let claim = (waiting.priority, Reverse(over_us));
         (self.class(&entry.request).sheddable && untouched).then_some(claim)
     }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::InstanceId;
 use serde::{Deserialize, Serialize};
 
-use crate::conductor::Conductor;
+use crate::conductor::{Conductor, LATEST_US};
 use crate::{AdmissionMode, Decision, RejectReason};
 
 /// Counters since the start.
@@ -69,57 +69,20 @@ pub struct SchedulerStats {
 impl SchedulerStats {
     /// Whether all counters can go on: what was read may be anything.
     pub(crate) fn is_sound(&self) -> bool {
-        let Self {
-            arrived,
-            admitted,
-            finished,
-            cancelled,
-            failed,
-            preempted,
-            retried,
-            tickets_given,
-            tickets_used,
-            tickets_broken,
-            tickets_expired,
-            wasted_prefill_tokens,
-            cached_tokens,
-            prefilled_tokens,
-            fetches,
-            fetches_failed,
-            lent_fetches,
-            replications,
-            saves,
-            role_changes,
-            stale_inputs,
-            rejected,
-            shadow,
-            last_decision: _,
-        } = self;
-        let counters = [
-            arrived,
-            admitted,
-            finished,
-            cancelled,
-            failed,
-            preempted,
-            retried,
-            tickets_given,
-            tickets_used,
-            tickets_broken,
-            tickets_expired,
-            wasted_prefill_tokens,
-            cached_tokens,
-            prefilled_tokens,
-            fetches,
-            fetches_failed,
-            lent_fetches,
-            replications,
-            saves,
-            role_changes,
-            stale_inputs,
-        ];
-        let of_modes = shadow.iter().flat_map(|(_, refused, judged)| [refused, judged]);
-        counters.into_iter().chain(rejected).chain(of_modes).all(|count| *count <= u64::MAX / 4)
+        // A counter that is missing in the list is an error of the compiler.
+        macro_rules! all_counters {
+            ($($counter:ident)*) => {{
+                let Self { $($counter,)* rejected, shadow, last_decision: _ } = self;
+                let of_modes = shadow.iter().flat_map(|(_, refused, judged)| [refused, judged]);
+                [$($counter),*].into_iter().chain(rejected).chain(of_modes)
+            }};
+        }
+        all_counters!(
+            arrived admitted finished cancelled failed preempted retried
+            tickets_given tickets_used tickets_broken tickets_expired wasted_prefill_tokens cached_tokens prefilled_tokens
+            fetches fetches_failed lent_fetches replications saves role_changes stale_inputs
+        )
+        .all(|count| *count <= LATEST_US)
     }
 
     /// Refusals in all.

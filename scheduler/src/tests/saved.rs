@@ -90,6 +90,7 @@ fn a_state_that_contradicts_itself_is_refused_by_name() {
         ("\"prefills\":[0,1]", "\"prefills\":[0,1,9]", "pools"),
         ("\"state\":\"serving\"", "\"state\":\"lost\"", "pools"),
         ("\"arrived\":1", "\"arrived\":18446744073709551615", "counters"),
+        ("\"now_us\":0", "\"now_us\":18446744073709551615", "time"),
         ("\"floor\":0", "\"floor\":18446744073709551615", "shares"),
         // The next request moved time on, and subtracted what is to come.
         ("\"demand\":{\"stretch\":0", "\"demand\":{\"stretch\":7", "time to come"),
