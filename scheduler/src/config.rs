@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::PolicyName;
 use crate::policies::Policy;
 
+/// Most that `max_retries` may be.
+pub(crate) const MOST_RETRIES: u32 = 16;
+
 /// When a request that cannot meet its objective is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -213,7 +216,7 @@ impl SchedulerConfig {
         within("decode_duration_us", self.decode_duration_us, 0, 86_400_000_000)?;
         within("prior_output_tokens", self.prior_output_tokens.into(), 1, 1_000_000)?;
         within("queue_threshold_permille", self.queue_threshold_permille.into(), 1, 1_000_000)?;
-        within("max_retries", self.max_retries.into(), 0, 16)?;
+        within("max_retries", self.max_retries.into(), 0, MOST_RETRIES.into())?;
         within("classes (count)", self.classes.len() as u64, 1, 1024)?;
         for class in &self.classes {
             let named = |setting: &str| format!("classes[{}].{setting}", class.name);

@@ -8,6 +8,7 @@ use baton_types::{InstanceId, RequestId};
 use hashbrown::HashSet;
 
 use crate::InstanceState;
+use crate::config::MOST_RETRIES;
 use crate::conductor::{Conductor, FixedState, LATEST_US};
 use crate::estimate::common_blocks;
 use crate::request::{Entry, Stage};
@@ -31,7 +32,7 @@ impl Conductor {
     pub fn check_ledgers(&self) -> Result<(), String> {
         self.fleet.check()?;
         let classes = self.config.classes.len();
-        if !self.lengths.knows(classes)
+        if !self.lengths.is_sound(classes)
             || !self.margins.knows(classes)
             || !self.demand.is_sound(classes, self.now_us)
         {
@@ -43,7 +44,7 @@ impl Conductor {
         if !self.reserve.is_sound() {
             return Err(String::from("what is kept for higher bands is out of bounds"));
         }
-        if self.now_us.max(self.turn).max(self.sequence) > LATEST_US || !self.stats.is_sound() {
+        if self.now_us.max(self.turn).max(self.sequence) > LATEST_US || !self.stats.is_sound() || !self.replicator.is_sound() {
             return Err(String::from("time or counters are out of bounds"));
         }
         if !self.fair.is_sound() {
@@ -205,6 +206,9 @@ fn check_entry(entry: &Entry) -> Result<(), String> {
     let id = entry.request.id;
     if entry.request.prompt_tokens == 0 {
         return Err(format!("request {id} has no prompt"));
+    }
+    if entry.retries > MOST_RETRIES + 1 {
+        return Err(format!("request {id} was retried {} times", entry.retries));
     }
     if entry.stage == Stage::Unplaced && entry.peer.is_some() {
         return Err(format!("request {id} waits here, though it is another router's"));

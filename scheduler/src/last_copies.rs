@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::conductor::Conductor;
+use crate::conductor::{Conductor, LATEST_US};
 use crate::estimate::{fetch_us, least_work_us};
 use crate::index::Match;
 use crate::request::Entry;
@@ -174,6 +174,10 @@ impl LastCopies {
         let uses = || self.instances.iter().flat_map(|turnover| &turnover.uses);
         if self.instances.iter().any(|turnover| turnover.uses.len() > USES) {
             return Err(format!("I9: more than {USES} uses of one instance are kept in mind"));
+        }
+        let taken_in = self.instances.iter().map(|turnover| turnover.taken_in);
+        if taken_in.chain([self.uses]).max() > Some(LATEST_US) {
+            return Err(String::from("counts of uses or of evicted blocks are out of bounds"));
         }
         let ahead = |turnover: &Turnover| turnover.uses.iter().any(|u| u.taken_in > turnover.taken_in);
         if let Some(at) = self.instances.iter().position(ahead) {

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::conductor::Conductor;
+use crate::conductor::{Conductor, LATEST_US};
 use crate::placement::Hits;
 use crate::{Effect, Request};
 
@@ -17,6 +17,10 @@ const FOLLOWED: usize = 64;
 const MIN_BLOCKS: u32 = 4;
 /// Matches before a prefix counts as hot.
 const HOT: u32 = 16;
+/// Matches after which all counts are halved; no count exceeds twice as many.
+const HALVED_AFTER: u64 = 1024;
+/// Most matches that a saved state may claim: far more than any count comes to.
+const MOST_MATCHES: u32 = 1 << 30;
 
 /// One popular prefix.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,7 +47,7 @@ impl Replicator {
             return;
         }
         self.noted += 1;
-        if self.noted.is_multiple_of(1024) {
+        if self.noted.is_multiple_of(HALVED_AFTER) {
             self.followed.iter_mut().for_each(|f| f.count /= 2);
         }
         let head = request.chain[blocks as usize - 1];
@@ -58,6 +62,11 @@ impl Replicator {
         } else if let Some(least) = self.followed.iter_mut().min_by_key(|f| f.count) {
             *least = fresh(least.count + 1);
         }
+    }
+
+    /// Whether all counters can go on: what was read may be anything.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.noted <= LATEST_US && self.followed.iter().all(|f| f.count <= MOST_MATCHES)
     }
 
     /// The chain that has just become hotter, if it is hot.

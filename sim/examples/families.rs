@@ -26,10 +26,12 @@ struct Load {
     speed: f64,
     /// Speed of all engines beside their profile, per mille.
     engine_permille: u64,
+    /// Prompt tokens that a coupled engine puts into a step, with a fixed budget.
+    chunk: u32,
 }
 
 const fn load(name: &'static str, workload: &'static str, instances: [u32; 3], speed: f64) -> Load {
-    Load { name, workload, instances, objective_ms: (30_000, 100), speed, engine_permille: 1000 }
+    Load { name, workload, instances, objective_ms: (30_000, 100), speed, engine_permille: 1000, chunk: 512 }
 }
 
 /// Each near or beyond what the cluster serves.
@@ -50,6 +52,12 @@ const LOADS: &[Load] = &[
         objective_ms: (10_000, 60),
         ..load("conversation TBT 60 coupled", "conversation", [0, 0, 16], 1.2)
     },
+    // As vLLM and SGLang are started without a word about it.
+    Load { objective_ms: (2_000, 60), chunk: 8192, ..load("chat whole 8192 x6", "chat", [0, 0, 16], 6.0) },
+    Load { objective_ms: (2_000, 60), chunk: 8192, ..load("chat whole 8192 x12", "chat", [0, 0, 16], 12.0) },
+    Load { objective_ms: (2_000, 60), chunk: 2048, ..load("chat whole 2048 x12", "chat", [0, 0, 16], 12.0) },
+    Load { objective_ms: (2_000, 100), chunk: 8192, ..load("chat whole 8192 TBT 100 x12", "chat", [0, 0, 16], 12.0) },
+    Load { objective_ms: (10_000, 100), chunk: 8192, ..load("conversation whole 8192", "conversation", [0, 0, 16], 1.0) },
     load("toolagent x5", "toolagent", [8, 8, 0], 5.0),
     Load { objective_ms: (2_000, 60), ..load("code x8", "code", [8, 8, 0], 8.0) },
     Load { objective_ms: (2_000, 60), ..load("chat x14", "chat", [8, 8, 0], 14.0) },
@@ -123,7 +131,7 @@ fn setup(load: &Load, (policy, admission, keeps_target): Way) -> Result<Setup, S
     let profile = Arc::new(profiles::named("llama3-70b-8xa100").map_err(|e| e.to_string())?);
     let config = SchedulerConfig { policy, admission, classes: classes(load), ..SchedulerConfig::default() };
     let [prefills, decodes, both] = load.instances;
-    let chunk = if both > 0 { 512 } else { 8192 };
+    let chunk = if both > 0 { load.chunk } else { 8192 };
     let mix = if keeps_target { Mix::Target(config.step_target_us()) } else { Mix::Fixed(chunk) };
     let mut setup = Setup::disaggregated(prefills, decodes, &profile, config);
     setup.pools.push(Pool::new(Role::Both, both, profile));
@@ -165,6 +173,9 @@ fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
     let share = |part: u64| 100.0 * part as f64 / tokens as f64;
     let baton = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, false))?;
     let own = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, true))?;
+    if std::env::var("ONLY").is_ok() {
+        return Ok(format!("{:28} {:6} {:.1} late {:5} | {:6} {:.1} late {:5} |", load.name, baton.in_slo, share(baton.tokens_in_slo), baton.late, own.in_slo, share(own.tokens_in_slo), own.late));
+    }
     let others: Result<Vec<(usize, u64, String)>, String> = OTHERS
         .par_iter()
         .map(|(policy, admission)| {

@@ -12,6 +12,7 @@ mod legs;
 mod life;
 mod prompts;
 mod remote_legs;
+mod split;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -35,6 +36,7 @@ use crate::guard::ClusterGuard;
 pub use follower::EventSource;
 pub use prompts::Prompts;
 use remote_legs::RemoteLegs;
+use split::PromptSplitter;
 
 /// How often the engine is asked whether it is well, and for its load.
 const LOOK: Duration = Duration::from_secs(1);
@@ -164,7 +166,10 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
         let (events, prompts) = (node.events.clone(), prompts.clone());
-        let node_legs = RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, events, prompts);
+        let splitter =
+            splits(&node, &found).then(|| PromptSplitter::new(&node.profile, node.block_tokens));
+        let node_legs =
+            RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, events, prompts, splitter);
         let why = tokio::select! {
             ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
             why = async {
@@ -312,6 +317,12 @@ async fn failing_check(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String
     }
 }
 
+/// Whether prompts go to the engine in parts. It serves whole requests, and finds again what it computed.
+fn splits(node: &RemoteNode, found: &Probe) -> bool {
+    let whole = node.role == Role::Both && node.engine.handoff == HandoffWay::None;
+    whole && !node.may_change_role && found.keeps_prefixes == Some(true)
+}
+
 /// The node's greeting to its conductor.
 fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
     let lacks = |what: &str, option: &str| format!("the engine does not tell its {what}; give --{option}");
@@ -343,13 +354,12 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         fingerprint: Some(fingerprint),
         capacity_tokens,
         pass_tokens,
-        // An engine that is there for decode legs is given nothing else; any other fills what its passes hold beside
-        // its decodes, and knows of no objective.
-        mixed_chunk_tokens: Some(if node.role == Role::Decode || node.may_change_role {
-            0
-        } else {
-            pass_tokens
-        }),
+        // An engine that is there for decode legs is given nothing else. Any other fills what its passes hold beside its
+        // decodes, and knows of no objective: it is kept where prompts come in parts.
+        mixed_chunk_tokens: match node.role == Role::Decode || node.may_change_role {
+            true => Some(0),
+            false => (!splits(node, found)).then_some(pass_tokens),
+        },
         net_bytes_per_s: node.net_bytes_per_s,
         // The engine brings up blocks of its own cache tiers itself.
         host_bytes_per_s: 1_000_000_000,

@@ -6,6 +6,8 @@ use alloc::vec::Vec;
 use baton_types::ClassId;
 use serde::{Deserialize, Serialize};
 
+use crate::conductor::LATEST_US;
+
 /// Output lengths fall into buckets of about a third of an octave.
 const BUCKETS: usize = 64;
 /// Prompt lengths fall into octaves.
@@ -116,9 +118,10 @@ impl LengthEstimator {
         assert!(self.classes.len() == new.len(), "each class has its own estimates");
     }
 
-    /// Whether the estimator has an entry for each of `classes` classes.
-    pub(crate) const fn knows(&self, classes: usize) -> bool {
-        self.classes.len() == classes
+    /// Whether the estimator has an entry for each of `classes` classes and can go on counting: what was read may be
+    /// anything.
+    pub(crate) const fn is_sound(&self, classes: usize) -> bool {
+        self.classes.len() == classes && self.durations <= LATEST_US
     }
 
     fn octave(prompt_tokens: u64) -> usize {

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 
 use super::remote_legs::{FactSender, LegSignals};
+use super::split::RunningAnswer;
 use super::work::Work;
 use v1::fact::Fact;
 
@@ -176,7 +177,7 @@ async fn decoded(
     if !goes_on(&mut signals).await {
         return Ok(());
     }
-    let answer = Answer { piece: first, next: work.given, held: None };
+    let answer = Answer { piece: first, next: work.given, held: None, running: None };
     forward(generation, answer, sender, &signals).await
 }
 
@@ -205,7 +206,14 @@ async fn alone(
     sender: &FactSender,
     signals: LegSignals,
 ) -> Result<(), RemoteError> {
-    let began = Instant::now();
+    let splitter = sender.splitter();
+    let turn = match splitter {
+        Some(splitter) => Some(splitter.turn_of(engine, work).await),
+        None => None,
+    };
+    let began = turn.as_ref().map_or_else(Instant::now, |turn| turn.began);
+    // A prompt that came in parts finds itself in the engine's cache.
+    let found_tokens = turn.as_ref().and_then(|turn| turn.found_tokens);
     let held = sender.held(&work.chain);
     let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();
@@ -218,18 +226,22 @@ async fn alone(
                 break rest;
             }
             Piece::Finished { finish, counts } => {
-                sender.found(work, &held, counts.cached_tokens).await;
-                facts.push(ended(finish, counts.cached_tokens));
-                facts.push(prefilled_fact(us_since(began), counts.cached_tokens));
+                let cached_tokens = found_at_first(counts.cached_tokens, found_tokens);
+                sender.found(work, &held, cached_tokens).await;
+                facts.push(ended(finish, cached_tokens));
+                facts.push(prefilled_fact(us_since(began), cached_tokens));
                 sender.send(facts).await;
                 return Ok(());
             }
         }
     };
+    drop(turn);
+    let running = splitter.map(RunningAnswer::new);
     sender.computed(&work.chain).await;
     facts.push(prefilled_fact(us_since(began), None));
     sender.send(facts).await;
-    let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held: Some((work, held)) };
+    let held = Some(FoundPrompt { work, held, found_tokens });
+    let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held, running };
     forward(generation, answer, sender, &signals).await
 }
 
@@ -239,9 +251,25 @@ struct Answer<'a> {
     piece: Piece,
     /// The position of its first token.
     next: u32,
-    /// The work that was computed here, with the times at which its assumed blocks were last used. It is `None` for a
-    /// prompt that was computed elsewhere: the decode engine counts the KV it received as cached.
-    held: Option<(&'a Work, Vec<u64>)>,
+    /// The prompt that was computed here. It is `None` for one that was computed elsewhere: the decode engine counts the KV
+    /// it received as cached.
+    held: Option<FoundPrompt<'a>>,
+    /// Where others wait for its steps.
+    running: Option<RunningAnswer>,
+}
+
+/// A prompt that was computed here.
+struct FoundPrompt<'a> {
+    work: &'a Work,
+    /// The times at which its assumed blocks were last used.
+    held: Vec<u64>,
+    /// Tokens that the engine had of it, if it came in parts.
+    found_tokens: Option<u64>,
+}
+
+/// Prompt tokens that the engine had before it was asked, out of what it counts at the end.
+fn found_at_first(counted: Option<u64>, found_tokens: Option<u64>) -> Option<u64> {
+    counted.map(|counted| found_tokens.map_or(counted, |found| found.min(counted)))
 }
 
 /// Reports the tokens and the end.
@@ -251,7 +279,7 @@ async fn forward(
     sender: &FactSender,
     signals: &LegSignals,
 ) -> Result<(), RemoteError> {
-    let Answer { mut piece, mut next, held } = answer;
+    let Answer { mut piece, mut next, held, mut running } = answer;
     loop {
         match piece {
             // The prefill leg has reported them.
@@ -268,9 +296,11 @@ async fn forward(
                 }
             }
             Piece::Finished { finish, counts } => {
-                let cached_tokens = counts.cached_tokens.filter(|_| held.is_some());
-                if let Some((work, held)) = &held {
-                    sender.found(work, held, cached_tokens).await;
+                let found = held.as_ref();
+                let cached_tokens =
+                    found.and_then(|prompt| found_at_first(counts.cached_tokens, prompt.found_tokens));
+                if let Some(prompt) = found {
+                    sender.found(prompt.work, &prompt.held, cached_tokens).await;
                 }
                 sender.send(vec![ended(finish, cached_tokens)]).await;
                 return Ok(());
@@ -278,6 +308,9 @@ async fn forward(
         }
         let came = until_over(next_piece(&mut generation), signals, Duration::ZERO).await;
         let Some(came) = came else { return Ok(()) };
+        if let Some(running) = &mut running {
+            running.came();
+        }
         piece = came?;
     }
 }

@@ -20,6 +20,7 @@ use super::knowledge::Knowledge;
 use super::legs;
 use super::life::{Job, Life};
 use super::prompts::Prompts;
+use super::split::PromptSplitter;
 use super::work::Work;
 use crate::node::attach::{NodeRuntime, WorkerGoneError};
 use crate::node::worker::in_words;
@@ -48,6 +49,8 @@ struct Inner {
     attached: Notify,
     knowledge: Knowledge,
     prompts: Prompts,
+    /// Where the engine needs it to keep the step target.
+    splitter: Option<Arc<PromptSplitter>>,
     /// Times that what was known proved wrong.
     resyncs: AtomicU64,
 }
@@ -77,6 +80,7 @@ impl RemoteLegs {
         capacity_blocks: u64,
         events: Option<EventSource>,
         prompts: Prompts,
+        splitter: Option<PromptSplitter>,
     ) -> Self {
         let knowledge = Knowledge::new(block_tokens, capacity_blocks, events);
         let inner = Inner {
@@ -90,6 +94,7 @@ impl RemoteLegs {
             attached: Notify::new(),
             knowledge,
             prompts,
+            splitter: splitter.map(Arc::new),
             resyncs: AtomicU64::new(0),
         };
         Self { inner: Arc::new(inner) }
@@ -359,6 +364,11 @@ impl FactSender {
         self.news(&news).await;
     }
 
+    /// What keeps this engine's steps short.
+    pub(super) fn splitter(&self) -> Option<&Arc<PromptSplitter>> {
+        self.node_legs.inner.splitter.as_ref()
+    }
+
     /// When the blocks of a chain that the engine is assumed to hold were last used, before it is asked for them.
     pub(super) fn held(&self, chain: &[BlockKey]) -> Vec<u64> {
         self.node_legs.inner.knowledge.held(chain)
@@ -427,6 +437,9 @@ impl NodeRuntime for RemoteLegs {
     }
 
     fn ordered(&self, orders: v1::Orders) -> Result<(), WorkerGoneError> {
+        if let Some(splitter) = &self.inner.splitter {
+            splitter.aim(orders.step_target_us);
+        }
         orders.orders.into_iter().for_each(|order| self.order(order));
         Ok(())
     }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
+use baton_remote::testing::{Cost, Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
 use baton_remote::{Dialect, HandoffWay, Probe, RemoteEngine, RemoteSettings};
 use baton_types::{BlockKey, Role, Sampling};
 use baton_wire::v1;
@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use super::prompts::Prompts;
 use super::remote_legs::RemoteLegs;
+use super::split::PromptSplitter;
 use crate::node::attach::NodeRuntime as _;
 
 type Facts = mpsc::Receiver<v1::FromNode>;
@@ -60,7 +61,7 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let spec = VllmSpec::new(FakeRole::Prefill, FakeConnector::Nixl);
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default());
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None);
     let prompt: Vec<u32> = (1..100).collect();
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&prompt, 9, Some(v1::Peer::default()))).expect("the node_legs is there");
@@ -78,7 +79,7 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
 fn without_engine() -> RemoteLegs {
     let settings = RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(HandoffWay::Nixl);
     let engine = RemoteEngine::new(settings).expect("settings are right");
-    RemoteLegs::new(engine, 32, 341, None, Prompts::default())
+    RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None)
 }
 
 fn failure(told: &[v1::fact::Fact]) -> &v1::Failure {
@@ -113,7 +114,7 @@ async fn what_was_in_an_engine_that_is_gone_is_reported_before_the_node_leaves()
     };
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default());
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None);
     let mut facts = attach(&node_legs);
     node_legs.report_engine_gone("it was idle").await;
     node_legs.ordered(prefill(&[1, 2, 3], 9, None)).expect("the node_legs is there");
@@ -237,7 +238,7 @@ async fn all_at_once(tokens: u32) -> String {
 async fn tokens_that_came_together_are_told_together_and_in_order() {
     let url = all_at_once(200).await;
     let engine = RemoteEngine::new(RemoteSettings::new(Dialect::Vllm, url)).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default());
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None);
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&[5, 6, 7], 200, None)).expect("the node_legs is there");
     let mut told = next(&mut facts).await;
@@ -255,4 +256,85 @@ async fn tokens_that_came_together_are_told_together_and_in_order() {
     assert_eq!(tokens.collect::<Vec<_>>(), (0..200).map(|at| (at, at + 1)).collect::<Vec<_>>());
     // The answer is longer than what is read of a connection at once, and than what goes on together.
     assert!((4..=12).contains(&messages), "{messages} messages for 199 tokens");
+}
+
+/// Prompt lengths of all calls so far.
+fn called(fake: &FakeVllm) -> Vec<usize> {
+    let calls = fake.received().into_iter().filter(|call| call.path == "/v1/completions");
+    calls.map(|call| call.body["prompt"].as_array().map_or(0, Vec::len)).collect()
+}
+
+/// A node before an engine whose cache holds prompts, with a step target of 50 ms.
+async fn splitting(token_time: Duration) -> (FakeVllm, RemoteLegs, Facts) {
+    let cost = Cost { cache_blocks: 1_000, prompt_token_time: Duration::ZERO };
+    let spec = VllmSpec { cost, token_time, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+    let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
+    let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
+    let profile = baton_sim::profiles::named("llama3-70b-8xh100").expect("it is shipped");
+    let splitter = PromptSplitter::new(&profile, 32);
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), Some(splitter));
+    let facts = attach(&node_legs);
+    (fake, node_legs, facts)
+}
+
+fn numbered(request: u64, orders: v1::Orders) -> v1::Orders {
+    let of = |order| v1::Order { request, ..order };
+    let orders = v1::Orders { step_target_us: Some(50_000), ..orders };
+    v1::Orders { orders: orders.orders.into_iter().map(of).collect(), ..orders }
+}
+
+/// The tokens and the end of one answer.
+async fn answer(facts: &mut Facts, wanted: u64) -> (usize, Option<u64>) {
+    let mut tokens = 0;
+    loop {
+        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
+        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
+        for fact in told.facts.into_iter().filter(|fact| fact.request == wanted) {
+            match fact.fact {
+                Some(v1::fact::Fact::Token(_)) => tokens += 1,
+                Some(v1::fact::Fact::Ended(ended)) => return (tokens, ended.cached_tokens),
+                Some(v1::fact::Fact::Failure(failure)) => panic!("{failure:?}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// vLLM puts a whole prompt into one step, and 62 of 100 answers beside it were late by their TBT.
+#[tokio::test]
+async fn a_prompt_beside_answers_comes_in_parts_that_the_engine_finds_again() {
+    let (fake, node_legs, mut facts) = splitting(Duration::from_millis(20)).await;
+    let long: Vec<u32> = (0..3_000).map(|at| at % 2_000).collect();
+    node_legs.ordered(numbered(7, prefill(&long, 400, None))).expect("it is there");
+    while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
+    assert_eq!(called(&fake), [3_000], "nobody waits for the steps of a prompt that is alone");
+    let other: Vec<u32> = (0..64).chain((0..3_000).map(|at| 7 + at % 1_900)).collect();
+    node_legs.ordered(numbered(8, prefill(&other, 3, None))).expect("it is there");
+    let (tokens, cached_tokens) = answer(&mut facts, 8).await;
+    assert_eq!((tokens, cached_tokens), (3, Some(64)), "its own parts are no cached tokens");
+    let calls = called(&fake);
+    let parts = &calls[1..];
+    assert!(parts.len() > 2 && parts.last() == Some(&3_064), "{calls:?}");
+    assert!(parts.iter().rev().skip(1).all(|tokens| tokens % 32 == 0), "{calls:?}");
+    assert!(parts.windows(2).all(|pair| pair[0] < pair[1] && pair[1] - pair[0] <= 1_152), "{calls:?}");
+    node_legs.detached().expect("it is there");
+}
+
+/// What the conductor knows to be cached is not asked for again.
+#[tokio::test]
+async fn parts_begin_behind_what_is_cached_and_an_answer_without_company_has_none() {
+    let (fake, node_legs, mut facts) = splitting(Duration::from_millis(20)).await;
+    let long: Vec<u32> = (0..3_000).map(|at| at % 2_000).collect();
+    node_legs.ordered(numbered(7, prefill(&long, 2, None))).expect("it is there");
+    assert_eq!(answer(&mut facts, 7).await, (2, Some(0)));
+    node_legs.ordered(numbered(8, prefill(&[1, 2, 3], 400, None))).expect("it is there");
+    while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
+    let mut order = numbered(9, prefill(&long, 2, None));
+    if let Some(v1::order::Order::Prefill(prefill)) = &mut order.orders[0].order {
+        prefill.expected_tokens = Some(2_976);
+    }
+    node_legs.ordered(order).expect("it is there");
+    assert_eq!(answer(&mut facts, 9).await, (2, Some(2_976)));
+    assert_eq!(called(&fake), [3_000, 3, 3_000]);
+    node_legs.detached().expect("it is there");
 }

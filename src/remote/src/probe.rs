@@ -42,6 +42,8 @@ pub struct Probe {
     pub bootstrap_port: Option<u16>,
     /// Data-parallel ranks, if reported.
     pub dp_ranks: Option<u32>,
+    /// Whether it keeps the KV of prompts for later ones that begin alike, if reported.
+    pub keeps_prefixes: Option<bool>,
     /// Whether each event of a stream repeats the answer so far, if reported (SGLang). With long answers that is a lot
     /// to send and read, and `--incremental-streaming-output` turns it off.
     pub repeats_answer: Option<bool>,
@@ -227,6 +229,7 @@ impl RemoteEngine {
             let text = format!("the engine has {ranks} data-parallel ranks, and none with the number {rank}");
             return Err(RemoteError::ours(Stage::Probe, text).remedy("count them from 0"));
         }
+        probe.keeps_prefixes = of("disable_radix_cache").as_bool().map(|disabled| !disabled);
         probe.repeats_answer = of("incremental_streaming_output").as_bool().map(|adds| !adds);
         probe.role = match of("disaggregation_mode").as_str() {
             Some("prefill") => Some(EngineRole::Prefill),
@@ -246,6 +249,7 @@ impl RemoteEngine {
 /// Reads the properties of vLLM's KV pool and connector from its metrics.
 fn cache_of(samples: &[Sample], probe: &mut Probe) {
     if let Some(config) = samples.iter().find(|sample| sample.name == "vllm:cache_config_info") {
+        probe.keeps_prefixes = config.label("enable_prefix_caching").map(|keeps| keeps == "True");
         probe.block_tokens = config.label("block_size").and_then(|size| size.parse().ok());
         let blocks: Option<u64> = config.label("num_gpu_blocks").and_then(|count| count.parse().ok());
         let size = config.label("kv_cache_size_tokens").and_then(|count| count.parse().ok());

@@ -284,7 +284,7 @@ impl Sglang {
         };
         let pages = self.spec.cost.announced_blocks(self.spec.pool_tokens / self.spec.page_tokens);
         json!({"page_size": self.spec.page_tokens, "chunked_prefill_size": self.spec.chunk_tokens, "max_prefill_tokens": 16_384,
-            "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
+            "disable_radix_cache": self.spec.cost.cache_blocks == 0, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
             "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": self.spec.ranks, "incremental_streaming_output": !self.spec.repeats,
                 "memory_usage": {"token_capacity": pages * self.spec.page_tokens}}]})

@@ -272,10 +272,11 @@ impl Vllm {
             "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {}.0\n\
              vllm:num_requests_waiting{labels} 0.0\nvllm:kv_cache_usage_perc{labels} {}\n{nixl}\
              vllm:prefix_cache_queries_total{labels} {asked}.0\nvllm:prefix_cache_hits_total{labels} {cached}.0\n\
-             vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
+             vllm:cache_config_info{{block_size=\"{}\",enable_prefix_caching=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
             self.running.load(Ordering::SeqCst),
             self.pool.share(),
             self.spec.block_tokens,
+            if self.spec.cost.cache_blocks > 0 { "True" } else { "False" },
             self.spec.cost.announced_blocks(self.spec.blocks)
         )
     }
