@@ -286,6 +286,9 @@ async fn forward(
             Piece::PromptLogprobs(_) => {}
             Piece::Tokens(mut tokens) => {
                 let after = and_what_came_with_it(&mut generation, &mut tokens).await;
+                if let Some(running) = &mut running {
+                    running.came(tokens.len());
+                }
                 if !tokens.is_empty() && !sender.send(token_facts(&tokens, next)).await {
                     return Ok(());
                 }
@@ -308,9 +311,6 @@ async fn forward(
         }
         let came = until_over(next_piece(&mut generation), signals, Duration::ZERO).await;
         let Some(came) = came else { return Ok(()) };
-        if let Some(running) = &mut running {
-            running.came();
-        }
         piece = came?;
     }
 }

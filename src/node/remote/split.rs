@@ -11,112 +11,108 @@ use std::time::Instant;
 use baton_remote::{ClientBody, RemoteEngine, Request};
 use baton_types::{CostProfile, Sampling};
 use parking_lot::Mutex;
-use tokio::sync::MutexGuard;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::work::Work;
 
 /// Prompt tokens of a part at least: a call costs an engine about as much as so many.
 const LEAST_TOKENS: u64 = 128;
-/// Tokens of the answers beside a part may come so long after the answer to the part itself, µs.
-const ALONGSIDE_US: u64 = 2_000;
-/// One observation changes what is known by this part of the difference: for steps with prompt tokens, and without.
-const PART_WEIGHT: f64 = 1.0 / 8.0;
-const LONE_WEIGHT: f64 = 1.0 / 64.0;
-/// A single observation counts for at most so many times what was known.
+/// Prompts at a time. While one call is on its way the engine computes the other, and both may come into one step.
+const TURNS: usize = 2;
+/// An answer is looked at over so long a time, µs: many steps, and less than a second.
+const WINDOW_US: u64 = 250_000;
+/// Each observation multiplies the weight of the earlier ones by this: a few hundred of them count.
+const FADE: f64 = 1.0 - 1.0 / 256.0;
+/// Weight of what the profile predicts, in observations.
+const PRIOR_WEIGHT: f64 = 8.0;
+/// Prompt tokens by which steps have to differ (standard deviation) to show what one costs.
+const LEAST_SPREAD: f64 = 16.0;
+/// A single observation counts for at most so many times what was expected.
 const OUTLIER: f64 = 4.0;
 
-/// What the steps of an engine cost, learnt from the gaps between tokens.
+/// What the steps of an engine take: a straight line over their prompt tokens, fitted by least squares that fade.
 #[derive(Debug)]
 struct StepEstimator {
-    /// A step without prompt tokens, µs.
-    lone_us: f64,
+    weight: f64,
+    /// Means of tokens, times, squared tokens, and tokens times times.
+    tokens: f64,
+    time_us: f64,
+    squares: f64,
+    products: f64,
     /// What a prompt token adds, µs.
     token_us: f64,
-    part: Option<Part>,
-}
-
-/// The latest part of a prompt.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    tokens: u64,
-    /// When the engine had computed it, µs.
-    done_us: Option<u64>,
-    /// The longest gap since it was sent, µs.
-    longest_us: u64,
 }
 
 impl StepEstimator {
     /// Begins with what a profile predicts.
-    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     fn new(profile: &CostProfile) -> Self {
-        let token_us = (profile.prefill_us(1024, 0) - profile.prefill_us(1, 0)) / 1023 as f64;
-        Self { lone_us: profile.decode_us(1, 0), token_us: token_us.max(1e-3), part: None }
+        let token_us = (profile.prefill_us(1024, 0) - profile.prefill_us(1, 0)) / 1023.0;
+        Self::of(profile.decode_us(1, 0), token_us)
     }
 
-    /// Prompt tokens that a step holds within `target_us`, in whole blocks.
+    /// Begins with steps of that length and prompt tokens of that cost, µs.
+    fn of(lone_us: f64, token_us: f64) -> Self {
+        let token_us = token_us.max(1e-3);
+        let mut steps =
+            Self { weight: 0.0, tokens: 0.0, time_us: 0.0, squares: 0.0, products: 0.0, token_us };
+        steps.add(0.0, lone_us, PRIOR_WEIGHT);
+        steps.add(1024.0, 1024.0_f64.mul_add(token_us, lone_us), PRIOR_WEIGHT);
+        steps
+    }
+
+    fn add(&mut self, tokens: f64, time_us: f64, weight: f64) {
+        self.weight += weight;
+        let part = weight / self.weight;
+        self.tokens += (tokens - self.tokens) * part;
+        self.time_us += (time_us - self.time_us) * part;
+        self.squares += tokens.mul_add(tokens, -self.squares) * part;
+        self.products += tokens.mul_add(time_us, -self.products) * part;
+    }
+
+    /// A step without prompt tokens, µs.
+    fn lone_us(&self) -> f64 {
+        self.tokens.mul_add(-self.token_us, self.time_us).max(0.0)
+    }
+
+    /// An answer came on by `steps` tokens in that time, while `tokens` prompt tokens were computed beside it.
+    fn observe(&mut self, elapsed_us: u64, steps: u64, tokens: u64) {
+        if steps == 0 {
+            return;
+        }
+        let (tokens, time_us) = (number(tokens) / number(steps), number(elapsed_us) / number(steps));
+        let expected_us = tokens.mul_add(self.token_us, self.lone_us());
+        self.weight *= FADE;
+        self.add(tokens, time_us.min(OUTLIER * expected_us.max(1.0)), 1.0);
+        let spread = self.tokens.mul_add(-self.tokens, self.squares);
+        if spread > LEAST_SPREAD * LEAST_SPREAD {
+            self.token_us = (self.tokens.mul_add(-self.time_us, self.products) / spread).max(1e-3);
+        }
+    }
+
+    /// Prompt tokens that a step holds within `target_us`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "times and counts are far below 2^52"
+        reason = "a float beyond the range becomes its end"
     )]
-    fn tokens_within(&self, target_us: u64, block_tokens: u32) -> u64 {
-        let tokens = ((target_us as f64 - self.lone_us) / self.token_us).max(0.0) as u64;
-        let block = u64::from(block_tokens.max(1));
-        (tokens / block * block).max(LEAST_TOKENS.next_multiple_of(block))
+    fn tokens_within(&self, target_us: u64) -> u64 {
+        ((number(target_us) - self.lone_us()) / self.token_us).max(0.0) as u64
     }
-
-    /// A part of `tokens` tokens is sent.
-    fn sent(&mut self, tokens: u64) {
-        self.learn_part();
-        self.part = Some(Part { tokens, done_us: None, longest_us: 0 });
-    }
-
-    /// The engine has computed it.
-    fn done(&mut self, now_us: u64) {
-        if let Some(part) = &mut self.part {
-            part.done_us = Some(now_us);
-        }
-    }
-
-    /// A token came `gap_us` after the one before it of the same answer.
-    fn gap(&mut self, now_us: u64, gap_us: u64) {
-        let Some(part) = &mut self.part else {
-            learn(&mut self.lone_us, us(gap_us), LONE_WEIGHT);
-            return;
-        };
-        part.longest_us = part.longest_us.max(gap_us);
-        if part.done_us.is_some_and(|done_us| now_us > done_us + ALONGSIDE_US) {
-            self.learn_part();
-        }
-    }
-
-    fn learn_part(&mut self) {
-        // A part that is shorter shows what a call costs, and not what its tokens do.
-        let teaches = |part: &Part| part.longest_us > 0 && part.tokens >= LEAST_TOKENS;
-        let Some(part) = self.part.take().filter(teaches) else { return };
-        let token_us = (us(part.longest_us) - self.lone_us).max(0.0) / us(part.tokens);
-        learn(&mut self.token_us, token_us.max(1e-3), PART_WEIGHT);
-    }
-}
-
-fn learn(known: &mut f64, seen: f64, weight: f64) {
-    *known += (seen.min(*known * OUTLIER) - *known) * weight;
 }
 
 #[expect(clippy::cast_precision_loss, reason = "times and counts are far below 2^52")]
-const fn us(count: u64) -> f64 {
+const fn number(count: u64) -> f64 {
     count as f64
 }
 
-/// Sends prompts one after the other, in parts that keep the step target.
+/// Sends prompts in parts that keep the step target, in the order in which they come.
 #[derive(Debug)]
 pub(super) struct PromptSplitter {
-    block_tokens: u32,
+    block_tokens: u64,
     since: Instant,
     state: Mutex<SplitterState>,
     /// Held from the first part of a prompt to its first token.
-    turn: tokio::sync::Mutex<()>,
+    turns: Semaphore,
 }
 
 #[derive(Debug)]
@@ -126,6 +122,8 @@ struct SplitterState {
     target_us: Option<u64>,
     /// Answers that run.
     running: usize,
+    /// Prompt tokens computed since the start.
+    computed_tokens: u64,
 }
 
 /// A prompt's turn at the engine, until it is dropped.
@@ -134,33 +132,49 @@ pub(super) struct PromptTurn<'a> {
     /// Prompt tokens that the engine had before, as it counts them, if it was sent parts.
     pub(super) found_tokens: Option<u64>,
     pub(super) began: Instant,
-    _turn: MutexGuard<'a, ()>,
+    /// Prompt tokens that it computes with the answer.
+    left_tokens: u64,
+    _turn: SemaphorePermit<'a>,
 }
 
 impl Drop for PromptTurn<'_> {
     fn drop(&mut self) {
-        self.splitter.state.lock().steps.done(self.splitter.now_us());
+        self.splitter.computed(self.left_tokens);
     }
 }
 
 /// An answer that runs, until it is dropped.
 pub(super) struct RunningAnswer {
     splitter: Arc<PromptSplitter>,
-    latest_us: u64,
+    /// When it was looked at, and how many prompt tokens had been computed by then.
+    since_us: u64,
+    computed_tokens: u64,
+    /// Its tokens since then.
+    steps: u64,
 }
 
 impl RunningAnswer {
     /// The engine has computed the prompt, and its first token is there.
     pub(super) fn new(splitter: &Arc<PromptSplitter>) -> Self {
-        splitter.state.lock().running += 1;
-        Self { latest_us: splitter.now_us(), splitter: Arc::clone(splitter) }
+        let mut state = splitter.state.lock();
+        state.running += 1;
+        let computed_tokens = state.computed_tokens;
+        drop(state);
+        Self { since_us: splitter.now_us(), splitter: Arc::clone(splitter), computed_tokens, steps: 0 }
     }
 
-    /// Its next token is there.
-    pub(super) fn came(&mut self) {
+    /// Its next tokens are there.
+    pub(super) fn came(&mut self, tokens: usize) {
+        self.steps += tokens as u64;
         let now_us = self.splitter.now_us();
-        let gap_us = now_us.saturating_sub(std::mem::replace(&mut self.latest_us, now_us));
-        self.splitter.state.lock().steps.gap(now_us, gap_us);
+        let elapsed_us = now_us.saturating_sub(self.since_us);
+        if elapsed_us < WINDOW_US {
+            return;
+        }
+        let mut state = self.splitter.state.lock();
+        let beside = state.computed_tokens - self.computed_tokens;
+        state.steps.observe(elapsed_us, self.steps, beside);
+        (self.since_us, self.computed_tokens, self.steps) = (now_us, state.computed_tokens, 0);
     }
 }
 
@@ -172,12 +186,13 @@ impl Drop for RunningAnswer {
 
 impl PromptSplitter {
     pub(super) fn new(profile: &CostProfile, block_tokens: u32) -> Self {
-        let state = SplitterState { steps: StepEstimator::new(profile), target_us: None, running: 0 };
+        let steps = StepEstimator::new(profile);
+        let state = SplitterState { steps, target_us: None, running: 0, computed_tokens: 0 };
         Self {
-            block_tokens,
+            block_tokens: block_tokens.max(1).into(),
             since: Instant::now(),
             state: Mutex::new(state),
-            turn: tokio::sync::Mutex::default(),
+            turns: Semaphore::new(TURNS),
         }
     }
 
@@ -186,43 +201,51 @@ impl PromptSplitter {
         self.state.lock().target_us = target_us;
     }
 
+    fn computed(&self, tokens: u64) {
+        self.state.lock().computed_tokens += tokens;
+    }
+
     fn now_us(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Prompt tokens that the next step may hold; `None` where nobody waits for it.
+    /// Prompt tokens of the next part, in whole blocks; `None` where nobody waits for its step.
     fn part_tokens(&self) -> Option<u64> {
         let state = self.state.lock();
         let target_us = state.target_us.filter(|_| state.running > 0)?;
-        Some(state.steps.tokens_within(target_us, self.block_tokens))
+        let step = state.steps.tokens_within(target_us);
+        // What comes into one step is what all turns have sent.
+        let own = if self.turns.available_permits() == 0 { step / TURNS as u64 } else { step };
+        Some((own / self.block_tokens * self.block_tokens).max(LEAST_TOKENS.next_multiple_of(self.block_tokens)))
     }
 
     /// Waits for the turn of a prompt, and has all of it computed that does not fit into one step. The engine computes the
     /// rest with the answer.
     pub(super) async fn turn_of(&self, engine: &RemoteEngine, work: &Work) -> PromptTurn<'_> {
-        let turn = self.turn.lock().await;
-        let mut turn = PromptTurn { splitter: self, found_tokens: None, began: Instant::now(), _turn: turn };
+        let permit = self.turns.acquire().await.expect("it is never closed");
         let all = work.request.tokens.len() as u64;
-        let block = u64::from(self.block_tokens.max(1));
-        let mut done = work.expected_tokens.unwrap_or(0).min(all) / block * block;
+        let mut done = work.expected_tokens.unwrap_or(0).min(all) / self.block_tokens * self.block_tokens;
+        let mut turn = PromptTurn {
+            splitter: self,
+            found_tokens: None,
+            began: Instant::now(),
+            left_tokens: all - done,
+            _turn: permit,
+        };
         // The engine computes prompts without their cached prefix when it is to report their logprobs.
         let whole = work.request.sampling.prompt_logprobs.is_some();
-        while let Some(tokens) = self.part_tokens().filter(|_| !whole)
-            && done + tokens < all
-        {
-            self.state.lock().steps.sent(tokens);
+        while let Some(tokens) = self.part_tokens().filter(|tokens| !whole && *tokens < turn.left_tokens) {
             let part = usize::try_from(done + tokens).unwrap_or(usize::MAX);
-            let found = computed(engine, &work.request, part).await;
-            self.state.lock().steps.done(self.now_us());
-            let Some(found) = found else { return turn };
+            let Some(found) = computed(engine, &work.request, part).await else { return turn };
+            self.computed(tokens);
             // What it did not keep it would compute again and again.
-            if turn.found_tokens.is_some() && found.is_some_and(|found| found + block < done) {
-                break;
+            if turn.found_tokens.is_some() && found.is_some_and(|found| found + self.block_tokens < done) {
+                return turn;
             }
             turn.found_tokens = turn.found_tokens.or(found);
             done += tokens;
+            turn.left_tokens -= tokens;
         }
-        self.state.lock().steps.sent(all.saturating_sub(done).max(1));
         turn
     }
 }
@@ -246,57 +269,43 @@ async fn computed(engine: &RemoteEngine, request: &Request, tokens: usize) -> Op
 mod tests {
     use super::*;
 
-    /// An engine whose steps take 10 ms, and 50 µs more for each prompt token.
-    fn play(steps: &mut StepEstimator, rounds: usize, tokens: u64) {
-        let mut now_us = 0;
-        for _ in 0..rounds {
-            for _ in 0..4 {
-                now_us += 10_000;
-                steps.gap(now_us, 10_000);
-            }
-            steps.sent(tokens);
-            now_us += 10_000 + 50 * tokens;
-            steps.gap(now_us, 10_000 + 50 * tokens);
-            steps.done(now_us + 500);
-            now_us += 10_000;
-            steps.gap(now_us, 10_000);
+    /// An answer of an engine whose steps take 10 ms, and 50 µs more for each prompt token: every second step has some.
+    fn play(steps: &mut StepEstimator, windows: u64) {
+        for at in 0..windows {
+            let (count, tokens) = (20, 10 * (at % 8) * 128);
+            steps.observe(count * 10_000 + 50 * tokens, count, tokens);
         }
     }
 
-    fn estimator() -> StepEstimator {
-        StepEstimator { lone_us: 2_000.0, token_us: 400.0, part: None }
+    #[test]
+    fn it_learns_what_a_step_and_a_prompt_token_take() {
+        let mut steps = StepEstimator::of(30_000.0, 400.0);
+        assert_eq!(steps.tokens_within(50_000), 50, "by what it was told first");
+        play(&mut steps, 3_000);
+        assert!((steps.lone_us() - 10_000.0).abs() < 50.0, "{steps:?}");
+        assert!((steps.token_us - 50.0).abs() < 0.5, "{steps:?}");
+        assert!((790..=810).contains(&steps.tokens_within(50_000)), "{steps:?}");
+        assert_eq!(steps.tokens_within(5_000), 0);
     }
 
     #[test]
-    fn it_learns_what_a_step_and_a_prompt_token_cost() {
-        let mut steps = estimator();
-        assert_eq!(steps.tokens_within(50_000, 16), 128, "what it was told first allows 120");
-        play(&mut steps, 200, 512);
-        assert!((steps.lone_us - 10_000.0).abs() < 100.0, "{steps:?}");
+    fn steps_that_are_all_alike_change_the_time_and_not_the_cost_of_a_token() {
+        let mut steps = StepEstimator::of(10_000.0, 50.0);
+        (0..3_000).for_each(|_| steps.observe(20 * 45_000, 20, 20 * 512));
         assert!((steps.token_us - 50.0).abs() < 1.0, "{steps:?}");
-        assert!((768..=800).contains(&steps.tokens_within(50_000, 16)), "{steps:?}");
-        assert_eq!(steps.tokens_within(5_000, 16), 128, "a prompt goes on where no step keeps the target");
+        let step_us = steps.lone_us() + 512.0 * steps.token_us;
+        assert!((step_us - 45_000.0).abs() < 100.0, "{steps:?}");
     }
 
     #[test]
-    fn what_is_short_teaches_nothing_about_tokens() {
-        let mut steps = estimator();
-        play(&mut steps, 50, 16);
-        assert!((steps.token_us - 400.0).abs() < 1e-9, "{steps:?}");
+    fn one_long_silence_does_not_spoil_what_is_known() {
+        let mut steps = StepEstimator::of(10_000.0, 50.0);
+        play(&mut steps, 1_000);
+        steps.observe(60_000_000, 1, 1_024);
+        assert!((600..=1_000).contains(&steps.tokens_within(50_000)), "{steps:?}");
     }
 
-    #[test]
-    fn one_long_gap_does_not_spoil_what_is_known() {
-        let mut steps = estimator();
-        play(&mut steps, 200, 512);
-        steps.sent(512);
-        steps.gap(1, 60_000_000);
-        steps.done(2);
-        steps.gap(60_000_000, 10_000);
-        assert!(steps.token_us < 80.0, "{steps:?}");
-    }
-
-    /// Whatever comes, a part has tokens, and not more than the target holds by what is known.
+    /// Whatever comes, a step holds no more than its target by what is known.
     #[test]
     fn parts_are_within_the_target() {
         let mut state = 7u64;
@@ -305,22 +314,15 @@ mod tests {
             state >> (64 - bits)
         };
         for _ in 0..200 {
-            let mut steps = estimator();
-            let block_tokens = u32::try_from(draw(12)).expect("12 bits");
+            let mut steps = StepEstimator::of(number(draw(16)), number(draw(8)));
             for _ in 0..100 {
                 let bits = 1 + u32::try_from(draw(5)).expect("5 bits");
-                let value = draw(bits);
-                match draw(8) % 3 {
-                    0 => steps.sent(value),
-                    1 => steps.done(value),
-                    _ => steps.gap(value, value),
-                }
+                steps.observe(draw(bits), draw(8), draw(bits));
                 let target_us = draw(40);
-                let tokens = steps.tokens_within(target_us, block_tokens);
-                let block = u64::from(block_tokens.max(1));
-                assert!(tokens >= LEAST_TOKENS && tokens.is_multiple_of(block));
-                let step_us = steps.lone_us + us(tokens) * steps.token_us;
-                assert!(step_us <= us(target_us) + 1.0 || tokens < LEAST_TOKENS + block, "{steps:?}");
+                let tokens = steps.tokens_within(target_us);
+                assert!(steps.token_us > 0.0 && steps.lone_us() >= 0.0, "{steps:?}");
+                let step_us = number(tokens).mul_add(steps.token_us, steps.lone_us());
+                assert!(tokens == 0 || step_us <= number(target_us) * 1.000_001 + 1.0, "{steps:?}");
             }
         }
     }
