@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 
 use super::remote_legs::{FactSender, LegSignals};
-use super::split::RunningAnswer;
+use super::split::{PromptTurn, RunningAnswer};
 use super::work::Work;
 use v1::fact::Fact;
 
@@ -211,7 +211,8 @@ async fn alone(
         Some(splitter) => Some(splitter.turn_of(engine, work).await),
         None => None,
     };
-    let began = turn.as_ref().map_or_else(Instant::now, |turn| turn.began);
+    let began = Instant::now();
+    let compute_us = || turn.as_ref().map_or_else(|| us_since(began), PromptTurn::compute_us);
     // A prompt that came in parts finds itself in the engine's cache.
     let found_tokens = turn.as_ref().and_then(|turn| turn.found_tokens);
     let held = sender.held(&work.chain);
@@ -229,16 +230,16 @@ async fn alone(
                 let cached_tokens = found_at_first(counts.cached_tokens, found_tokens);
                 sender.found(work, &held, cached_tokens).await;
                 facts.push(ended(finish, cached_tokens));
-                facts.push(prefilled_fact(us_since(began), cached_tokens));
+                facts.push(prefilled_fact(compute_us(), cached_tokens));
                 sender.send(facts).await;
                 return Ok(());
             }
         }
     };
+    facts.push(prefilled_fact(compute_us(), None));
     drop(turn);
     let running = splitter.map(RunningAnswer::new);
     sender.computed(&work.chain).await;
-    facts.push(prefilled_fact(us_since(began), None));
     sender.send(facts).await;
     let held = Some(FoundPrompt { work, held, found_tokens });
     let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held, running };

@@ -456,7 +456,9 @@ impl NodeRuntime for RemoteLegs {
             reason = "a share of a count"
         )]
         let used_blocks = (load.kv_used_share.unwrap_or(0.0) * capacity_blocks as f64) as u64;
-        let hit_blocks = load.prefix_hit_tokens.unwrap_or(0) / u64::from(self.inner.block_tokens);
+        let refound_tokens = self.inner.splitter.as_ref().map_or(0, |splitter| splitter.refound_tokens());
+        let hit_tokens = load.prefix_hit_tokens.unwrap_or(0).saturating_sub(refound_tokens);
+        let hit_blocks = hit_tokens / u64::from(self.inner.block_tokens);
         let hbm = v1::TierLoad {
             tier: v1::Tier::Hbm.into(),
             capacity_blocks,

@@ -122,8 +122,12 @@ struct SplitterState {
     target_us: Option<u64>,
     /// Answers that run.
     running: usize,
+    /// When the latest prompt had its first token.
+    latest_us: u64,
     /// Prompt tokens computed since the start.
     computed_tokens: u64,
+    /// Tokens of parts that the engine counts as found in its cache by the calls after them, since the start.
+    refound_tokens: u64,
 }
 
 /// A prompt's turn at the engine, until it is dropped.
@@ -131,10 +135,20 @@ pub(super) struct PromptTurn<'a> {
     splitter: &'a PromptSplitter,
     /// Prompt tokens that the engine had before, as it counts them, if it was sent parts.
     pub(super) found_tokens: Option<u64>,
-    pub(super) began: Instant,
+    began_us: u64,
     /// Prompt tokens that it computes with the answer.
     left_tokens: u64,
     _turn: SemaphorePermit<'a>,
+}
+
+impl PromptTurn<'_> {
+    /// The first token is there: the engine's own time for this prompt, µs. It computes prompts in turn, so what it did
+    /// before the one ahead was done was not for this one.
+    pub(super) fn compute_us(&self) -> u64 {
+        let now_us = self.splitter.now_us();
+        let ahead_us = std::mem::replace(&mut self.splitter.state.lock().latest_us, now_us);
+        now_us.saturating_sub(ahead_us.max(self.began_us))
+    }
 }
 
 impl Drop for PromptTurn<'_> {
@@ -187,7 +201,7 @@ impl Drop for RunningAnswer {
 impl PromptSplitter {
     pub(super) fn new(profile: &CostProfile, block_tokens: u32) -> Self {
         let steps = StepEstimator::new(profile);
-        let state = SplitterState { steps, target_us: None, running: 0, computed_tokens: 0 };
+        let state = SplitterState { steps, target_us: None, running: 0, latest_us: 0, computed_tokens: 0, refound_tokens: 0 };
         Self {
             block_tokens: block_tokens.max(1).into(),
             since: Instant::now(),
@@ -203,6 +217,11 @@ impl PromptSplitter {
 
     fn computed(&self, tokens: u64) {
         self.state.lock().computed_tokens += tokens;
+    }
+
+    /// Tokens of parts that the engine counts as found in its cache, though nobody had asked for them before.
+    pub(super) fn refound_tokens(&self) -> u64 {
+        self.state.lock().refound_tokens
     }
 
     fn now_us(&self) -> u64 {
@@ -225,10 +244,11 @@ impl PromptSplitter {
         let permit = self.turns.acquire().await.expect("it is never closed");
         let all = work.request.tokens.len() as u64;
         let mut done = work.expected_tokens.unwrap_or(0).min(all) / self.block_tokens * self.block_tokens;
+        let first = done;
         let mut turn = PromptTurn {
             splitter: self,
             found_tokens: None,
-            began: Instant::now(),
+            began_us: self.now_us(),
             left_tokens: all - done,
             _turn: permit,
         };
@@ -242,9 +262,11 @@ impl PromptSplitter {
             if turn.found_tokens.is_some() && found.is_some_and(|found| found + self.block_tokens < done) {
                 return turn;
             }
-            turn.found_tokens = turn.found_tokens.or(found);
+            // vLLM reports nothing where it found nothing.
+            turn.found_tokens.get_or_insert(found.unwrap_or(0));
             done += tokens;
             turn.left_tokens -= tokens;
+            self.state.lock().refound_tokens += done - first;
         }
         turn
     }

@@ -266,7 +266,7 @@ fn called(fake: &FakeVllm) -> Vec<usize> {
 
 /// A node before an engine whose cache holds prompts, with a step target of 50 ms.
 async fn splitting(token_time: Duration) -> (FakeVllm, RemoteLegs, Facts) {
-    let cost = Cost { cache_blocks: 1_000, prompt_token_time: Duration::ZERO };
+    let cost = Cost { cache_blocks: 1_000, ..Cost::NONE };
     let spec = VllmSpec { cost, token_time, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");

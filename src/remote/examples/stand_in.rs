@@ -26,7 +26,7 @@ use serde_json::Value;
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const USAGE: &str = "stand_in --engine vllm|sglang [--whole PORTS] [--prefill PORTS --decode PORTS] [--bootstrap PORTS] \
-    [--tokenizer FOLDER] [--block-tokens 64] [--cache-blocks 0] [--prompt-token-us 0] [--token-us 0] [--max-model-tokens 262144]; PORTS like 9000,9001";
+    [--tokenizer FOLDER] [--block-tokens 64] [--cache-blocks 0] [--prompt-token-us 0] [--token-us 0] [--step-tokens 0] [--max-model-tokens 262144]; PORTS like 9000,9001";
 
 /// The arguments of the command line.
 struct Args(BTreeMap<String, String>);
@@ -62,7 +62,8 @@ impl Args {
 
     fn cost(&self) -> Outcome<Cost> {
         let prompt_token_time = self.micros("--prompt-token-us")?;
-        Ok(Cost { cache_blocks: self.number("--cache-blocks", 0)?, prompt_token_time })
+        let step_tokens = self.number("--step-tokens", 0)?;
+        Ok(Cost { cache_blocks: self.number("--cache-blocks", 0)?, prompt_token_time, step_tokens })
     }
 
     fn tokenizer(&self) -> Outcome<FakeTokenizer> {

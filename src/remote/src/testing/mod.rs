@@ -18,6 +18,7 @@ mod request_log;
 mod server;
 mod sglang;
 mod stand;
+mod steps;
 mod text;
 mod toy;
 mod vllm;

@@ -1,14 +1,14 @@
 //! Plays an answer as a stream of events, with what goes wrong on the way.
 
 use std::io;
-use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::fault::Fault;
-use super::server::{event, pass};
+use super::server::event;
+use super::steps::Pace;
 
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
@@ -17,14 +17,14 @@ pub(super) struct Play<'a> {
     pub(super) events: &'a mpsc::Sender<io::Result<Bytes>>,
     pub(super) fault: Option<&'a Fault>,
     pub(super) tokens: usize,
-    pub(super) token_time: Duration,
+    pub(super) pace: Pace,
     /// The error object of a stream that fails.
     pub(super) error: Value,
 }
 
 impl Play<'_> {
     /// Plays one event a token, then `last`, then the end.
-    pub(super) async fn run(&self, token: impl Fn(usize) -> Bytes, last: Option<Value>) {
+    pub(super) async fn run(mut self, token: impl Fn(usize) -> Bytes, last: Option<Value>) {
         for at in 0..=self.tokens {
             if self.goes_wrong(at).await {
                 return;
@@ -32,7 +32,7 @@ impl Play<'_> {
             if at == self.tokens {
                 break;
             }
-            pass(self.token_time).await;
+            self.pace.next().await;
             if !self.send(token(at)).await {
                 return;
             }

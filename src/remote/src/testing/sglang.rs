@@ -122,7 +122,7 @@ impl FakeSglang {
         let life = Life::new();
         let site = Arc::new(Sglang {
             pool: Arc::new(Pool::new(spec.pool_tokens / spec.page_tokens, spec.page_tokens)),
-            prompts: Prompts::new(spec.cost, spec.page_tokens),
+            prompts: Prompts::new(spec.cost, spec.token_time, spec.page_tokens),
             spec,
             fabric: fabric.clone(),
             stand: Stand::new(life.clone()),
@@ -380,7 +380,7 @@ impl Sglang {
             let life = self.stand.life.clone();
             let mut abort = running.abort.clone();
             tokio::select! {
-                () = told.stream(&events, self.spec.token_time) => {}
+                () = told.stream(&events, self.prompts.pace()) => {}
                 () = events.closed() => {}
                 _ = abort.wait_for(|abort| *abort) => {
                     let end = json!({"text": "", "output_ids": [], "meta_info": {"id": told.request.rid, "completion_tokens": 0,

@@ -138,7 +138,7 @@ impl FakeVllm {
         });
         let life = Life::new();
         let site = Arc::new(Vllm {
-            prompts: Prompts::new(spec.cost, spec.block_tokens),
+            prompts: Prompts::new(spec.cost, spec.token_time, spec.block_tokens),
             spec,
             fabric: fabric.clone(),
             engine_id,
@@ -382,7 +382,7 @@ impl Vllm {
         tokio::spawn(async move {
             let life = self.stand.life.clone();
             tokio::select! {
-                () = told.stream(&events, self.spec.token_time) => {}
+                () = told.stream(&events, self.prompts.pace()) => {}
                 () = events.closed() => {}
                 () = life.ended() => {}
             }

@@ -1,7 +1,6 @@
 //! A completion in vLLM's words, in one piece or as a stream.
 
 use std::io;
-use std::time::Duration;
 
 use baton_types::Finish;
 use bytes::Bytes;
@@ -11,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::testing::body::CompletionRequest;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
+use crate::testing::steps::Pace;
 use crate::testing::text::{TextAnswer, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
@@ -117,10 +117,10 @@ impl Answer {
         whole
     }
 
-    pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {
+    pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, pace: Pace) {
         let error = json!({"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}});
         let tokens = self.answer.len();
-        let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
+        let play = Play { events, fault: self.fault.as_ref(), tokens, pace, error };
         if self.request.voice != Voice::Ids {
             let usage = self.usage();
             let telling = self.telling(&usage);
