@@ -36,6 +36,7 @@ pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
 #[cfg(test)]
 pub(crate) use inbox::inbox;
+pub(crate) use gap_tally::GapTally;
 pub(crate) use inbox::{AttachRefusal, Loss, Message};
 pub use inbox::{Inbox, Question};
 pub use lead::Lead;

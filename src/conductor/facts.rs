@@ -243,15 +243,20 @@ impl Driver {
     }
 
     fn prefilled(&mut self, about: FactSource, done: &v1::Prefilled) {
-        let fact = Fact::Prefilled { compute_us: done.compute_us, cached_tokens: done.cached_tokens };
-        if !self.accepts_fact(about, &fact) {
-            return;
-        }
         let (request, instance) = (about.0, about.2);
         // An engine that prefills and decodes reports its count with the end of the answer.
         let decodes = self.pairs.get(request).is_some_and(|pair| pair.legs()[1] == Some(instance));
         let moves_kv = self.fleet.get(instance).is_some_and(|node| node.hello.engine_moves_kv);
-        if !(decodes && moves_kv) {
+        let reports_late = decodes && moves_kv && done.cached_tokens == 0;
+        // Until then the time it took is taken to be that of the prompt behind what was expected in its cache.
+        let expected = self.sessions.get(&request).and_then(|session| session.expected);
+        let expected = expected.filter(|(at, _)| reports_late && *at == instance);
+        let cached_tokens = expected.map_or(done.cached_tokens, |(_, tokens)| tokens);
+        let fact = Fact::Prefilled { compute_us: done.compute_us, cached_tokens };
+        if !self.accepts_fact(about, &fact) {
+            return;
+        }
+        if !reports_late {
             self.weigh(request, done.cached_tokens);
         }
         if let Some(session) = self.sessions.get_mut(&request).filter(|session| session.moves == 0) {

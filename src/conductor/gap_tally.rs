@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 /// The gaps between the tokens that a client was given. Exact, and bounded: it keeps as many of the longest gaps as a
 /// tenth of the longest answer that the request allows.
 #[derive(Debug)]
-pub(super) struct GapTally {
+pub(crate) struct GapTally {
     /// The longest gaps, µs; the shortest of them on top.
     longest: BinaryHeap<Reverse<u32>>,
     /// Maximum length of `longest`.
@@ -19,13 +19,13 @@ pub(super) struct GapTally {
 
 impl GapTally {
     /// No gaps yet, of an answer that has at most `max_tokens` tokens.
-    pub(super) fn new(max_tokens: u32) -> Self {
+    pub(crate) fn new(max_tokens: u32) -> Self {
         let keep = (max_tokens as usize).saturating_sub(1).div_ceil(10).max(1);
         Self { longest: BinaryHeap::new(), keep, count: 0, last_us: None }
     }
 
     /// The client is given a token.
-    pub(super) fn token(&mut self, now_us: u64) {
+    pub(crate) fn token(&mut self, now_us: u64) {
         let Some(last_us) = self.last_us.replace(now_us) else { return };
         let gap_us = u32::try_from(now_us.saturating_sub(last_us)).unwrap_or(u32::MAX);
         self.count += 1;
@@ -40,7 +40,7 @@ impl GapTally {
 
     /// TBT as in the reports: the mean of the longest tenth of the gaps, at least one gap, µs. `None` for an answer of
     /// one token.
-    pub(super) fn tbt_us(&self) -> Option<u64> {
+    pub(crate) fn tbt_us(&self) -> Option<u64> {
         // Of an engine that gave more tokens than asked, the mean is of the gaps that were kept.
         let worst = self.count.div_ceil(10).min(self.longest.len());
         if worst == 0 {

@@ -236,9 +236,9 @@ async fn alone(
             }
         }
     };
-    facts.push(prefilled_fact(compute_us(), None));
+    facts.push(prefilled_fact(compute_us(), found_tokens));
     drop(turn);
-    let running = splitter.map(RunningAnswer::new);
+    let running = splitter.map(|splitter| RunningAnswer::new(splitter, work.request.sampling.max_tokens));
     sender.computed(&work.chain).await;
     sender.send(facts).await;
     let held = Some(FoundPrompt { work, held, found_tokens });

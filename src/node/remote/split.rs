@@ -6,7 +6,7 @@
 //! answer at last. How much that is it learns from the gaps between the tokens of the answers that run meanwhile.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_remote::{ClientBody, RemoteEngine, Request};
 use baton_types::{CostProfile, Sampling};
@@ -14,33 +14,39 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::work::Work;
+use crate::conductor::GapTally;
 
 /// Prompt tokens of a part at least: a call costs an engine about as much as so many.
 const LEAST_TOKENS: u64 = 128;
-/// Prompts at a time. While one call is on its way the engine computes the other, and both may come into one step.
+/// Prompts at a time: while one call is on its way the engine computes the other.
 const TURNS: usize = 2;
+/// A call may take so much longer to its engine than another, µs.
+const WAY_US: u64 = 2_000;
+/// Answers with fewer gaps say nothing about their slowest tenth.
+const LEAST_GAPS: u32 = 10;
+/// Each answer whose slowest tenth of gaps was longer than the target makes parts shorter by this share, and each other one
+/// makes them longer by a quarter of it: about a fifth of the answers is beyond the target, which is within the objective.
+const CAUTION_STEP: f64 = 1.0 / 128.0;
 /// An answer is looked at over so long a time, µs: many steps, and less than a second.
 const WINDOW_US: u64 = 250_000;
-/// Each observation multiplies the weight of the earlier ones by this: a few hundred of them count.
-const FADE: f64 = 1.0 - 1.0 / 256.0;
-/// Weight of what the profile predicts, in observations.
-const PRIOR_WEIGHT: f64 = 8.0;
-/// Prompt tokens by which steps have to differ (standard deviation) to show what one costs.
-const LEAST_SPREAD: f64 = 16.0;
+/// Each window multiplies the weight of the earlier ones by this: those of about sixteen seconds count.
+const FADE: f64 = 1.0 - 1.0 / 64.0;
+/// What the profile predicts weighs as much as so many windows, each of so many prompt tokens a step.
+const PRIOR: (f64, f64) = (4.0, 512.0);
 /// A single observation counts for at most so many times what was expected.
 const OUTLIER: f64 = 4.0;
 
-/// What the steps of an engine take: a straight line over their prompt tokens, fitted by least squares that fade.
+/// What the steps of an engine take: so long without prompt tokens, and so much longer for each of them.
+///
+/// The cost of a token is what all steps took beyond their least, over all their tokens. A line through single windows would
+/// be too flat, for a part of a prompt may count in the window before or after its own.
 #[derive(Debug)]
 struct StepEstimator {
-    weight: f64,
-    /// Means of tokens, times, squared tokens, and tokens times times.
+    /// A step without prompt tokens, µs.
+    lone_us: f64,
+    /// Prompt tokens a step, and the time beyond a lone step, µs: sums that fade.
     tokens: f64,
-    time_us: f64,
-    squares: f64,
-    products: f64,
-    /// What a prompt token adds, µs.
-    token_us: f64,
+    beyond_us: f64,
 }
 
 impl StepEstimator {
@@ -52,41 +58,43 @@ impl StepEstimator {
 
     /// Begins with steps of that length and prompt tokens of that cost, µs.
     fn of(lone_us: f64, token_us: f64) -> Self {
-        let token_us = token_us.max(1e-3);
-        let mut steps =
-            Self { weight: 0.0, tokens: 0.0, time_us: 0.0, squares: 0.0, products: 0.0, token_us };
-        steps.add(0.0, lone_us, PRIOR_WEIGHT);
-        steps.add(1024.0, 1024.0_f64.mul_add(token_us, lone_us), PRIOR_WEIGHT);
-        steps
+        let (windows, step) = PRIOR;
+        let tokens = windows * step;
+        Self { lone_us: lone_us.max(1.0), tokens, beyond_us: tokens * token_us.max(1e-3) }
     }
 
-    fn add(&mut self, tokens: f64, time_us: f64, weight: f64) {
-        self.weight += weight;
-        let part = weight / self.weight;
-        self.tokens += (tokens - self.tokens) * part;
-        self.time_us += (time_us - self.time_us) * part;
-        self.squares += tokens.mul_add(tokens, -self.squares) * part;
-        self.products += tokens.mul_add(time_us, -self.products) * part;
+    /// What a prompt token adds, µs.
+    fn token_us(&self) -> f64 {
+        (self.beyond_us / self.tokens).max(1e-3)
     }
 
-    /// A step without prompt tokens, µs.
-    fn lone_us(&self) -> f64 {
-        self.tokens.mul_add(-self.token_us, self.time_us).max(0.0)
-    }
-
-    /// An answer came on by `steps` tokens in that time, while `tokens` prompt tokens were computed beside it.
-    fn observe(&mut self, elapsed_us: u64, steps: u64, tokens: u64) {
+    /// One of `answers` answers came on by `steps` tokens in that time, while `tokens` prompt tokens were computed.
+    fn observe(&mut self, elapsed_us: u64, steps: u64, tokens: u64, answers: usize) {
         if steps == 0 {
             return;
         }
-        let (tokens, time_us) = (number(tokens) / number(steps), number(elapsed_us) / number(steps));
-        let expected_us = tokens.mul_add(self.token_us, self.lone_us());
-        self.weight *= FADE;
-        self.add(tokens, time_us.min(OUTLIER * expected_us.max(1.0)), 1.0);
-        let spread = self.tokens.mul_add(-self.tokens, self.squares);
-        if spread > LEAST_SPREAD * LEAST_SPREAD {
-            self.token_us = (self.tokens.mul_add(-self.time_us, self.products) / spread).max(1e-3);
+        let weight = 1.0 / number(answers.max(1) as u64);
+        let (step_tokens, time_us) = (number(tokens) / number(steps), number(elapsed_us) / number(steps));
+        let expected_us = step_tokens.mul_add(self.token_us(), self.lone_us);
+        let time_us = time_us.clamp(1.0, OUTLIER * expected_us);
+        // No step takes less than one without prompt tokens: the answers of a moment all say so.
+        if time_us < self.lone_us {
+            self.lone_us += (time_us - self.lone_us) / 4.0;
+        } else if tokens == 0 {
+            self.lone_us += (time_us - self.lone_us) * weight / 8.0;
         }
+        if tokens > 0 {
+            let fade = (FADE - 1.0).mul_add(weight, 1.0);
+            self.tokens = self.tokens.mul_add(fade, step_tokens * weight);
+            let beyond_us = (time_us - self.lone_us).max(0.0);
+            self.beyond_us = self.beyond_us.mul_add(fade, beyond_us * weight);
+        }
+    }
+
+    /// A step without prompt tokens, at most a second: a node that begins with a wrong profile goes on.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and a million")]
+    fn whole_lone_us(&self) -> u64 {
+        self.lone_us.clamp(0.0, 1e6) as u64
     }
 
     /// Prompt tokens that a step holds within `target_us`.
@@ -96,8 +104,13 @@ impl StepEstimator {
         reason = "a float beyond the range becomes its end"
     )]
     fn tokens_within(&self, target_us: u64) -> u64 {
-        ((number(target_us) - self.lone_us()) / self.token_us).max(0.0) as u64
+        ((number(target_us) - self.lone_us) / self.token_us()).max(0.0) as u64
     }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
+fn scaled(count: u64, share: f64) -> u64 {
+    (number(count) * share) as u64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "times and counts are far below 2^52")]
@@ -122,6 +135,10 @@ struct SplitterState {
     target_us: Option<u64>,
     /// Answers that run.
     running: usize,
+    /// The share of a step that parts may fill, because some steps take longer than the mean.
+    caution: f64,
+    /// When the latest part was sent.
+    sent_us: u64,
     /// When the latest prompt had its first token.
     latest_us: u64,
     /// Prompt tokens computed since the start.
@@ -165,43 +182,63 @@ pub(super) struct RunningAnswer {
     computed_tokens: u64,
     /// Its tokens since then.
     steps: u64,
+    gaps: GapTally,
+    gap_count: u32,
 }
 
 impl RunningAnswer {
     /// The engine has computed the prompt, and its first token is there.
-    pub(super) fn new(splitter: &Arc<PromptSplitter>) -> Self {
+    pub(super) fn new(splitter: &Arc<PromptSplitter>, max_tokens: u32) -> Self {
         let mut state = splitter.state.lock();
         state.running += 1;
-        let computed_tokens = state.computed_tokens;
+        let (computed_tokens, since_us) = (state.computed_tokens, splitter.now_us());
         drop(state);
-        Self { since_us: splitter.now_us(), splitter: Arc::clone(splitter), computed_tokens, steps: 0 }
+        let mut gaps = GapTally::new(max_tokens);
+        gaps.token(since_us);
+        Self { splitter: Arc::clone(splitter), since_us, computed_tokens, steps: 0, gaps, gap_count: 0 }
     }
 
     /// Its next tokens are there.
     pub(super) fn came(&mut self, tokens: usize) {
         self.steps += tokens as u64;
         let now_us = self.splitter.now_us();
+        for _ in 0..tokens {
+            self.gaps.token(now_us);
+            self.gap_count = self.gap_count.saturating_add(1);
+        }
         let elapsed_us = now_us.saturating_sub(self.since_us);
         if elapsed_us < WINDOW_US {
             return;
         }
         let mut state = self.splitter.state.lock();
         let beside = state.computed_tokens - self.computed_tokens;
-        state.steps.observe(elapsed_us, self.steps, beside);
+        let answers = state.running;
+        state.steps.observe(elapsed_us, self.steps, beside, answers);
         (self.since_us, self.computed_tokens, self.steps) = (now_us, state.computed_tokens, 0);
     }
 }
 
 impl Drop for RunningAnswer {
     fn drop(&mut self) {
-        self.splitter.state.lock().running -= 1;
+        let tbt_us = self.gaps.tbt_us().filter(|_| self.gap_count >= LEAST_GAPS);
+        let mut state = self.splitter.state.lock();
+        state.running -= 1;
+        if let Some((tbt_us, target_us)) = tbt_us.zip(state.target_us) {
+            state.caution = cautious(state.caution, tbt_us > target_us);
+        }
     }
+}
+
+/// The share of a step that parts may fill, after one more answer.
+fn cautious(caution: f64, was_slow: bool) -> f64 {
+    let change = if was_slow { -CAUTION_STEP } else { CAUTION_STEP / 4.0 };
+    (caution * (1.0 + change)).clamp(0.1, 1.0)
 }
 
 impl PromptSplitter {
     pub(super) fn new(profile: &CostProfile, block_tokens: u32) -> Self {
         let steps = StepEstimator::new(profile);
-        let state = SplitterState { steps, target_us: None, running: 0, latest_us: 0, computed_tokens: 0, refound_tokens: 0 };
+        let state = SplitterState { steps, target_us: None, running: 0, caution: 1.0, sent_us: 0, latest_us: 0, computed_tokens: 0, refound_tokens: 0 };
         Self {
             block_tokens: block_tokens.max(1).into(),
             since: Instant::now(),
@@ -232,10 +269,26 @@ impl PromptSplitter {
     fn part_tokens(&self) -> Option<u64> {
         let state = self.state.lock();
         let target_us = state.target_us.filter(|_| state.running > 0)?;
-        let step = state.steps.tokens_within(target_us);
-        // What comes into one step is what all turns have sent.
-        let own = if self.turns.available_permits() == 0 { step / TURNS as u64 } else { step };
-        Some((own / self.block_tokens * self.block_tokens).max(LEAST_TOKENS.next_multiple_of(self.block_tokens)))
+        let step = scaled(state.steps.tokens_within(target_us), state.caution);
+        Some((step / self.block_tokens * self.block_tokens).max(LEAST_TOKENS.next_multiple_of(self.block_tokens)))
+    }
+
+    /// Waits until the engine has begun with what was sent before: of two parts that it finds at once it makes one step.
+    async fn apart(&self) {
+        loop {
+            let now_us = self.now_us();
+            let wait_us = {
+                let mut state = self.state.lock();
+                let begun_us = state.sent_us + state.steps.whole_lone_us() + WAY_US;
+                let wait_us = begun_us.saturating_sub(now_us);
+                if wait_us == 0 || state.running == 0 {
+                    state.sent_us = now_us;
+                    return;
+                }
+                wait_us
+            };
+            tokio::time::sleep(Duration::from_micros(wait_us)).await;
+        }
     }
 
     /// Waits for the turn of a prompt, and has all of it computed that does not fit into one step. The engine computes the
@@ -255,6 +308,7 @@ impl PromptSplitter {
         // The engine computes prompts without their cached prefix when it is to report their logprobs.
         let whole = work.request.sampling.prompt_logprobs.is_some();
         while let Some(tokens) = self.part_tokens().filter(|tokens| !whole && *tokens < turn.left_tokens) {
+            self.apart().await;
             let part = usize::try_from(done + tokens).unwrap_or(usize::MAX);
             let Some(found) = computed(engine, &work.request, part).await else { return turn };
             self.computed(tokens);
@@ -268,6 +322,7 @@ impl PromptSplitter {
             turn.left_tokens -= tokens;
             self.state.lock().refound_tokens += done - first;
         }
+        self.apart().await;
         turn
     }
 }
@@ -291,40 +346,47 @@ async fn computed(engine: &RemoteEngine, request: &Request, tokens: usize) -> Op
 mod tests {
     use super::*;
 
-    /// An answer of an engine whose steps take 10 ms, and 50 µs more for each prompt token: every second step has some.
-    fn play(steps: &mut StepEstimator, windows: u64) {
+    /// The answers of an engine whose steps take 10 ms, and 50 µs more for each prompt token. Each fourth window has none.
+    fn play(steps: &mut StepEstimator, windows: u64, answers: usize) {
         for at in 0..windows {
-            let (count, tokens) = (20, 10 * (at % 8) * 128);
-            steps.observe(count * 10_000 + 50 * tokens, count, tokens);
+            let (count, tokens) = (20, 10 * (at % 4) * 128);
+            (0..answers).for_each(|_| steps.observe(count * 10_000 + 50 * tokens, count, tokens, answers));
         }
     }
 
     #[test]
     fn it_learns_what_a_step_and_a_prompt_token_take() {
-        let mut steps = StepEstimator::of(30_000.0, 400.0);
-        assert_eq!(steps.tokens_within(50_000), 50, "by what it was told first");
-        play(&mut steps, 3_000);
-        assert!((steps.lone_us() - 10_000.0).abs() < 50.0, "{steps:?}");
-        assert!((steps.token_us - 50.0).abs() < 0.5, "{steps:?}");
-        assert!((790..=810).contains(&steps.tokens_within(50_000)), "{steps:?}");
-        assert_eq!(steps.tokens_within(5_000), 0);
+        // By a profile of a machine that is slower, quicker, or right.
+        for (lone_us, token_us) in [(30_000.0, 400.0), (2_000.0, 1.0), (10_000.0, 50.0)] {
+            for answers in [1, 30] {
+                let mut steps = StepEstimator::of(lone_us, token_us);
+                play(&mut steps, 600, answers);
+                assert!((steps.lone_us - 10_000.0).abs() < 100.0, "{steps:?}");
+                assert!((steps.token_us() - 50.0).abs() < 1.0, "{steps:?}");
+                assert!((780..=820).contains(&steps.tokens_within(50_000)), "{steps:?}");
+                assert_eq!(steps.tokens_within(5_000), 0);
+            }
+        }
     }
 
     #[test]
-    fn steps_that_are_all_alike_change_the_time_and_not_the_cost_of_a_token() {
+    fn parts_that_count_in_the_next_window_do_not_make_tokens_look_cheap() {
         let mut steps = StepEstimator::of(10_000.0, 50.0);
-        (0..3_000).for_each(|_| steps.observe(20 * 45_000, 20, 20 * 512));
-        assert!((steps.token_us - 50.0).abs() < 1.0, "{steps:?}");
-        let step_us = steps.lone_us() + 512.0 * steps.token_us;
-        assert!((step_us - 45_000.0).abs() < 100.0, "{steps:?}");
+        for at in 0..600 {
+            // 20 steps of 512 tokens each; up to four of them are counted too late, and in the next window.
+            let late = [0, 4, 1, 3, 2][at % 5] * 512;
+            let before = [2, 0, 4, 1, 3][at % 5] * 512;
+            steps.observe(20 * (10_000 + 50 * 512), 20, 20 * 512 - late + before, 1);
+        }
+        assert!((steps.token_us() - 50.0).abs() < 1.0, "{steps:?}");
     }
 
     #[test]
     fn one_long_silence_does_not_spoil_what_is_known() {
         let mut steps = StepEstimator::of(10_000.0, 50.0);
-        play(&mut steps, 1_000);
-        steps.observe(60_000_000, 1, 1_024);
-        assert!((600..=1_000).contains(&steps.tokens_within(50_000)), "{steps:?}");
+        play(&mut steps, 600, 10);
+        (0..10).for_each(|_| steps.observe(60_000_000, 1, 1_024, 10));
+        assert!((400..=820).contains(&steps.tokens_within(50_000)), "{steps:?}");
     }
 
     /// Whatever comes, a step holds no more than its target by what is known.
@@ -339,11 +401,12 @@ mod tests {
             let mut steps = StepEstimator::of(number(draw(16)), number(draw(8)));
             for _ in 0..100 {
                 let bits = 1 + u32::try_from(draw(5)).expect("5 bits");
-                steps.observe(draw(bits), draw(8), draw(bits));
+                let answers = usize::try_from(draw(4)).expect("4 bits");
+                steps.observe(draw(bits), draw(8), draw(bits), answers);
                 let target_us = draw(40);
                 let tokens = steps.tokens_within(target_us);
-                assert!(steps.token_us > 0.0 && steps.lone_us() >= 0.0, "{steps:?}");
-                let step_us = number(tokens).mul_add(steps.token_us, steps.lone_us());
+                assert!(steps.token_us() > 0.0 && steps.lone_us > 0.0, "{steps:?}");
+                let step_us = number(tokens).mul_add(steps.token_us(), steps.lone_us);
                 assert!(tokens == 0 || step_us <= number(target_us) * 1.000_001 + 1.0, "{steps:?}");
             }
         }
