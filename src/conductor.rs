@@ -34,9 +34,9 @@ pub use attach::{AttachPeer, ControlService};
 pub use backend::Door;
 pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
+pub(crate) use gap_tally::GapTally;
 #[cfg(test)]
 pub(crate) use inbox::inbox;
-pub(crate) use gap_tally::GapTally;
 pub(crate) use inbox::{AttachRefusal, Loss, Message};
 pub use inbox::{Inbox, Question};
 pub use lead::Lead;

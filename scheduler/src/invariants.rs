@@ -8,8 +8,8 @@ use baton_types::{InstanceId, RequestId};
 use hashbrown::HashSet;
 
 use crate::InstanceState;
-use crate::config::MOST_RETRIES;
 use crate::conductor::{Conductor, FixedState, LATEST_US};
+use crate::config::MOST_RETRIES;
 use crate::estimate::common_blocks;
 use crate::request::{Entry, Stage};
 
@@ -44,7 +44,10 @@ impl Conductor {
         if !self.reserve.is_sound() {
             return Err(String::from("what is kept for higher bands is out of bounds"));
         }
-        if self.now_us.max(self.turn).max(self.sequence) > LATEST_US || !self.stats.is_sound() || !self.replicator.is_sound() {
+        if self.now_us.max(self.turn).max(self.sequence) > LATEST_US
+            || !self.stats.is_sound()
+            || !self.replicator.is_sound()
+        {
             return Err(String::from("time or counters are out of bounds"));
         }
         if !self.fair.is_sound() {

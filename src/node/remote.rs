@@ -166,8 +166,7 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
         let (events, prompts) = (node.events.clone(), prompts.clone());
-        let splitter =
-            splits(&node, &found).then(|| PromptSplitter::new(&node.profile, node.block_tokens));
+        let splitter = splits(&node, &found).then(|| PromptSplitter::new(&node.profile, node.block_tokens));
         let node_legs =
             RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, events, prompts, splitter);
         let why = tokio::select! {

@@ -1,5 +1,6 @@
 //! Pairs whose engines move KV by a protocol of their own.
 
+use baton_types::{BlockKey, CacheChange, Sampling, Tier};
 use baton_wire::v1;
 
 use super::bench::{Bench, failure, prefilled, token};
@@ -139,5 +140,27 @@ async fn kv_that_nobody_wants_any_more_is_let_go() {
     let loan = v1::Loan { transfer: b"blocks 3 to 9".to_vec().into(), ..v1::Loan::default() };
     bench.send_facts(&prefill, vec![offer("blocks 3 to 9"), v1::fact::Fact::Abandoned(loan)]).await;
     assert_eq!(bench.open_legs.discards, [("dx".to_owned(), b"blocks 3 to 9".to_vec())]);
+    bench.quiet();
+}
+
+/// A regression: the time of a prompt of which most was cached was taken for the time of all of it, so that an engine that
+/// reports its hits with the end of an answer seemed quicker than it was, and was promised more than it could do.
+#[tokio::test]
+async fn what_a_whole_engine_took_is_judged_by_what_was_expected_in_its_cache() {
+    let mut bench = Bench::with(&["bx"]).await;
+    let chain = [BlockKey(11), BlockKey(12)];
+    let hashes = chain.map(BlockKey::short).to_vec();
+    let change = CacheChange::Stored { parent: None, hashes, tier: Tier::Hbm };
+    let stored = v1::fact::Fact::Cache(v1::CacheChange::from(&change));
+    bench.send_facts_as("bx", (0, 0), vec![stored]).await;
+    let submission = Bench::submission("r", Sampling { max_tokens: 9, ..Sampling::default() });
+    bench.send(baton_router::Submission { chain: chain.into(), ..submission }).await;
+    let before = bench.driver.core.stats().cached_tokens;
+    let leg = bench.prefill("r");
+    bench.send_facts(&leg, vec![token("r", 0, 0), prefilled()]).await;
+    assert_eq!(bench.driver.core.stats().cached_tokens - before, 32);
+    bench.send_facts(&leg, vec![ended(1, Some(16))]).await;
+    let Some(baton_router::Event::Finished { usage, .. }) = &bench.client("r").last else { panic!("no end") };
+    assert_eq!(usage.cached_tokens, 16, "a client hears what the engine says");
     bench.quiet();
 }

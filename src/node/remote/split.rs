@@ -238,7 +238,16 @@ fn cautious(caution: f64, was_slow: bool) -> f64 {
 impl PromptSplitter {
     pub(super) fn new(profile: &CostProfile, block_tokens: u32) -> Self {
         let steps = StepEstimator::new(profile);
-        let state = SplitterState { steps, target_us: None, running: 0, caution: 1.0, sent_us: 0, latest_us: 0, computed_tokens: 0, refound_tokens: 0 };
+        let state = SplitterState {
+            steps,
+            target_us: None,
+            running: 0,
+            caution: 1.0,
+            sent_us: 0,
+            latest_us: 0,
+            computed_tokens: 0,
+            refound_tokens: 0,
+        };
         Self {
             block_tokens: block_tokens.max(1).into(),
             since: Instant::now(),
@@ -270,7 +279,10 @@ impl PromptSplitter {
         let state = self.state.lock();
         let target_us = state.target_us.filter(|_| state.running > 0)?;
         let step = scaled(state.steps.tokens_within(target_us), state.caution);
-        Some((step / self.block_tokens * self.block_tokens).max(LEAST_TOKENS.next_multiple_of(self.block_tokens)))
+        Some(
+            (step / self.block_tokens * self.block_tokens)
+                .max(LEAST_TOKENS.next_multiple_of(self.block_tokens)),
+        )
     }
 
     /// Waits until the engine has begun with what was sent before: of two parts that it finds at once it makes one step.

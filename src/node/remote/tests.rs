@@ -265,16 +265,19 @@ fn called(fake: &FakeVllm) -> Vec<usize> {
 }
 
 /// A node before an engine whose cache holds prompts, with a step target of 50 ms.
-async fn splitting(token_time: Duration) -> (FakeVllm, RemoteLegs, Facts) {
-    let cost = Cost { cache_blocks: 1_000, ..Cost::NONE };
-    let spec = VllmSpec { cost, token_time, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+async fn splitting(spec: VllmSpec, splits: bool) -> (FakeVllm, RemoteLegs, Facts) {
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
     let profile = baton_sim::profiles::named("llama3-70b-8xh100").expect("it is shipped");
-    let splitter = PromptSplitter::new(&profile, 32);
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), Some(splitter));
+    let splitter = splits.then(|| PromptSplitter::new(&profile, 32));
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), splitter);
     let facts = attach(&node_legs);
     (fake, node_legs, facts)
+}
+
+fn keeping(token_time: Duration, cost: Cost) -> VllmSpec {
+    let cost = Cost { cache_blocks: 1_000, ..cost };
+    VllmSpec { cost, token_time, blocks: 4_096, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) }
 }
 
 fn numbered(request: u64, orders: v1::Orders) -> v1::Orders {
@@ -303,7 +306,7 @@ async fn answer(facts: &mut Facts, wanted: u64) -> (usize, Option<u64>) {
 /// vLLM puts a whole prompt into one step, and 62 of 100 answers beside it were late by their TBT.
 #[tokio::test]
 async fn a_prompt_beside_answers_comes_in_parts_that_the_engine_finds_again() {
-    let (fake, node_legs, mut facts) = splitting(Duration::from_millis(20)).await;
+    let (fake, node_legs, mut facts) = splitting(keeping(Duration::from_millis(20), Cost::NONE), true).await;
     let long: Vec<u32> = (0..3_000).map(|at| at % 2_000).collect();
     node_legs.ordered(numbered(7, prefill(&long, 400, None))).expect("it is there");
     while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
@@ -323,7 +326,7 @@ async fn a_prompt_beside_answers_comes_in_parts_that_the_engine_finds_again() {
 /// What the conductor knows to be cached is not asked for again.
 #[tokio::test]
 async fn parts_begin_behind_what_is_cached_and_an_answer_without_company_has_none() {
-    let (fake, node_legs, mut facts) = splitting(Duration::from_millis(20)).await;
+    let (fake, node_legs, mut facts) = splitting(keeping(Duration::from_millis(20), Cost::NONE), true).await;
     let long: Vec<u32> = (0..3_000).map(|at| at % 2_000).collect();
     node_legs.ordered(numbered(7, prefill(&long, 2, None))).expect("it is there");
     assert_eq!(answer(&mut facts, 7).await, (2, Some(0)));
@@ -337,4 +340,44 @@ async fn parts_begin_behind_what_is_cached_and_an_answer_without_company_has_non
     assert_eq!(answer(&mut facts, 9).await, (2, Some(2_976)));
     assert_eq!(called(&fake), [3_000, 3, 3_000]);
     node_legs.detached().expect("it is there");
+}
+
+/// The mean of the slowest tenth of an answer's gaps while eight prompts of 3,000 tokens come, ms. A step takes 10 ms, and
+/// 0.1 ms more for each prompt token.
+async fn tbt_beside_prompts(splits: bool) -> u64 {
+    let cost = Cost { prompt_token_time: Duration::from_micros(100), step_tokens: 8_192, ..Cost::NONE };
+    let (_fake, node_legs, mut facts) = splitting(keeping(Duration::from_millis(10), cost), splits).await;
+    node_legs.ordered(numbered(7, prefill(&[1, 2, 3], 4_000, None))).expect("it is there");
+    while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
+    for request in 8..16u32 {
+        let prompt: Vec<u32> = (0..3_000).map(|at| (at * request + request) % 2_000).collect();
+        node_legs.ordered(numbered(request.into(), prefill(&prompt, 2, None))).expect("it is there");
+    }
+    let (mut gaps, mut latest, mut ended) =
+        (crate::conductor::GapTally::new(4_000), tokio::time::Instant::now(), 0);
+    let begun = latest;
+    while ended < 8 {
+        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
+        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
+        for fact in told.facts {
+            match fact.fact {
+                Some(v1::fact::Fact::Token(_)) if fact.request == 7 => {
+                    latest = tokio::time::Instant::now();
+                    gaps.token(u64::try_from((latest - begun).as_micros()).expect("short"));
+                }
+                Some(v1::fact::Fact::Ended(_)) => ended += 1,
+                _ => {}
+            }
+        }
+    }
+    node_legs.detached().expect("it is there");
+    gaps.tbt_us().expect("it came on") / 1000
+}
+
+/// An engine with a fixed budget makes one step of all prompts that it has: here one of 2.4 s.
+#[tokio::test]
+async fn answers_go_on_beside_long_prompts() {
+    let (whole_ms, parts_ms) = (tbt_beside_prompts(false).await, tbt_beside_prompts(true).await);
+    assert!(whole_ms > 300, "{whole_ms} ms: wholes stretch steps");
+    assert!(parts_ms < 200, "{parts_ms} ms, and {whole_ms} ms beside wholes");
 }

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use super::GenerateRequest;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
-use crate::testing::steps::Pace;
 use crate::testing::server::event;
+use crate::testing::steps::Pace;
 use crate::testing::text::{TextAnswer, Voice, usage};
 use crate::testing::toy::toy_logprob;
 
