@@ -100,8 +100,9 @@ pub struct SchedulerConfig {
     /// promised, per mille: mixed steps make every decode hold its KV for longer.
     pub local_room_permille: u32,
     /// Share of the tightest TBT objective that a step with prompt tokens in it may take, per mille, 100–1000: the step
-    /// target. The conductor sends it to nodes with Baton's own engine, which cuts prompts by it. A decode instance whose
-    /// engine has a fixed budget gets no prefill whose steps are predicted to take longer.
+    /// target. The conductor sends it to the nodes: Baton's own engine cuts prompts by it, and servers that keep prefixes
+    /// get prompts in parts. A decode instance whose engine has a fixed budget gets no prefill whose steps are predicted
+    /// to take longer.
     pub mixed_step_permille: u32,
     /// Requests that may wait in the conductor; more are refused (I9).
     pub max_waiting_requests: u32,

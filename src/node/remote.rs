@@ -316,10 +316,15 @@ async fn failing_check(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String
     }
 }
 
-/// Whether prompts go to the engine in parts. It serves whole requests, and finds again what it computed.
+/// Whether prompts go to the engine in parts: it decodes, takes whole requests too, and finds again what it computed. Of
+/// engines in pairs vLLM's decode side with NIXL is known to.
 fn splits(node: &RemoteNode, found: &Probe) -> bool {
-    let whole = node.role == Role::Both && node.engine.handoff == HandoffWay::None;
-    whole && !node.may_change_role && found.keeps_prefixes == Some(true)
+    let takes_whole = match node.engine.handoff {
+        HandoffWay::None => node.role == Role::Both,
+        HandoffWay::Nixl => node.role == Role::Decode || node.may_change_role,
+        HandoffWay::Mooncake { .. } | HandoffWay::Rooms { .. } => false,
+    };
+    takes_whole && found.keeps_prefixes == Some(true)
 }
 
 /// The node's greeting to its conductor.
@@ -353,11 +358,12 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         fingerprint: Some(fingerprint),
         capacity_tokens,
         pass_tokens,
-        // An engine that is there for decode legs is given nothing else. Any other fills what its passes hold beside its
-        // decodes, and knows of no objective: it is kept where prompts come in parts.
+        // An engine knows of no objective, which is kept where prompts come in parts. One that is there for decode legs is
+        // given nothing else otherwise, and any other fills what its passes hold beside its decodes.
         mixed_chunk_tokens: match node.role == Role::Decode || node.may_change_role {
+            _ if splits(node, found) => None,
             true => Some(0),
-            false => (!splits(node, found)).then_some(pass_tokens),
+            false => Some(pass_tokens),
         },
         net_bytes_per_s: node.net_bytes_per_s,
         // The engine brings up blocks of its own cache tiers itself.

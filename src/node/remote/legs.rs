@@ -177,7 +177,8 @@ async fn decoded(
     if !goes_on(&mut signals).await {
         return Ok(());
     }
-    let answer = Answer { piece: first, next: work.given, held: None, running: None };
+    let running = running(work, sender);
+    let answer = Answer { piece: first, next: work.given, held: None, running };
     forward(generation, answer, sender, &signals).await
 }
 
@@ -238,7 +239,7 @@ async fn alone(
     };
     facts.push(prefilled_fact(compute_us(), found_tokens));
     drop(turn);
-    let running = splitter.map(|splitter| RunningAnswer::new(splitter, work.request.sampling.max_tokens));
+    let running = running(work, sender);
     sender.computed(&work.chain).await;
     sender.send(facts).await;
     let held = Some(FoundPrompt { work, held, found_tokens });
@@ -257,6 +258,11 @@ struct Answer<'a> {
     held: Option<FoundPrompt<'a>>,
     /// Where others wait for its steps.
     running: Option<RunningAnswer>,
+}
+
+/// An answer that has its first token, where others wait for its steps.
+fn running(work: &Work, sender: &FactSender) -> Option<RunningAnswer> {
+    sender.splitter().map(|splitter| RunningAnswer::new(splitter, work.request.sampling.max_tokens))
 }
 
 /// A prompt that was computed here.

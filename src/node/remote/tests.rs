@@ -191,6 +191,24 @@ fn a_server_is_said_to_fill_what_its_passes_hold() {
     assert_eq!(chunk(Role::Decode, Some(512), None), (512, Some(0)), "it is given decode legs only");
 }
 
+/// A decode server was said to run no prefills, so that its idle steps stayed empty beside a queue.
+#[test]
+fn a_server_that_keeps_prefixes_is_said_to_keep_the_step_target() {
+    let chunk = |role, handoff, keeps_prefixes| {
+        let node = super::RemoteNode { pass_tokens: Some(512), ..node_of(role, handoff) };
+        let found = Probe { model: "m".into(), keeps_prefixes, ..Probe::default() };
+        super::hello(&node, &found).expect("all is told").mixed_chunk_tokens
+    };
+    assert_eq!(chunk(Role::Both, HandoffWay::None, Some(true)), None);
+    assert_eq!(chunk(Role::Decode, HandoffWay::Nixl, Some(true)), None);
+    for keeps_prefixes in [Some(false), None] {
+        assert_eq!(chunk(Role::Both, HandoffWay::None, keeps_prefixes), Some(512));
+        assert_eq!(chunk(Role::Decode, HandoffWay::Nixl, keeps_prefixes), Some(0));
+    }
+    let rooms = HandoffWay::Rooms { host: Some("h".into()), port: 1 };
+    assert_eq!(chunk(Role::Decode, rooms, Some(true)), Some(0), "an SGLang of a pair serves no whole requests");
+}
+
 #[test]
 fn a_newer_server_of_whole_requests_goes_with_an_older_one_and_a_pair_has_one_version() {
     let print = |handoff: HandoffWay, version: &str, revision: Option<&str>| {
