@@ -168,7 +168,7 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         let (events, prompts) = (node.events.clone(), prompts.clone());
         let splitter = splits(&node, &found).then(|| PromptSplitter::new(&node.profile, node.block_tokens));
         let node_legs =
-            RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, events, prompts, splitter);
+            RemoteLegs::new(engine.clone(), (node.block_tokens, capacity_blocks), events, prompts, splitter);
         let why = tokio::select! {
             ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
             why = async {

@@ -268,7 +268,7 @@ fn a_pair_is_made_of_roles_and_labels() {
 fn later_turns_find_their_prefix_on_whole_engines_whatever_the_objective() {
     let on = runtime();
     for tbt_us in [40_000, 200_000, 5_000_000] {
-        let cost = Cost { cache_blocks: 2_000, prompt_token_time: Duration::from_micros(400) };
+        let cost = Cost { cache_blocks: 2_000, prompt_token_time: Duration::from_micros(400), ..Cost::NONE };
         let spec = VllmSpec { cost, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
         let engines = [(); 2].map(|()| {
             let spec = VllmSpec {

@@ -142,7 +142,11 @@ impl Target {
         }
         if probe.keeps_prefixes == Some(false) && self.node.role != Role::Prefill {
             let found = "it keeps no prefixes, so prompts cannot come in parts: each step is as long as its prompts make it";
-            report.doubtful(&check, found, "start it with prefix caching, or with a small --max-num-batched-tokens");
+            report.doubtful(
+                &check,
+                found,
+                "start it with prefix caching, or with a small --max-num-batched-tokens",
+            );
         }
         if let Some(ranks) = probe.dp_ranks.filter(|ranks| *ranks > 1 && self.node.engine.dp_rank.is_none()) {
             let found = format!("it has {ranks} data-parallel ranks, and none is meant");

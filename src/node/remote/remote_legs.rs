@@ -76,8 +76,7 @@ impl RemoteLegs {
     /// No leg yet. Tasks of legs run on the present runtime.
     pub(super) fn new(
         engine: RemoteEngine,
-        block_tokens: u32,
-        capacity_blocks: u64,
+        (block_tokens, capacity_blocks): (u32, u64),
         events: Option<EventSource>,
         prompts: Prompts,
         splitter: Option<PromptSplitter>,

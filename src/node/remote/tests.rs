@@ -61,7 +61,7 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let spec = VllmSpec::new(FakeRole::Prefill, FakeConnector::Nixl);
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None);
+    let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None);
     let prompt: Vec<u32> = (1..100).collect();
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&prompt, 9, Some(v1::Peer::default()))).expect("the node_legs is there");
@@ -79,7 +79,7 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
 fn without_engine() -> RemoteLegs {
     let settings = RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(HandoffWay::Nixl);
     let engine = RemoteEngine::new(settings).expect("settings are right");
-    RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None)
+    RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None)
 }
 
 fn failure(told: &[v1::fact::Fact]) -> &v1::Failure {
@@ -114,7 +114,7 @@ async fn what_was_in_an_engine_that_is_gone_is_reported_before_the_node_leaves()
     };
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None);
+    let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None);
     let mut facts = attach(&node_legs);
     node_legs.report_engine_gone("it was idle").await;
     node_legs.ordered(prefill(&[1, 2, 3], 9, None)).expect("the node_legs is there");
@@ -206,7 +206,11 @@ fn a_server_that_keeps_prefixes_is_said_to_keep_the_step_target() {
         assert_eq!(chunk(Role::Decode, HandoffWay::Nixl, keeps_prefixes), Some(0));
     }
     let rooms = HandoffWay::Rooms { host: Some("h".into()), port: 1 };
-    assert_eq!(chunk(Role::Decode, rooms, Some(true)), Some(0), "an SGLang of a pair serves no whole requests");
+    assert_eq!(
+        chunk(Role::Decode, rooms, Some(true)),
+        Some(0),
+        "an SGLang of a pair serves no whole requests"
+    );
 }
 
 #[test]
@@ -256,7 +260,7 @@ async fn all_at_once(tokens: u32) -> String {
 async fn tokens_that_came_together_are_told_together_and_in_order() {
     let url = all_at_once(200).await;
     let engine = RemoteEngine::new(RemoteSettings::new(Dialect::Vllm, url)).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), None);
+    let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None);
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&[5, 6, 7], 200, None)).expect("the node_legs is there");
     let mut told = next(&mut facts).await;
@@ -288,7 +292,7 @@ async fn splitting(spec: VllmSpec, splits: bool) -> (FakeVllm, RemoteLegs, Facts
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
     let profile = baton_sim::profiles::named("llama3-70b-8xh100").expect("it is shipped");
     let splitter = splits.then(|| PromptSplitter::new(&profile, 32));
-    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default(), splitter);
+    let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), splitter);
     let facts = attach(&node_legs);
     (fake, node_legs, facts)
 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::prefix::PrefixCache;
 use super::server::pass;
-use super::steps::{Pace, Steps};
+use super::steps::{Pace, StepClock};
 
 /// How an engine computes prompts.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ pub(super) struct Prompts {
     cache: Mutex<PrefixCache>,
     turn: tokio::sync::Mutex<()>,
     token_time: Duration,
-    steps: Option<Steps>,
+    steps: Option<StepClock>,
     asked_tokens: AtomicU64,
     cached_tokens: AtomicU64,
 }
@@ -46,7 +46,7 @@ impl Prompts {
     /// Of an engine whose steps without prompt tokens take `token_time`.
     pub(super) fn new(cost: Cost, token_time: Duration, block_tokens: u32) -> Self {
         let budget = u64::from(cost.step_tokens);
-        let steps = (budget > 0).then(|| Steps::start(token_time, cost.prompt_token_time, budget));
+        let steps = (budget > 0).then(|| StepClock::start(token_time, cost.prompt_token_time, budget));
         Self {
             token_time,
             steps,
@@ -76,7 +76,7 @@ impl Prompts {
 
     /// How the tokens of an answer come.
     pub(super) fn pace(&self) -> Pace {
-        self.steps.as_ref().map_or(Pace::Timed(self.token_time), Steps::answer)
+        self.steps.as_ref().map_or(Pace::Timed(self.token_time), StepClock::answer)
     }
 
     /// Prompt tokens since the start, and those of them that were not computed.

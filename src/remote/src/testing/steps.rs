@@ -11,13 +11,13 @@ use super::server::pass;
 
 /// An engine that takes one step after the other while it has work.
 #[derive(Clone, Debug)]
-pub(super) struct Steps(Arc<Inner>);
+pub(super) struct StepClock(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     queue: Mutex<Queue>,
     work: Notify,
-    /// Steps so far.
+    /// StepClock so far.
     count: watch::Sender<u64>,
 }
 
@@ -49,7 +49,7 @@ impl Pace {
 
 /// An answer that takes part in every step, until it is dropped.
 pub(super) struct SteppedAnswer {
-    steps: Steps,
+    steps: StepClock,
     count: watch::Receiver<u64>,
 }
 
@@ -59,8 +59,8 @@ impl Drop for SteppedAnswer {
     }
 }
 
-impl Steps {
-    /// Steps of `step_time`, and `token_time` more for each of up to `budget_tokens` prompt tokens. They go on as long as
+impl StepClock {
+    /// StepClock of `step_time`, and `token_time` more for each of up to `budget_tokens` prompt tokens. They go on as long as
     /// anyone has these steps.
     pub(super) fn start(step_time: Duration, token_time: Duration, budget_tokens: u64) -> Self {
         let inner =
