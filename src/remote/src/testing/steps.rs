@@ -17,7 +17,7 @@ pub(super) struct StepClock(Arc<Inner>);
 struct Inner {
     queue: Mutex<Queue>,
     work: Notify,
-    /// StepClock so far.
+    /// Steps so far.
     count: watch::Sender<u64>,
 }
 
@@ -60,7 +60,7 @@ impl Drop for SteppedAnswer {
 }
 
 impl StepClock {
-    /// StepClock of `step_time`, and `token_time` more for each of up to `budget_tokens` prompt tokens. They go on as long as
+    /// Steps of `step_time`, and `token_time` more for each of up to `budget_tokens` prompt tokens. They go on as long as
     /// anyone has these steps.
     pub(super) fn start(step_time: Duration, token_time: Duration, budget_tokens: u64) -> Self {
         let inner =
