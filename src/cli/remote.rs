@@ -48,6 +48,10 @@ pub struct RemoteArgs {
     /// versions do not
     #[arg(long, value_name = "WORD", value_parser = word)]
     revision: Option<String>,
+    /// How prompts go to it that do not fit into one step beside its decodes: parts, where it keeps prefixes, or whole, for
+    /// one of several pipeline stages, which computes more than two prompts at a time
+    #[arg(long, value_parser = ["parts", "whole"], default_value = "parts")]
+    prompts: String,
     /// Data-parallel rank of the server that is meant, when it has several
     #[arg(long, value_name = "RANK")]
     dp_rank: Option<u32>,
@@ -112,6 +116,7 @@ impl RemoteArgs {
             block_tokens: args.engines.block_tokens(),
             capacity_tokens: self.capacity_tokens,
             pass_tokens: args.engines.pass_tokens,
+            whole_prompts: self.prompts == "whole",
             net_bytes_per_s: self.net_bytes_per_s,
             max_model_tokens: self.max_model_tokens,
             vocab_tokens: vocabulary.tokens,

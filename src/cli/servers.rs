@@ -17,12 +17,13 @@ use crate::node::RemoteNode;
 use crate::up::NodeFactory;
 
 /// Options of `baton node` that a server may have; a member's label of such a name sets it.
-const OPTIONS: [&str; 19] = [
+const OPTIONS: [&str; 20] = [
     "engine",
     "model",
     "profile",
     "block-tokens",
     "pass-tokens",
+    "prompts",
     "url",
     "handoff",
     "bootstrap-url",

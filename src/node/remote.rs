@@ -71,6 +71,8 @@ pub struct RemoteNode {
     pub capacity_tokens: Option<u64>,
     /// Prompt tokens of one pass at most; what the engine says when `None`.
     pub pass_tokens: Option<u32>,
+    /// Whether prompts go to it as wholes, however long a step they make.
+    pub whole_prompts: bool,
     /// Rate at which KV moves between engines, for predictions, bytes/s.
     pub net_bytes_per_s: u64,
     /// Longest prompt and answer together; what the engine says when `None`.
@@ -106,6 +108,7 @@ impl RemoteNode {
             block_tokens,
             capacity_tokens,
             pass_tokens,
+            whole_prompts,
             net_bytes_per_s,
             max_model_tokens,
             vocab_tokens,
@@ -118,6 +121,7 @@ impl RemoteNode {
         } = self;
         let roles = *role == other.role && *may_change_role == other.may_change_role;
         let place = *name == other.name && roles && *control == other.control;
+        let prompts = *whole_prompts == other.whole_prompts;
         let sizes =
             (block_tokens, capacity_tokens, pass_tokens, net_bytes_per_s, max_model_tokens, vocab_tokens)
                 == (
@@ -130,7 +134,7 @@ impl RemoteNode {
                 );
         let engine = *engine == other.engine && *events == other.events && *profile == other.profile;
         let tokens = *end_tokens == other.end_tokens && *sample == other.sample;
-        place && sizes && engine && tokens && *revision == other.revision
+        place && sizes && prompts && engine && tokens && *revision == other.revision
     }
 }
 
@@ -324,7 +328,9 @@ fn splits(node: &RemoteNode, found: &Probe) -> bool {
         HandoffWay::Nixl => node.role == Role::Decode || node.may_change_role,
         HandoffWay::Mooncake { .. } | HandoffWay::Rooms { .. } => false,
     };
-    takes_whole && found.keeps_prefixes == Some(true)
+    // Ranks behind one address compute prompts beside each other, and each keeps its own.
+    let one_rank = found.dp_ranks.is_none_or(|ranks| ranks == 1) || node.engine.dp_rank.is_some();
+    takes_whole && one_rank && !node.whole_prompts && found.keeps_prefixes == Some(true)
 }
 
 /// The node's greeting to its conductor.

@@ -2,7 +2,7 @@
 
 use baton_events::{Publisher, PublisherConfig};
 use baton_remote::testing::{
-    Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, Fault, SglangSpec, VllmSpec,
+    Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, Fault, SglangSpec, VllmSpec,
 };
 use clap::Parser as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -65,7 +65,18 @@ async fn check(config: &str, engines: &[String]) -> CheckTrial {
 }
 
 async fn vllm(role: FakeRole, connector: FakeConnector, fabric: &Fabric) -> FakeVllm {
-    FakeVllm::start(VllmSpec::new(role, connector), fabric).await.expect("a stand-in")
+    let cost = Cost { cache_blocks: 341, ..Cost::NONE };
+    let spec = VllmSpec { cost, ..VllmSpec::new(role, connector) };
+    FakeVllm::start(spec, fabric).await.expect("a stand-in")
+}
+
+#[tokio::test]
+async fn an_engine_that_keeps_no_prefixes_is_a_surprise() {
+    let spec = VllmSpec::new(FakeRole::Whole, FakeConnector::None);
+    let engine = FakeVllm::start(spec, &Fabric::new()).await.expect("a stand-in");
+    let tried = check(GOOD, &[format!("vllm={}", engine.url())]).await;
+    assert!(tried.report.good());
+    assert!(tried.report.table().contains("keeps no prefixes"), "{}", tried.report.table());
 }
 
 #[tokio::test]

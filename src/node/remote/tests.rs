@@ -164,6 +164,7 @@ fn node_of(role: Role, handoff: HandoffWay) -> super::RemoteNode {
         block_tokens: 16,
         capacity_tokens: Some(1_000),
         pass_tokens: None,
+        whole_prompts: false,
         net_bytes_per_s: 1,
         max_model_tokens: Some(100),
         vocab_tokens: 10,
@@ -194,11 +195,18 @@ fn a_server_is_said_to_fill_what_its_passes_hold() {
 /// A decode server was said to run no prefills, so that its idle steps stayed empty beside a queue.
 #[test]
 fn a_server_that_keeps_prefixes_is_said_to_keep_the_step_target() {
-    let chunk = |role, handoff, keeps_prefixes| {
-        let node = super::RemoteNode { pass_tokens: Some(512), ..node_of(role, handoff) };
-        let found = Probe { model: "m".into(), keeps_prefixes, ..Probe::default() };
+    let said = |node: super::RemoteNode, keeps_prefixes, dp_ranks| {
+        let node = super::RemoteNode { pass_tokens: Some(512), ..node };
+        let found = Probe { model: "m".into(), keeps_prefixes, dp_ranks, ..Probe::default() };
         super::hello(&node, &found).expect("all is told").mixed_chunk_tokens
     };
+    let chunk = |role, handoff, keeps_prefixes| said(node_of(role, handoff), keeps_prefixes, Some(1));
+    let whole = || node_of(Role::Both, HandoffWay::None);
+    assert_eq!(said(super::RemoteNode { whole_prompts: true, ..whole() }, Some(true), None), Some(512));
+    assert_eq!(said(whole(), Some(true), Some(4)), Some(512), "each rank keeps its own");
+    let mut rank = whole();
+    rank.engine.dp_rank = Some(2);
+    assert_eq!(said(rank, Some(true), Some(4)), None);
     assert_eq!(chunk(Role::Both, HandoffWay::None, Some(true)), None);
     assert_eq!(chunk(Role::Decode, HandoffWay::Nixl, Some(true)), None);
     for keeps_prefixes in [Some(false), None] {

@@ -131,6 +131,7 @@ impl Cluster {
             engine,
             block_tokens: 16,
             capacity_tokens: None,
+            whole_prompts: false,
             pass_tokens: Some(4096),
             net_bytes_per_s: 1_000_000_000,
             max_model_tokens: None,
