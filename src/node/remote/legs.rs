@@ -209,11 +209,11 @@ async fn alone(
 ) -> Result<(), RemoteError> {
     let splitter = sender.splitter();
     let turn = match splitter {
-        Some(splitter) => Some(splitter.turn_of(engine, work).await),
+        Some(splitter) => Some(splitter.turn_of(engine, work).await?),
         None => None,
     };
     let began = Instant::now();
-    let compute_us = || turn.as_ref().map_or_else(|| us_since(began), PromptTurn::compute_us);
+    let compute_us = || turn.as_ref().map_or_else(|| us_since(began), PromptTurn::first_token);
     // A prompt that came in parts finds itself in the engine's cache.
     let found_tokens = turn.as_ref().and_then(|turn| turn.found_tokens);
     let held = sender.held(&work.chain);

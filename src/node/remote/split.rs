@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_remote::{ClientBody, RemoteEngine, Request};
+use baton_remote::{ClientBody, RemoteEngine, RemoteError, Request};
 use baton_types::{CostProfile, Sampling};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -161,16 +161,12 @@ pub(super) struct PromptTurn<'a> {
 impl PromptTurn<'_> {
     /// The first token is there: the engine's own time for this prompt, µs. It computes prompts in turn, so what it did
     /// before the one ahead was done was not for this one.
-    pub(super) fn compute_us(&self) -> u64 {
+    pub(super) fn first_token(&self) -> u64 {
         let now_us = self.splitter.now_us();
-        let ahead_us = std::mem::replace(&mut self.splitter.state.lock().latest_us, now_us);
+        let mut state = self.splitter.state.lock();
+        state.computed_tokens += self.left_tokens;
+        let ahead_us = std::mem::replace(&mut state.latest_us, now_us);
         now_us.saturating_sub(ahead_us.max(self.began_us))
-    }
-}
-
-impl Drop for PromptTurn<'_> {
-    fn drop(&mut self) {
-        self.splitter.computed(self.left_tokens);
     }
 }
 
@@ -261,10 +257,6 @@ impl PromptSplitter {
         self.state.lock().target_us = target_us;
     }
 
-    fn computed(&self, tokens: u64) {
-        self.state.lock().computed_tokens += tokens;
-    }
-
     /// Tokens of parts that the engine counts as found in its cache, though nobody had asked for them before.
     pub(super) fn refound_tokens(&self) -> u64 {
         self.state.lock().refound_tokens
@@ -305,7 +297,15 @@ impl PromptSplitter {
 
     /// Waits for the turn of a prompt, and has all of it computed that does not fit into one step. The engine computes the
     /// rest with the answer.
-    pub(super) async fn turn_of(&self, engine: &RemoteEngine, work: &Work) -> PromptTurn<'_> {
+    ///
+    /// # Errors
+    /// Of an engine that broke over a part: another call would hide what it died of. Other failures show in the call for
+    /// the answer.
+    pub(super) async fn turn_of(
+        &self,
+        engine: &RemoteEngine,
+        work: &Work,
+    ) -> Result<PromptTurn<'_>, RemoteError> {
         let permit = self.turns.acquire().await.expect("it is never closed");
         let all = work.request.tokens.len() as u64;
         let mut done = work.expected_tokens.unwrap_or(0).min(all) / self.block_tokens * self.block_tokens;
@@ -322,11 +322,15 @@ impl PromptSplitter {
         while let Some(tokens) = self.part_tokens().filter(|tokens| !whole && *tokens < turn.left_tokens) {
             self.apart().await;
             let part = usize::try_from(done + tokens).unwrap_or(usize::MAX);
-            let Some(found) = computed(engine, &work.request, part).await else { return turn };
-            self.computed(tokens);
+            let found = match computed(engine, &work.request, part).await {
+                Ok(found) => found,
+                Err(error) if error.cut_off || error.status == Some(500) => return Err(error),
+                Err(_) => return Ok(turn),
+            };
+            self.state.lock().computed_tokens += tokens;
             // What it did not keep it would compute again and again.
             if turn.found_tokens.is_some() && found.is_some_and(|found| found + self.block_tokens < done) {
-                return turn;
+                return Ok(turn);
             }
             // vLLM reports nothing where it found nothing.
             turn.found_tokens.get_or_insert(found.unwrap_or(0));
@@ -335,13 +339,16 @@ impl PromptSplitter {
             self.state.lock().refound_tokens += done - first;
         }
         self.apart().await;
-        turn
+        Ok(turn)
     }
 }
 
-/// Has the first `tokens` tokens of a prompt computed. Returns how many of them the engine had, if it reports that; `None`
-/// where it did not do it: why, the call for the answer will show.
-async fn computed(engine: &RemoteEngine, request: &Request, tokens: usize) -> Option<Option<u64>> {
+/// Has the first `tokens` tokens of a prompt computed. Returns how many of them the engine had, if it reports that.
+async fn computed(
+    engine: &RemoteEngine,
+    request: &Request,
+    tokens: usize,
+) -> Result<Option<u64>, RemoteError> {
     let sampling = Sampling { temperature: 0.0, max_tokens: 1, ignore_eos: true, ..Sampling::default() };
     let part = Request {
         id: Arc::clone(&request.id),
@@ -350,8 +357,7 @@ async fn computed(engine: &RemoteEngine, request: &Request, tokens: usize) -> Op
         body: ClientBody::default(),
         salt: request.salt.clone(),
     };
-    let answer = engine.generate(part).await.ok()?.all().await.ok()?;
-    Some(answer.counts.cached_tokens)
+    Ok(engine.generate(part).await?.all().await?.counts.cached_tokens)
 }
 
 #[cfg(test)]

@@ -411,3 +411,29 @@ async fn answers_go_on_beside_long_prompts() {
     assert!(whole_ms > 300, "{whole_ms} ms: wholes stretch steps");
     assert!(parts_ms < 200, "{parts_ms} ms, and {whole_ms} ms beside wholes");
 }
+
+/// A part that an engine dies of is what its request died of: the next engine is not given it beside others.
+#[tokio::test]
+async fn an_engine_that_breaks_over_a_part_broke_over_its_request() {
+    let spec = VllmSpec { poison: Some(5), ..keeping(Duration::from_millis(20), Cost::NONE) };
+    let (fake, node_legs, mut facts) = splitting(spec, true).await;
+    node_legs.ordered(numbered(7, prefill(&[1, 2, 3], 400, None))).expect("it is there");
+    while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
+    let poisonous: Vec<u32> = (0..3_000).map(|at| 5 + at % 1_900).collect();
+    node_legs.ordered(numbered(8, prefill(&poisonous, 2, None))).expect("it is there");
+    let failure = loop {
+        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
+        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
+        let of_it = told.facts.into_iter().filter(|fact| fact.request == 8).filter_map(|fact| fact.fact);
+        let failed = of_it.filter_map(|fact| match fact {
+            v1::fact::Fact::Failure(failure) => Some(failure),
+            _ => None,
+        });
+        if let Some(failure) = failed.last() {
+            break failure;
+        }
+    };
+    assert!(failure.cut_off && failure.engine_gone, "{failure:?}");
+    assert_eq!(called(&fake).len(), 2, "it was asked once");
+    node_legs.detached().expect("it is there");
+}
