@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use baton_remote::{ClientBody, RemoteEngine, RemoteError, Request};
 use baton_types::{CostProfile, Sampling};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use super::work::Work;
 use crate::conductor::GapTally;
 
 /// Prompt tokens of a part at least: a call costs an engine about as much as so many.
 const LEAST_TOKENS: u64 = 128;
-/// Prompts at a time: while one call is on its way the engine computes the other.
+/// Long prompts at a time, and full steps that are sent and not computed: while one is on its way the engine has another.
 const TURNS: usize = 2;
 /// A call may take so much longer to its engine than another, µs.
 const WAY_US: u64 = 2_000;
@@ -124,8 +124,12 @@ pub(super) struct PromptSplitter {
     block_tokens: u64,
     since: Instant,
     state: Mutex<SplitterState>,
-    /// Held from the first part of a prompt to its first token.
+    /// Held by a prompt of several parts to its first token.
     turns: Semaphore,
+    /// Held by what is sent next: parts go in the order in which they come.
+    order: tokio::sync::Mutex<()>,
+    /// Notified when the engine has computed a part.
+    ended: Notify,
 }
 
 #[derive(Debug)]
@@ -137,8 +141,11 @@ struct SplitterState {
     running: usize,
     /// The share of a step that parts may fill, because some steps take longer than the mean.
     caution: f64,
-    /// When the latest part was sent.
-    sent_us: u64,
+    /// Prompt tokens that are sent and not computed.
+    sent_tokens: u64,
+    /// Since when prompt tokens are sent for one step, and how many were.
+    step_since_us: u64,
+    step_tokens: u64,
     /// When the latest prompt had its first token.
     latest_us: u64,
     /// Prompt tokens computed since the start.
@@ -155,18 +162,32 @@ pub(super) struct PromptTurn<'a> {
     began_us: u64,
     /// Prompt tokens that it computes with the answer.
     left_tokens: u64,
-    _turn: SemaphorePermit<'a>,
+    turn: Option<SemaphorePermit<'a>>,
+    sent: Option<SentTokens<'a>>,
+}
+
+/// Prompt tokens that are at the engine, until this is dropped.
+struct SentTokens<'a> {
+    splitter: &'a PromptSplitter,
+    tokens: u64,
+}
+
+impl Drop for SentTokens<'_> {
+    fn drop(&mut self) {
+        self.splitter.state.lock().sent_tokens -= self.tokens;
+        self.splitter.ended.notify_waiters();
+    }
 }
 
 impl PromptTurn<'_> {
-    /// The first token is there: the engine's own time for this prompt, µs. It computes prompts in turn, so what it did
-    /// before the one ahead was done was not for this one.
+    /// The first token is there: the engine's own time for this prompt, µs, at least 1. It computes prompts in turn, so what
+    /// it did before the one ahead was done was not for this one.
     pub(super) fn first_token(&self) -> u64 {
         let now_us = self.splitter.now_us();
         let mut state = self.splitter.state.lock();
         state.computed_tokens += self.left_tokens;
         let ahead_us = std::mem::replace(&mut state.latest_us, now_us);
-        now_us.saturating_sub(ahead_us.max(self.began_us))
+        now_us.saturating_sub(ahead_us.max(self.began_us)).max(1)
     }
 }
 
@@ -239,7 +260,9 @@ impl PromptSplitter {
             target_us: None,
             running: 0,
             caution: 1.0,
-            sent_us: 0,
+            sent_tokens: 0,
+            step_since_us: 0,
+            step_tokens: 0,
             latest_us: 0,
             computed_tokens: 0,
             refound_tokens: 0,
@@ -249,6 +272,8 @@ impl PromptSplitter {
             since: Instant::now(),
             state: Mutex::new(state),
             turns: Semaphore::new(TURNS),
+            order: tokio::sync::Mutex::default(),
+            ended: Notify::new(),
         }
     }
 
@@ -266,32 +291,50 @@ impl PromptSplitter {
         u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Prompt tokens of the next part, in whole blocks; `None` where nobody waits for its step.
-    fn part_tokens(&self) -> Option<u64> {
-        let state = self.state.lock();
+    /// Prompt tokens that a step may hold, in whole blocks; `None` where nobody waits for it.
+    fn step_room(&self, state: &SplitterState) -> Option<u64> {
         let target_us = state.target_us.filter(|_| state.running > 0)?;
         let step = scaled(state.steps.tokens_within(target_us), state.caution);
-        Some(
-            (step / self.block_tokens * self.block_tokens)
-                .max(LEAST_TOKENS.next_multiple_of(self.block_tokens)),
-        )
+        let least = LEAST_TOKENS.next_multiple_of(self.block_tokens);
+        Some((step / self.block_tokens * self.block_tokens).max(least))
     }
 
-    /// Waits until the engine has begun with what was sent before: of two parts that it finds at once it makes one step.
-    async fn apart(&self) {
+    /// Prompt tokens of the next part, if a prompt of so many does not fit into one step.
+    fn part_of(&self, tokens: u64) -> Option<u64> {
+        self.step_room(&self.state.lock()).filter(|room| *room < tokens)
+    }
+
+    /// Waits until a step has room for so many prompt tokens beside those that were sent and not begun: of all that an engine
+    /// finds at once it makes one step.
+    async fn sent(&self, tokens: u64) -> SentTokens<'_> {
+        let _order = self.order.lock().await;
         loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
             let now_us = self.now_us();
             let wait_us = {
                 let mut state = self.state.lock();
-                let begun_us = state.sent_us + state.steps.whole_lone_us() + WAY_US;
-                let wait_us = begun_us.saturating_sub(now_us);
-                if wait_us == 0 || state.running == 0 {
-                    state.sent_us = now_us;
-                    return;
+                let room = self.step_room(&state).unwrap_or(u64::MAX).max(tokens);
+                let begun_us = state.step_since_us + state.steps.whole_lone_us() + WAY_US;
+                let begun = now_us >= begun_us;
+                let fits = begun || state.step_tokens.saturating_add(tokens) <= room;
+                let ahead = state.sent_tokens.saturating_add(tokens) > room.saturating_mul(TURNS as u64);
+                if fits && !(ahead && state.sent_tokens > 0) {
+                    if begun {
+                        (state.step_since_us, state.step_tokens) = (now_us, 0);
+                    }
+                    state.step_tokens += tokens;
+                    state.sent_tokens += tokens;
+                    return SentTokens { splitter: self, tokens };
                 }
-                wait_us
+                if ahead { None } else { Some(begun_us - now_us) }
             };
-            tokio::time::sleep(Duration::from_micros(wait_us)).await;
+            match wait_us {
+                // Dropping what is sent ends this.
+                None => ended.await,
+                Some(wait_us) => tokio::time::sleep(Duration::from_micros(wait_us)).await,
+            }
         }
     }
 
@@ -306,31 +349,37 @@ impl PromptSplitter {
         engine: &RemoteEngine,
         work: &Work,
     ) -> Result<PromptTurn<'_>, RemoteError> {
-        let permit = self.turns.acquire().await.expect("it is never closed");
         let all = work.request.tokens.len() as u64;
         let mut done = work.expected_tokens.unwrap_or(0).min(all) / self.block_tokens * self.block_tokens;
         let first = done;
         let mut turn = PromptTurn {
             splitter: self,
             found_tokens: None,
-            began_us: self.now_us(),
+            began_us: 0,
             left_tokens: all - done,
-            _turn: permit,
+            turn: None,
+            sent: None,
         };
         // The engine computes prompts without their cached prefix when it is to report their logprobs.
         let whole = work.request.sampling.prompt_logprobs.is_some();
-        while let Some(tokens) = self.part_tokens().filter(|tokens| !whole && *tokens < turn.left_tokens) {
-            self.apart().await;
+        if !whole && self.part_of(turn.left_tokens).is_some() {
+            turn.turn = self.turns.acquire().await.ok();
+        }
+        turn.began_us = self.now_us();
+        while let Some(tokens) = self.part_of(turn.left_tokens).filter(|_| !whole) {
+            let sent = self.sent(tokens).await;
             let part = usize::try_from(done + tokens).unwrap_or(usize::MAX);
-            let found = match computed(engine, &work.request, part).await {
+            let found = computed(engine, &work.request, part).await;
+            drop(sent);
+            let found = match found {
                 Ok(found) => found,
                 Err(error) if error.cut_off || error.status == Some(500) => return Err(error),
-                Err(_) => return Ok(turn),
+                Err(_) => break,
             };
             self.state.lock().computed_tokens += tokens;
             // What it did not keep it would compute again and again.
             if turn.found_tokens.is_some() && found.is_some_and(|found| found + self.block_tokens < done) {
-                return Ok(turn);
+                break;
             }
             // vLLM reports nothing where it found nothing.
             turn.found_tokens.get_or_insert(found.unwrap_or(0));
@@ -338,7 +387,7 @@ impl PromptSplitter {
             turn.left_tokens -= tokens;
             self.state.lock().refound_tokens += done - first;
         }
-        self.apart().await;
+        turn.sent = Some(self.sent(turn.left_tokens).await);
         Ok(turn)
     }
 }

@@ -437,3 +437,26 @@ async fn an_engine_that_breaks_over_a_part_broke_over_its_request() {
     assert_eq!(called(&fake).len(), 2, "it was asked once");
     node_legs.detached().expect("it is there");
 }
+
+/// Short prompts share steps, as far as these have room: with one prompt a step, 200 would take 200 steps of 10 ms.
+#[tokio::test]
+async fn short_prompts_share_a_step() {
+    let cost = Cost { prompt_token_time: Duration::from_micros(10), step_tokens: 8_192, ..Cost::NONE };
+    let (_fake, node_legs, mut facts) = splitting(keeping(Duration::from_millis(10), cost), true).await;
+    node_legs.ordered(numbered(7, prefill(&[1, 2, 3], 4_000, None))).expect("it is there");
+    while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
+    let begun = tokio::time::Instant::now();
+    for request in 0..200u32 {
+        let prompt: Vec<u32> = (0..40).map(|at| (at * 31 + request) % 2_000).collect();
+        let order = numbered(u64::from(request) + 100, prefill(&prompt, 1, None));
+        node_legs.ordered(order).expect("it is there");
+    }
+    let mut ended = 0;
+    while ended < 200 {
+        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
+        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
+        ended += told.facts.iter().filter(|fact| matches!(fact.fact, Some(v1::fact::Fact::Ended(_)))).count();
+    }
+    assert!(begun.elapsed() < Duration::from_millis(1_500), "{:?}", begun.elapsed());
+    node_legs.detached().expect("it is there");
+}
