@@ -5,6 +5,7 @@
 //! long prompt's first part, then for more of it, each time as much as a step can hold beside the decodes, and for the
 //! answer at last. How much that is it learns from the gaps between the tokens of the answers that run meanwhile.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,19 +19,23 @@ use crate::conductor::GapTally;
 
 /// Prompt tokens of a part at least: a call costs an engine about as much as so many.
 const LEAST_TOKENS: u64 = 128;
-/// Long prompts at a time, and full steps that are sent and not computed: while one is on its way the engine has another.
+/// Long prompts at a time, and steps whose prompt tokens are sent and not computed: while one is on its way the engine has
+/// another.
 const TURNS: usize = 2;
 /// A call may take so much longer to its engine than another, µs.
 const WAY_US: u64 = 2_000;
 /// Answers with fewer gaps say nothing about their slowest tenth.
 const LEAST_GAPS: u32 = 10;
 /// Each answer whose slowest tenth of gaps was longer than the target makes parts shorter by this share, and each other one
-/// makes them longer by a quarter of it: about a fifth of the answers is beyond the target, which is within the objective.
+/// makes them longer by a nineteenth of it: about a twentieth of the answers is beyond the target, which is a tenth less than
+/// the objective.
 const CAUTION_STEP: f64 = 1.0 / 128.0;
 /// An answer is looked at over so long a time, µs: many steps, and less than a second.
 const WINDOW_US: u64 = 250_000;
 /// Each window multiplies the weight of the earlier ones by this: those of about sixteen seconds count.
 const FADE: f64 = 1.0 - 1.0 / 64.0;
+/// Prompt tokens of the pass from whose predicted time the cost of a token is taken at first.
+const FIRST_TOKENS: u64 = 2_048;
 /// What the profile predicts weighs as much as so many windows, each of so many prompt tokens a step.
 const PRIOR: (f64, f64) = (4.0, 512.0);
 /// A single observation counts for at most so many times what was expected.
@@ -52,8 +57,8 @@ struct StepEstimator {
 impl StepEstimator {
     /// Begins with what a profile predicts.
     fn new(profile: &CostProfile) -> Self {
-        let token_us = (profile.prefill_us(1024, 0) - profile.prefill_us(1, 0)) / 1023.0;
-        Self::of(profile.decode_us(1, 0), token_us)
+        // With what a pass costs at least: parts that begin too short delay one prompt, too long ones every answer.
+        Self::of(profile.decode_us(1, 0), profile.prefill_us(FIRST_TOKENS, 0) / number(FIRST_TOKENS))
     }
 
     /// Begins with steps of that length and prompt tokens of that cost, µs.
@@ -132,6 +137,18 @@ pub(super) struct PromptSplitter {
     ended: Notify,
 }
 
+/// Prompt tokens that are sent for one step.
+#[derive(Debug)]
+struct SentStep {
+    number: u64,
+    since_us: u64,
+    tokens: u64,
+    /// Those that are not computed.
+    left_tokens: u64,
+    /// The engine computes it: what is sent now comes into a later step.
+    begun: bool,
+}
+
 #[derive(Debug)]
 struct SplitterState {
     steps: StepEstimator,
@@ -141,11 +158,9 @@ struct SplitterState {
     running: usize,
     /// The share of a step that parts may fill, because some steps take longer than the mean.
     caution: f64,
-    /// Prompt tokens that are sent and not computed.
-    sent_tokens: u64,
-    /// Since when prompt tokens are sent for one step, and how many were.
-    step_since_us: u64,
-    step_tokens: u64,
+    /// Steps whose prompt tokens are sent and not computed, at most `TURNS`.
+    sent: VecDeque<SentStep>,
+    sent_steps: u64,
     /// When the latest prompt had its first token.
     latest_us: u64,
     /// Prompt tokens computed since the start.
@@ -169,13 +184,55 @@ pub(super) struct PromptTurn<'a> {
 /// Prompt tokens that are at the engine, until this is dropped.
 struct SentTokens<'a> {
     splitter: &'a PromptSplitter,
+    step: u64,
     tokens: u64,
 }
 
 impl Drop for SentTokens<'_> {
     fn drop(&mut self) {
-        self.splitter.state.lock().sent_tokens -= self.tokens;
+        self.splitter.state.lock().computed(self.step, self.tokens);
         self.splitter.ended.notify_waiters();
+    }
+}
+
+impl SplitterState {
+    /// Puts prompt tokens into the next step that takes them, which holds `room` of them at most. Returns its number, or how
+    /// long to wait, µs; `None`: until something is computed.
+    fn send(&mut self, now_us: u64, tokens: u64, room: u64) -> Result<u64, Option<u64>> {
+        let alone = self.sent.len() == 1;
+        if let Some(step) = self.sent.back_mut() {
+            // Nothing was ahead of it: it begins with the engine's next step.
+            let begins_us = step.since_us + self.steps.whole_lone_us() + WAY_US;
+            step.begun |= alone && now_us >= begins_us;
+            if !step.begun && step.tokens.saturating_add(tokens) <= room {
+                step.tokens += tokens;
+                step.left_tokens += tokens;
+                return Ok(step.number);
+            }
+            if !step.begun {
+                return Err(alone.then(|| begins_us - now_us));
+            }
+        }
+        self.sent_steps += 1;
+        let number = self.sent_steps;
+        let step = SentStep { number, since_us: now_us, tokens, left_tokens: tokens, begun: false };
+        self.sent.push_back(step);
+        assert!(self.sent.len() <= TURNS, "a step is sent beside two that are not computed");
+        Ok(number)
+    }
+
+    /// Prompt tokens of a step are computed, or given up. Once all of them are, the engine has begun with the next.
+    fn computed(&mut self, number: u64, tokens: u64) {
+        if let Some(step) = self.sent.iter_mut().find(|step| step.number == number) {
+            assert!(step.left_tokens >= tokens, "more tokens of a step are computed than were sent");
+            step.left_tokens -= tokens;
+        }
+        while self.sent.front().is_some_and(|step| step.left_tokens == 0) {
+            self.sent.pop_front();
+            if let Some(next) = self.sent.front_mut() {
+                next.begun = true;
+            }
+        }
     }
 }
 
@@ -248,7 +305,7 @@ impl Drop for RunningAnswer {
 
 /// The share of a step that parts may fill, after one more answer.
 fn cautious(caution: f64, was_slow: bool) -> f64 {
-    let change = if was_slow { -CAUTION_STEP } else { CAUTION_STEP / 4.0 };
+    let change = if was_slow { -CAUTION_STEP } else { CAUTION_STEP / 19.0 };
     (caution * (1.0 + change)).clamp(0.1, 1.0)
 }
 
@@ -260,9 +317,8 @@ impl PromptSplitter {
             target_us: None,
             running: 0,
             caution: 1.0,
-            sent_tokens: 0,
-            step_since_us: 0,
-            step_tokens: 0,
+            sent: VecDeque::new(),
+            sent_steps: 0,
             latest_us: 0,
             computed_tokens: 0,
             refound_tokens: 0,
@@ -312,23 +368,14 @@ impl PromptSplitter {
             let ended = self.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            let now_us = self.now_us();
-            let wait_us = {
+            let sent = {
                 let mut state = self.state.lock();
                 let room = self.step_room(&state).unwrap_or(u64::MAX).max(tokens);
-                let begun_us = state.step_since_us + state.steps.whole_lone_us() + WAY_US;
-                let begun = now_us >= begun_us;
-                let fits = begun || state.step_tokens.saturating_add(tokens) <= room;
-                let ahead = state.sent_tokens.saturating_add(tokens) > room.saturating_mul(TURNS as u64);
-                if fits && !(ahead && state.sent_tokens > 0) {
-                    if begun {
-                        (state.step_since_us, state.step_tokens) = (now_us, 0);
-                    }
-                    state.step_tokens += tokens;
-                    state.sent_tokens += tokens;
-                    return SentTokens { splitter: self, tokens };
-                }
-                if ahead { None } else { Some(begun_us - now_us) }
+                state.send(self.now_us(), tokens, room)
+            };
+            let wait_us = match sent {
+                Ok(step) => return SentTokens { splitter: self, step, tokens },
+                Err(wait_us) => wait_us,
             };
             match wait_us {
                 // Dropping what is sent ends this.
