@@ -503,6 +503,27 @@ mod tests {
         assert!((400..=820).contains(&steps.tokens_within(50_000)), "{steps:?}");
     }
 
+    #[test]
+    fn what_is_not_begun_fits_into_one_step() {
+        let profile = baton_sim::profiles::named("llama3-70b-8xh100").expect("it is shipped");
+        let splitter = PromptSplitter::new(&profile, 16);
+        let mut state = splitter.state.lock();
+        state.steps = StepEstimator::of(10_000.0, 50.0);
+        assert_eq!(state.send(0, 500, 1_000), Ok(1));
+        assert_eq!(state.send(1_000, 400, 1_000), Ok(1), "it has not begun, and has room");
+        assert_eq!(state.send(1_500, 200, 1_000), Err(Some(10_500)), "it begins within a step");
+        assert_eq!(state.send(12_000, 200, 1_000), Ok(2));
+        assert_eq!(state.send(13_000, 800, 1_000), Ok(2), "it waits for the one before it, however long");
+        assert_eq!(state.send(90_000, 100, 1_000), Err(None), "two steps are sent");
+        state.computed(1, 500);
+        assert_eq!(state.send(91_000, 100, 1_000), Err(None), "it is the same step");
+        state.computed(1, 400);
+        assert_eq!(state.send(92_000, 100, 1_000), Ok(3), "the second has begun");
+        state.computed(3, 100);
+        state.computed(2, 1_000);
+        assert!(state.sent.is_empty());
+    }
+
     /// Whatever comes, a step holds no more than its target by what is known.
     #[test]
     fn parts_are_within_the_target() {
