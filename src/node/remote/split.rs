@@ -505,8 +505,7 @@ mod tests {
 
     #[test]
     fn what_is_not_begun_fits_into_one_step() {
-        let profile = baton_sim::profiles::named("llama3-70b-8xh100").expect("it is shipped");
-        let splitter = PromptSplitter::new(&profile, 16);
+        let splitter = PromptSplitter::new(&baton_engine::TimedSpec::zero_work().profile, 16);
         let mut state = splitter.state.lock();
         state.steps = StepEstimator::of(10_000.0, 50.0);
         assert_eq!(state.send(0, 500, 1_000), Ok(1));
