@@ -1,7 +1,7 @@
 //! Prompts in parts, for an engine that knows of no objective.
 //!
-//! vLLM and SGLang put all prompt tokens that they have into one step, as far as a fixed budget goes, and whoever
-//! decodes beside them waits for that step. But they keep the prefixes of what they computed. So the node asks for a
+//! vLLM and SGLang put all prompt tokens that they have into one step, as far as a fixed budget goes, and all
+//! answers beside them wait for that step. But they keep the prefixes of what they computed. So the node asks for a
 //! long prompt's first part, then for more of it, each time as much as a step can hold beside the decodes, and for the
 //! answer at last. How much that is it learns from the gaps between the tokens of the answers that run meanwhile.
 

@@ -316,13 +316,20 @@ fn numbered(request: u64, orders: v1::Orders) -> v1::Orders {
     v1::Orders { orders: orders.orders.into_iter().map(of).collect(), ..orders }
 }
 
+/// Facts of the next message, each with its request.
+async fn of_all(facts: &mut Facts) -> Vec<v1::Fact> {
+    let next = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
+    match next.expect("it is there").message {
+        Some(v1::from_node::Message::Facts(all)) => all.facts,
+        _ => Vec::new(),
+    }
+}
+
 /// The tokens and the end of one answer.
 async fn answer(facts: &mut Facts, wanted: u64) -> (usize, Option<u64>) {
     let mut tokens = 0;
     loop {
-        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
-        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
-        for fact in told.facts.into_iter().filter(|fact| fact.request == wanted) {
+        for fact in of_all(facts).await.into_iter().filter(|fact| fact.request == wanted) {
             match fact.fact {
                 Some(v1::fact::Fact::Token(_)) => tokens += 1,
                 Some(v1::fact::Fact::Ended(ended)) => return (tokens, ended.cached_tokens),
@@ -387,9 +394,7 @@ async fn tbt_beside_prompts(splits: bool) -> u64 {
         (crate::conductor::GapTally::new(4_000), tokio::time::Instant::now(), 0);
     let begun = latest;
     while ended < 8 {
-        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
-        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
-        for fact in told.facts {
+        for fact in of_all(&mut facts).await {
             match fact.fact {
                 Some(v1::fact::Fact::Token(_)) if fact.request == 7 => {
                     latest = tokio::time::Instant::now();
@@ -422,9 +427,11 @@ async fn an_engine_that_breaks_over_a_part_broke_over_its_request() {
     let poisonous: Vec<u32> = (0..3_000).map(|at| 5 + at % 1_900).collect();
     node_legs.ordered(numbered(8, prefill(&poisonous, 2, None))).expect("it is there");
     let failure = loop {
-        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
-        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
-        let of_it = told.facts.into_iter().filter(|fact| fact.request == 8).filter_map(|fact| fact.fact);
+        let of_it = of_all(&mut facts)
+            .await
+            .into_iter()
+            .filter(|fact| fact.request == 8)
+            .filter_map(|fact| fact.fact);
         let failed = of_it.filter_map(|fact| match fact {
             v1::fact::Fact::Failure(failure) => Some(failure),
             _ => None,
@@ -453,9 +460,11 @@ async fn short_prompts_share_a_step() {
     }
     let mut ended = 0;
     while ended < 200 {
-        let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("in time");
-        let Some(v1::from_node::Message::Facts(told)) = told.expect("it is there").message else { continue };
-        ended += told.facts.iter().filter(|fact| matches!(fact.fact, Some(v1::fact::Fact::Ended(_)))).count();
+        ended += of_all(&mut facts)
+            .await
+            .iter()
+            .filter(|fact| matches!(fact.fact, Some(v1::fact::Fact::Ended(_))))
+            .count();
     }
     assert!(begun.elapsed() < Duration::from_millis(1_500), "{:?}", begun.elapsed());
     node_legs.detached().expect("it is there");
