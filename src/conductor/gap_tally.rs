@@ -38,6 +38,11 @@ impl GapTally {
         }
     }
 
+    /// Number of gaps.
+    pub(crate) const fn count(&self) -> usize {
+        self.count
+    }
+
     /// TBT as in the reports: the mean of the longest tenth of the gaps, at least one gap, µs. `None` for an answer of
     /// one token.
     pub(crate) fn tbt_us(&self) -> Option<u64> {

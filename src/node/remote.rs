@@ -121,7 +121,6 @@ impl RemoteNode {
         } = self;
         let roles = *role == other.role && *may_change_role == other.may_change_role;
         let place = *name == other.name && roles && *control == other.control;
-        let prompts = *whole_prompts == other.whole_prompts;
         let sizes =
             (block_tokens, capacity_tokens, pass_tokens, net_bytes_per_s, max_model_tokens, vocab_tokens)
                 == (
@@ -132,9 +131,10 @@ impl RemoteNode {
                     &other.max_model_tokens,
                     &other.vocab_tokens,
                 );
-        let engine = *engine == other.engine && *events == other.events && *profile == other.profile;
+        let costs = *profile == other.profile && *whole_prompts == other.whole_prompts;
+        let engine = *engine == other.engine && *events == other.events && costs;
         let tokens = *end_tokens == other.end_tokens && *sample == other.sample;
-        place && sizes && prompts && engine && tokens && *revision == other.revision
+        place && sizes && engine && tokens && *revision == other.revision
     }
 }
 

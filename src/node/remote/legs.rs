@@ -239,7 +239,10 @@ async fn alone(
     };
     facts.push(prefilled_fact(compute_us(), found_tokens));
     drop(turn);
-    let running = running(work, sender);
+    let mut running = running(work, sender);
+    if let Some(running) = &mut running {
+        running.came(1);
+    }
     sender.computed(&work.chain).await;
     sender.send(facts).await;
     let held = Some(FoundPrompt { work, held, found_tokens });
@@ -260,7 +263,7 @@ struct Answer<'a> {
     running: Option<RunningAnswer>,
 }
 
-/// An answer that has its first token, where others wait for its steps.
+/// An answer whose first token is the next that comes, where others wait for its steps.
 fn running(work: &Work, sender: &FactSender) -> Option<RunningAnswer> {
     sender.splitter().map(|splitter| RunningAnswer::new(splitter, work.request.sampling.max_tokens))
 }

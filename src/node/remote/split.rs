@@ -25,7 +25,7 @@ const TURNS: usize = 2;
 /// A call may take so much longer to its engine than another, µs.
 const WAY_US: u64 = 2_000;
 /// Answers with fewer gaps say nothing about their slowest tenth.
-const LEAST_GAPS: u32 = 10;
+const LEAST_GAPS: usize = 10;
 /// Each answer whose slowest tenth of gaps was longer than the target makes parts shorter by this share, and each other one
 /// makes them longer by a nineteenth of it: about a twentieth of the answers is beyond the target, which is a tenth less than
 /// the objective.
@@ -221,17 +221,14 @@ impl SplitterState {
         Ok(number)
     }
 
-    /// Prompt tokens of a step are computed, or given up. Once all of them are, the engine has begun with the next.
+    /// Prompt tokens of a step are computed, or given up. Once all of them are, the engine has begun with the other.
     fn computed(&mut self, number: u64, tokens: u64) {
-        if let Some(step) = self.sent.iter_mut().find(|step| step.number == number) {
-            assert!(step.left_tokens >= tokens, "more tokens of a step are computed than were sent");
-            step.left_tokens -= tokens;
-        }
-        while self.sent.front().is_some_and(|step| step.left_tokens == 0) {
-            self.sent.pop_front();
-            if let Some(next) = self.sent.front_mut() {
-                next.begun = true;
-            }
+        let Some(at) = self.sent.iter().position(|step| step.number == number) else { return };
+        assert!(self.sent[at].left_tokens >= tokens, "more tokens of a step are computed than were sent");
+        self.sent[at].left_tokens -= tokens;
+        if self.sent[at].left_tokens == 0 {
+            self.sent.remove(at);
+            self.sent.iter_mut().for_each(|step| step.begun = true);
         }
     }
 }
@@ -254,47 +251,42 @@ pub(super) struct RunningAnswer {
     /// When it was looked at, and how many prompt tokens had been computed by then.
     since_us: u64,
     computed_tokens: u64,
-    /// Its tokens since then.
-    steps: u64,
+    /// Its gaps by then.
+    gap_count: usize,
     gaps: GapTally,
-    gap_count: u32,
 }
 
 impl RunningAnswer {
-    /// The engine has computed the prompt, and its first token is there.
+    /// The engine has computed the prompt: its first token is the next that comes.
     pub(super) fn new(splitter: &Arc<PromptSplitter>, max_tokens: u32) -> Self {
         let mut state = splitter.state.lock();
         state.running += 1;
         let (computed_tokens, since_us) = (state.computed_tokens, splitter.now_us());
         drop(state);
-        let mut gaps = GapTally::new(max_tokens);
-        gaps.token(since_us);
-        Self { splitter: Arc::clone(splitter), since_us, computed_tokens, steps: 0, gaps, gap_count: 0 }
+        let gaps = GapTally::new(max_tokens);
+        Self { splitter: Arc::clone(splitter), since_us, computed_tokens, gap_count: 0, gaps }
     }
 
     /// Its next tokens are there.
     pub(super) fn came(&mut self, tokens: usize) {
-        self.steps += tokens as u64;
         let now_us = self.splitter.now_us();
-        for _ in 0..tokens {
-            self.gaps.token(now_us);
-            self.gap_count = self.gap_count.saturating_add(1);
-        }
+        (0..tokens).for_each(|_| self.gaps.token(now_us));
         let elapsed_us = now_us.saturating_sub(self.since_us);
         if elapsed_us < WINDOW_US {
             return;
         }
         let mut state = self.splitter.state.lock();
         let beside = state.computed_tokens - self.computed_tokens;
-        let answers = state.running;
-        state.steps.observe(elapsed_us, self.steps, beside, answers);
-        (self.since_us, self.computed_tokens, self.steps) = (now_us, state.computed_tokens, 0);
+        let (answers, steps) = (state.running, self.gaps.count() - self.gap_count);
+        state.steps.observe(elapsed_us, steps as u64, beside, answers);
+        (self.since_us, self.computed_tokens, self.gap_count) =
+            (now_us, state.computed_tokens, self.gaps.count());
     }
 }
 
 impl Drop for RunningAnswer {
     fn drop(&mut self) {
-        let tbt_us = self.gaps.tbt_us().filter(|_| self.gap_count >= LEAST_GAPS);
+        let tbt_us = self.gaps.tbt_us().filter(|_| self.gaps.count() >= LEAST_GAPS);
         let mut state = self.splitter.state.lock();
         state.running -= 1;
         if let Some((tbt_us, target_us)) = tbt_us.zip(state.target_us) {
@@ -519,6 +511,8 @@ mod tests {
         state.computed(1, 400);
         assert_eq!(state.send(92_000, 100, 1_000), Ok(3), "the second has begun");
         state.computed(3, 100);
+        assert_eq!(state.send(93_000, 1_000, 1_000), Ok(4), "an engine may compute a later one first");
+        state.computed(4, 1_000);
         state.computed(2, 1_000);
         assert!(state.sent.is_empty());
     }
