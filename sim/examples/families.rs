@@ -77,6 +77,8 @@ const LOADS: &[Load] = &[
     load("classes2 x6", "classes2", [8, 8, 0], 6.0),
     load("classes2 13+3", "classes2", [13, 3, 0], 5.0),
     load("classes2 14+2", "classes2", [14, 2, 0], 4.0),
+    load("classes2 few 13+3", "classes2few", [13, 3, 0], 5.0),
+    load("classes2 few 26+6", "classes2few", [26, 6, 0], 10.0),
     load("classes3 x5", "classes3", [8, 8, 0], 5.0),
     load("classes3 x8", "classes3", [8, 8, 0], 8.0),
     load("flood x3", "flood", [8, 8, 0], 3.0),
@@ -113,13 +115,14 @@ fn classes(load: &Load) -> Vec<SloClass> {
         priority,
         ..SloClass::default()
     };
-    if load.workload == "classes2" {
+    if load.workload.starts_with("classes2") {
         // Those of docs/classes.md, with a longer TTFT: prompts of the trace take up to nine seconds.
         let of = |name, ttft_s, tbt_us, priority| SloClass { tbt_us, ..class(name, ttft_s, 1, priority) };
         return vec![of("interactive", 10, 50_000, 1), of("batch", 60, 200_000, 0)];
     }
     if load.workload == "classes3" {
-        return vec![class("standard", 30, 2, 0), class("interactive", 5, 4, 1), class("batch", 120, 1, -1)];
+        // Standard and batch are of one band.
+        return vec![class("standard", 30, 2, 0), class("interactive", 5, 4, 1), class("batch", 120, 1, 0)];
     }
     let (ttft_ms, tbt_ms) = load.objective_ms;
     vec![SloClass { ttft_us: ttft_ms * 1000, tbt_us: tbt_ms * 1000, ..SloClass::default() }]

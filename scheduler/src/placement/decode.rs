@@ -181,6 +181,7 @@ impl Conductor {
         let alone_us = self.lone_step_us(instance, need);
         let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
+        let longest_us = longest_us.max(self.later_step_us(instance, need, stay_us).unwrap_or(0.0));
         if longest_us > self.promised_step_us(instance, need) {
             Err(RejectReason::Tbt)
         } else {
@@ -194,6 +195,15 @@ impl Conductor {
     pub(crate) fn promised_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let slack_us = || instance.step_slack_us(need.tbt_us, need.context_tokens);
         need.tbt_us as f64 - self.margins.of_step_slack_us(need.steps_for, slack_us)
+    }
+
+    /// The longest step while the request decodes, µs, where higher bands expect to find their place beside it: looked at
+    /// when a third of its stay is over, two thirds, and all of it. Its own band comes later than it, and takes what is
+    /// left.
+    fn later_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>, stay_us: u64) -> Option<f64> {
+        let at = |third: u64| DecodeNeed { at_us: need.at_us + stay_us * third / 3, ..*need };
+        self.kept.expected?;
+        (1..4).map(|third| self.lone_step_us(instance, &at(third))).max_by(f64::total_cmp)
     }
 
     /// The longest step that the instance may have with prompt tokens in it, µs. `None` where its engine bounds its

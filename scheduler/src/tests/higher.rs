@@ -1,8 +1,9 @@
 //! Decodes of a higher band find their place beside those of lower bands.
 
 use alloc::vec::Vec;
-use baton_types::{ClassId, RequestId, Role, SloClass};
+use baton_types::{ClassId, InstanceId, RequestId, Role, SloClass};
 
+use crate::estimate::{ChainPosition, DecodeSlot};
 use crate::testing::{conductor_of, foretold, offer, plain, rejection, spec, step};
 use crate::{
     AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
@@ -59,6 +60,41 @@ fn a_lower_band_leaves_the_place_that_higher_decodes_are_expected_to_take() {
     let higher = admitted(&mut conductor, 1, 2_000, 60 * SECOND_US);
     assert!(higher + lower >= all - 1, "the higher band takes all of the rest: {higher}");
     assert_eq!(admitted(&mut conductor, 0, 3_000, 61 * SECOND_US), 0);
+}
+
+/// Lower decodes that begin later, for a prompt that waits elsewhere, are beside those that begin now.
+#[test]
+fn a_lower_decode_leaves_the_place_for_as_long_as_it_lasts() {
+    let (now_us, one) = (60 * SECOND_US, InstanceId(1));
+    let fits = |begin_s: u64, class: u16| {
+        let mut conductor = pair([0, 1]);
+        demand(&mut conductor, 1, 0..60);
+        conductor.lengths.observe(ClassId(0), 100, 1_350, 20 * SECOND_US);
+        conductor.expect_higher(&of_class(class, 5_001));
+        for id in 0..6 {
+            let start_us = now_us + begin_s * SECOND_US;
+            let slot = DecodeSlot {
+                request: RequestId(9_000 + id),
+                priority: 0,
+                start_us,
+                finish_us: start_us + 20 * SECOND_US,
+                context_tokens: 775,
+                output_tokens: 1_350,
+                reserved_tokens: 1_450,
+                common_tokens: 0,
+                running: false,
+                held: false,
+            };
+            conductor.fleet.known_mut(one).decode.reserve(slot, ChainPosition::default());
+        }
+        let request = of_class(class, 5_001);
+        conductor.decode_fits(conductor.fleet.known(one), &conductor.decode_need(&request, now_us)).map(drop)
+    };
+    // No more than five fit beside those that are expected.
+    assert_eq!(fits(0, 0), Err(RejectReason::Tbt));
+    assert_eq!(fits(5, 0), Err(RejectReason::Tbt), "they come while it lasts");
+    assert_eq!(fits(30, 0), Ok(()), "it is over by then");
+    assert_eq!(fits(5, 1), Ok(()), "nothing is expected of bands above this one");
 }
 
 /// Those that are there are not expected any more.

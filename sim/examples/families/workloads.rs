@@ -54,7 +54,7 @@ impl Source {
 }
 
 /// The names, in the order of reports.
-pub(crate) const NAMES: [&str; 17] = [
+pub(crate) const NAMES: [&str; 18] = [
     "conversation",
     "toolagent",
     "code",
@@ -70,6 +70,7 @@ pub(crate) const NAMES: [&str; 17] = [
     "flash",
     "agents",
     "classes2",
+    "classes2few",
     "classes3",
     "flood",
 ];
@@ -138,6 +139,8 @@ fn change(name: &str, rows: &mut Vec<Record>, source: &mut Source) {
             }
         }
         "classes2" => classed(rows, source, &["interactive", "batch"]),
+        // One of five is of the higher class.
+        "classes2few" => classed(rows, source, &["interactive", "batch", "batch", "batch", "batch"]),
         "classes3" => classed(rows, source, &["standard", "interactive", "batch"]),
         // Twenty tenants; for a third of the time one sends ten times its share.
         "flood" => flood(rows, source),
