@@ -181,8 +181,8 @@ impl Conductor {
         let alone_us = self.lone_step_us(instance, need);
         let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
-        let longest_us = longest_us.max(self.later_step_us(instance, need, stay_us).unwrap_or(0.0));
-        if longest_us > self.promised_step_us(instance, need) {
+        let promised_us = self.promised_step_us(instance, need);
+        if longest_us > promised_us || self.later_step_us(instance, need, stay_us) > Some(promised_us) {
             Err(RejectReason::Tbt)
         } else {
             Ok(self.step_beside_prefills_us(instance, need, alone_us))

@@ -99,11 +99,6 @@ impl StepEstimator {
         }
     }
 
-    /// A step without prompt tokens.
-    fn whole_lone_us(&self) -> u64 {
-        whole(self.lone_us)
-    }
-
     /// Prompt tokens that a step holds within `target_us`.
     #[expect(
         clippy::cast_possible_truncation,
@@ -155,8 +150,6 @@ struct SentStep {
     tokens: u64,
     /// Those that are not computed.
     left_tokens: u64,
-    /// The engine computes it: what is sent now comes into a later step.
-    begun: bool,
 }
 
 #[derive(Debug)]
@@ -215,22 +208,21 @@ impl SplitterState {
         if let Some(step) = self.sent.back_mut() {
             // Nothing is ahead of it: it begins with the engine's next step once it is there. Until then what is sent may
             // come into the same one.
-            let begins_us = step.since_us + self.steps.whole_lone_us() + whole(self.way_us);
-            step.begun |= alone && now_us >= begins_us;
-            if !step.begun && step.tokens.saturating_add(tokens) <= room {
+            let begins_us = step.since_us + whole(self.steps.lone_us) + whole(self.way_us);
+            let begun = alone && now_us >= begins_us;
+            if !begun && step.tokens.saturating_add(tokens) <= room {
                 step.tokens += tokens;
                 step.left_tokens += tokens;
                 return Ok(step.number);
             }
-            if !step.begun {
+            if !begun {
                 return Err(alone.then(|| begins_us - now_us));
             }
         }
         self.sent_steps += 1;
         let number = self.sent_steps;
         let was_first = self.sent.is_empty();
-        let step =
-            SentStep { number, since_us: now_us, was_first, tokens, left_tokens: tokens, begun: false };
+        let step = SentStep { number, since_us: now_us, was_first, tokens, left_tokens: tokens };
         self.sent.push_back(step);
         assert!(self.sent.len() <= TURNS, "a step is sent beside two that are not computed");
         Ok(number)
@@ -251,10 +243,10 @@ impl SplitterState {
     /// A call for so many prompt tokens took so long, with nothing ahead of it.
     fn learn_way(&mut self, took_us: u64, tokens: u64) {
         let step_us = number(tokens).mul_add(self.steps.token_us(), self.steps.lone_us);
-        let change = if number(took_us) - step_us > self.way_us { WAY_STEP } else { -WAY_STEP / 9.0 };
+        let was_longer = number(took_us) - step_us > self.way_us;
         // An engine that waits for half a step is idle for less than that.
         let most_us = self.target_us.map_or(FIRST_WAY_US, |target_us| number(target_us) / 2.0).max(1e3);
-        self.way_us = (self.way_us * (1.0 + change)).clamp(1e3, most_us);
+        self.way_us = moved(self.way_us, was_longer, WAY_STEP, 9.0).clamp(1e3, most_us);
     }
 }
 
@@ -322,8 +314,12 @@ impl Drop for RunningAnswer {
 
 /// The share of a step that parts may fill, after one more answer.
 fn cautious(caution: f64, was_slow: bool) -> f64 {
-    let change = if was_slow { -CAUTION_STEP } else { CAUTION_STEP / 19.0 };
-    (caution * (1.0 + change)).clamp(0.1, 1.0)
+    moved(caution, was_slow, -CAUTION_STEP, 19.0).clamp(0.1, 1.0)
+}
+
+/// A value after one more observation. It stays where one in `others` and one more is of the rare kind.
+fn moved(value: f64, was_rare: bool, step: f64, others: f64) -> f64 {
+    value * (1.0 + if was_rare { step } else { -step / others })
 }
 
 impl PromptSplitter {
