@@ -37,19 +37,20 @@ impl Detokenizer {
         Self { skip_special, seen, pending, window, shown_tokens: 0, shown_bytes: 0 }
     }
 
+    /// Whether the token has no text: a special one that is not written, or one outside the vocabulary.
     fn leaves_out(&self, with: &Tokenization, token: u32) -> bool {
-        self.skip_special && with.table.is_special(token) && self.seen.binary_search(&token).is_err()
+        let hidden = self.skip_special && with.table.is_special(token);
+        token as usize >= with.table.len() || hidden && self.seen.binary_search(&token).is_err()
     }
 
     /// Takes in a token and appends the text that is whole with it.
     pub(crate) fn push(&mut self, with: &Tokenization, token: u32, out: &mut String) {
-        if with.table_decodes {
-            if !self.leaves_out(with, token) {
-                push_utf8(&mut self.pending, with.table.bytes(token), out);
-            }
+        // Such a token must not wait either: twelve of them would show half of the character after them.
+        if self.leaves_out(with, token) {
             return;
         }
-        if !self.seen.is_empty() && self.leaves_out(with, token) {
+        if with.table_decodes {
+            push_utf8(&mut self.pending, with.table.bytes(token), out);
             return;
         }
         self.window.push(token);
@@ -80,9 +81,7 @@ impl Detokenizer {
 
     fn decode(&self, with: &Tokenization) -> String {
         let Vocabulary::Folder(folder) = &with.vocabulary else { return String::new() };
-        // Where some special tokens are written, the other ones were filtered out before this point.
-        let skips = self.skip_special && self.seen.is_empty();
-        // A decoder that fails on a token has no text for it.
-        folder.encoder.reference().decode(&self.window, skips).unwrap_or_default()
+        // Special tokens that are not written never came in. A decoder that fails on a token has no text for it.
+        folder.encoder.reference().decode(&self.window, false).unwrap_or_default()
     }
 }

@@ -282,6 +282,20 @@ fn the_wait_for_a_character_has_an_end() {
     }
 }
 
+/// Tokens without text stood in the line for the rest of a character, whose first bytes then showed as U+FFFD.
+/// Found by the property below.
+#[test]
+fn tokens_without_text_leave_a_character_whole() {
+    let with = pieces();
+    let Vocabulary::Folder(inner) = &with.vocabulary else { panic!("a folder was given") };
+    for without_text in [1, 9_999] {
+        let mut tokens = vec![without_text; 20];
+        tokens.extend([258, 2 + 0xe2, without_text, 2 + 0x82, 2 + 0xac]);
+        assert_eq!(with.decode(&tokens, true), "€");
+        assert_eq!(inner.encoder.reference().decode(&tokens, true).unwrap(), "€");
+    }
+}
+
 fn texts() -> impl Strategy<Value = Vec<String>> {
     let piece =
         "(<s>|</s>|<\\|turn\\|>|<\\|im_end\\|>|<\\|im_start\\|>|the | {1,3}|[a-zé😀\n<|]{1,30}){0,30}";
