@@ -178,7 +178,7 @@ pub struct ServiceConfig {
     /// Folder that a privacy-safe trace of what was served is written to; none when empty.
     pub capture: String,
     /// OTLP collector for spans of requests: `http://HOST:4317` is sent gRPC, `http://HOST:4318/v1/traces` HTTP, as any URL with a
-    /// path. Empty: no spans are sent.
+    /// path, which may begin with `https://`. Empty: no spans are sent.
     pub otlp_endpoint: String,
     /// Share of requests that are traced, per mille, where the caller does not say.
     pub trace_permille: u32,

@@ -21,10 +21,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use baton_http::Trust;
 use baton_router::TraceParent;
 use baton_types::Rng;
 use tokio::sync::mpsc;
 
+use collector_client::CollectorClient;
 pub(crate) use collector_url::CollectorUrl;
 pub(crate) use exporter::ExportTask;
 pub(crate) use story::{Place, Story, Summary};
@@ -87,6 +89,15 @@ impl Spans {
         config: &ServiceConfig,
         instance: &str,
     ) -> Result<(Self, Option<ExportTask>), String> {
+        Self::start_trusting(Trust::of_system, config, instance)
+    }
+
+    /// Likewise; where spans go over TLS, `trust` says from whom certificates come.
+    fn start_trusting(
+        trust: impl FnOnce() -> Trust,
+        config: &ServiceConfig,
+        instance: &str,
+    ) -> Result<(Self, Option<ExportTask>), String> {
         let mut seed = std::hash::RandomState::new().build_hasher();
         seed.write_u32(std::process::id());
         let counts = Arc::new(Counts::default());
@@ -100,8 +111,9 @@ impl Spans {
             return Ok((spans, None));
         }
         let (sender, receiver) = mpsc::channel(QUEUED_STORIES);
-        let exporting =
-            ExportTask::start(CollectorUrl::parse(&config.otlp_endpoint)?, instance, receiver, counts)?;
+        let collector = CollectorUrl::parse(&config.otlp_endpoint)?;
+        let client = CollectorClient::new(if collector.is_secure() { trust() } else { Trust::nobody() });
+        let exporting = ExportTask::start((collector, client), instance, receiver, counts)?;
         spans.stories = Some(sender);
         Ok((spans, Some(exporting)))
     }

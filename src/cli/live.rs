@@ -1,5 +1,6 @@
 //! `baton replay --live`: a trace against a running endpoint, and beside it what was predicted.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, TraceWorkload};
 use baton_traces::Trace;
 use baton_types::Secret;
+use http::HeaderValue;
 use indicatif::ProgressBar;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -26,7 +28,7 @@ use crate::cli::loadgen::live::Sender;
 use crate::cli::loadgen::pace::{Pace, PacedResult};
 use crate::cli::loadgen::prompt::Vocabulary;
 use crate::cli::loadgen::summary::LiveSummary;
-use crate::cli::loadgen::target::{ModelCard, Target, client_options};
+use crate::cli::loadgen::target::{self, ClassKeys, ModelCard, Target, client_options};
 use crate::config::{self, Config};
 
 /// Ids below this are plain bytes for a byte-level tokenizer, and plain tokens for all others.
@@ -44,6 +46,9 @@ pub struct LiveArgs {
     /// Key that requests carry
     #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
     api_key: Option<Secret<String>>,
+    /// Key of the requests of one class, in place of --api-key; once for each class whose key is another
+    #[arg(long, requires = "live", value_name = "CLASS=KEY", value_parser = class_key)]
+    class_key: Vec<ClassKey>,
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, requires = "live")]
     model: Option<String>,
@@ -83,6 +88,36 @@ enum Format {
     Json,
 }
 
+/// A class, and the `authorization` of its requests.
+type ClassKey = (String, HeaderValue);
+
+fn class_key(text: &str) -> Result<ClassKey, String> {
+    let (class, key) = text.split_once('=').unwrap_or_default();
+    if class.is_empty() || key.is_empty() {
+        return Err("give a class and its key, like batch=sk-batch".into());
+    }
+    let mut header = target::authorization(&Secret::from(key))?;
+    header.set_sensitive(true);
+    Ok((class.into(), header))
+}
+
+/// The keys by class, each for rows that there are.
+fn class_keys(args: &LiveArgs, trace: &Trace) -> Result<ClassKeys, String> {
+    let names: BTreeSet<&str> =
+        trace.records.iter().filter_map(|row| row.extra.as_deref()?.class.as_deref()).collect();
+    let mut keys = ClassKeys::new();
+    for (class, key) in &args.class_key {
+        if !names.contains(class.as_str()) {
+            let names = Vec::from_iter(names).join(", ");
+            return Err(format!("--class-key {class}=...: no row of the trace has the class; it has: {names}"));
+        }
+        if keys.insert(class.clone(), key.clone()).is_some() {
+            return Err(format!("--class-key {class}=...: given twice"));
+        }
+    }
+    Ok(keys)
+}
+
 /// The endpoint, and the calls to send.
 struct Endpoint {
     target: Target,
@@ -107,11 +142,12 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
         job.setup.keep_outcomes = false;
     });
     let trace = Arc::new(replay::read(args)?);
+    let class_keys = class_keys(&args.live, &trace)?;
     let runtime = Runtime::new().map_err(|e| format!("live: no threads to send from: {e}"))?;
     let endpoint = runtime.block_on(endpoint(&args.live))?;
     warn(&endpoint, &trace);
     let identity = (endpoint.target.base().to_owned(), endpoint.model.clone(), endpoint.vocabulary.tokens());
-    let paced = offer(args, (&config, speed), &trace, endpoint, &runtime)?;
+    let paced = offer(args, (&config, speed), &trace, (endpoint, class_keys), &runtime)?;
     runtime.shutdown_background();
     let name = RunName {
         policy: "live",
@@ -188,7 +224,7 @@ fn offer(
     args: &ReplayArgs,
     (config, speed): (&Config, f64),
     trace: &Arc<Trace>,
-    endpoint: Endpoint,
+    (endpoint, class_keys): (Endpoint, ClassKeys),
     runtime: &Runtime,
 ) -> Result<PacedResult, String> {
     let rows = args.rows.unwrap_or(usize::MAX).min(trace.records.len());
@@ -206,6 +242,7 @@ fn offer(
     let planned = plan.start()?;
     let sender = Sender {
         target: endpoint.target,
+        class_keys,
         client: endpoint.client,
         clock: RunClock::starting_in(LEAD),
         retries: args.live.obey_retry_after,

@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(super) struct Canary {
     passed: bool,
-    /// The latest one: it is nobody's request, and not written down.
-    pub(super) request: Option<RequestId>,
+    /// The latest one.
+    request: Option<RequestId>,
     flying: bool,
 }
 
@@ -28,6 +28,11 @@ impl Canary {
     #[cfg(test)]
     pub(super) const fn call_off(&mut self) {
         self.flying = true;
+    }
+
+    /// Whether the request is the conductor's own, which no figure of clients counts.
+    pub(super) fn is(&self, request: RequestId) -> bool {
+        self.request == Some(request)
     }
 
     /// Whether one came through since there last was no pair.

@@ -310,7 +310,7 @@ impl Driver {
         }
         let tenant = self.tenant(submission.tenant.as_ref());
         // The conductor's own requests are nobody's to trace.
-        let canary = self.canary.request == Some(request);
+        let canary = self.canary.is(request);
         let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
         let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };

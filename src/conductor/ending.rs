@@ -33,7 +33,7 @@ impl Driver {
         let mut session = self.sessions.remove(&request)?;
         self.metrics.ended();
         self.count_end(request, &session);
-        if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
+        if let Some(capture) = self.capture.as_ref().filter(|_| !self.canary.is(request)) {
             capture.record(session.captured(&self.config));
         }
         if session.trace.is_kept() {

@@ -146,16 +146,18 @@ impl Driver {
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
             session.trace.first_token(now_us);
-            let class = self.config.scheduler.classes.get(session.class.index());
-            let class = class.map_or("", |class| &class.name);
-            let predicted_us = session.prediction.map_or(0, |prediction| prediction.ttft_us);
-            self.metrics.first_token(class, now_us - session.arrived_us, predicted_us);
+            if !self.canary.is(request) {
+                let class = self.config.scheduler.classes.get(session.class.index());
+                let class = class.map_or("", |class| &class.name);
+                let predicted_us = session.prediction.map_or(0, |prediction| prediction.ttft_us);
+                self.metrics.first_token(class, now_us - session.arrived_us, predicted_us);
+            }
         } else {
             self.metrics.next_token(now_us - session.last_token_us);
         }
         session.last_token_us = now_us;
         if let Some((role, time_us)) = session.first_step(now_us)
-            && self.canary.request != Some(request)
+            && !self.canary.is(request)
         {
             self.metrics.stage("decode_step", role, time_us);
         }

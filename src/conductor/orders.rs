@@ -89,7 +89,7 @@ impl Driver {
         let leg = legs[usize::from(matches!(phase, Phase::HandingOff | Phase::Decoding))];
         let role = leg.and_then(|leg| self.fleet.get(leg)).map_or("none", |node| node.role.name());
         if let Some((stage, role, time_us)) = session.enter(phase, role, self.now_us)
-            && self.canary.request != Some(request)
+            && !self.canary.is(request)
         {
             self.metrics.stage(stage, role, time_us);
         }

@@ -231,7 +231,7 @@ fn measured(session: &Session) -> Option<ServedRequest> {
 impl Driver {
     /// Counts a request that has ended. The conductor's own requests are not counted.
     pub(super) fn count_end(&mut self, request: RequestId, session: &Session) {
-        if self.canary.request == Some(request) {
+        if self.canary.is(request) {
             return;
         }
         let Some(class) = self.config.scheduler.classes.get(session.class.index()) else { return };
@@ -262,7 +262,7 @@ impl Driver {
 
     /// Counts a request that is refused before the core is asked; it may have no class.
     pub(super) fn count_turned_away(&mut self, request: RequestId, class: Option<ClassId>) {
-        if self.canary.request == Some(request) {
+        if self.canary.is(request) {
             return;
         }
         match class.and_then(|class| self.config.scheduler.classes.get(class.index())) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_http::{Client, Error, Options, whole};
+use baton_http::{Client, Error, Options, Trust, whole};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
@@ -23,8 +23,9 @@ pub(super) struct CollectorClient {
 }
 
 impl CollectorClient {
-    pub(super) fn new() -> Self {
-        let options = Options { idle_connections: 1, ..Options::new(CONNECT_LIMIT) };
+    /// A client that speaks TLS to collectors whose certificate comes from `trust`.
+    pub(super) fn new(trust: Trust) -> Self {
+        let options = Options { idle_connections: 1, trust, ..Options::new(CONNECT_LIMIT) };
         Self { client: Client::new(options), cause: Arc::default() }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::Uri;
 
-const FORMS: &str = "give http://HOST:4317 for gRPC, or http://HOST:4318/v1/traces for HTTP";
+const FORMS: &str = "give http://HOST:4317 for gRPC, or http://HOST:4318/v1/traces for HTTP (https:// with TLS)";
 
 /// Where spans go, and how.
 ///
@@ -23,9 +23,10 @@ impl CollectorUrl {
         let uri: Uri = text.parse().map_err(|e| wrong(&format!("{e}; {FORMS}")))?;
         match (uri.scheme_str(), uri.port_u16()) {
             (Some("http"), Some(_)) => Ok(Self(uri)),
-            (Some("https"), _) => Err(wrong(
-                "TLS is not spoken to collectors; run one on this host or in this pod, and give its http:// URL",
-            )),
+            (Some("https"), _) if uri.path() != "/" => Ok(Self(uri)),
+            (Some("https"), _) => {
+                Err(wrong("gRPC goes without TLS here; give the URL of OTLP over HTTP, like https://HOST/v1/traces"))
+            }
             _ => Err(wrong(FORMS)),
         }
     }
@@ -33,6 +34,11 @@ impl CollectorUrl {
     /// Whether it is for OTLP over HTTP, otherwise for gRPC.
     pub(super) fn is_http(&self) -> bool {
         self.0.path() != "/"
+    }
+
+    /// Whether TLS is spoken.
+    pub(super) fn is_secure(&self) -> bool {
+        self.0.scheme_str() == Some("https")
     }
 
     /// All of it.
@@ -65,6 +71,8 @@ mod tests {
             ("http://[::1]:4317", "gRPC"),
             ("http://collector:4318/v1/traces", "HTTP"),
             ("http://collector:4317/otlp/v1/traces", "HTTP"),
+            ("https://collector/v1/traces", "HTTP"),
+            ("https://collector:8443/otlp/v1/traces", "HTTP"),
         ] {
             let url = CollectorUrl::parse(text).unwrap();
             assert_eq!((url.protocol(), url.to_string().as_str()), (protocol, text.trim_end_matches('/')));
@@ -79,9 +87,9 @@ mod tests {
             let named = error.starts_with(&format!("service.otlp_endpoint = \"{text}\": "));
             assert!(named && error.ends_with(FORMS), "{error}");
         }
-        for text in ["https://c:4317", "https://c/v1/traces"] {
+        for text in ["https://c:4317", "https://c/"] {
             let error = CollectorUrl::parse(text).unwrap_err();
-            assert!(error.contains(text) && error.contains("TLS is not spoken"), "{error}");
+            assert!(error.contains(text) && error.contains("https://HOST/v1/traces"), "{error}");
         }
     }
 }

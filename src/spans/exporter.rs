@@ -43,7 +43,7 @@ pub(crate) struct ExportTask {
 impl ExportTask {
     /// Starts sending what comes through `stories`, as `instance`. The collector need not be there.
     pub(super) fn start(
-        collector: CollectorUrl,
+        (collector, client): (CollectorUrl, CollectorClient),
         instance: &str,
         stories: mpsc::Receiver<Story>,
         counts: Arc<Counts>,
@@ -51,7 +51,6 @@ impl ExportTask {
         let read = |name: &str| std::env::var(name);
         environment::check_headers(&read)?;
         let resource = environment::resource(&read, instance)?;
-        let client = CollectorClient::new();
         let mut exporter = exporter(&collector, client.clone())
             .map_err(|e| format!("service.otlp_endpoint = \"{collector}\": {e}"))?;
         exporter.set_resource(&resource);

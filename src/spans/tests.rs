@@ -200,6 +200,50 @@ async fn what_is_queued_leaves_before_the_end() {
     }
 }
 
+/// A way to `collector` by TLS, and the certificate that it shows.
+async fn secured(collector: &Collector) -> (String, rcgen::CertifiedKey<rcgen::KeyPair>) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = collector.endpoint();
+    let (host, path) = endpoint.trim_start_matches("http://").split_once('/').unwrap();
+    let (host, port) = (host.to_owned(), listener.local_addr().unwrap().port());
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(mut secured) = acceptor.accept(stream).await else { continue };
+            let mut plain = tokio::net::TcpStream::connect(&host).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut secured, &mut plain).await });
+        }
+    });
+    (format!("https://localhost:{port}/{path}"), made)
+}
+
+#[tokio::test]
+async fn spans_leave_by_tls_for_a_collector_that_is_trusted() {
+    let (collector, folder) = (Collector::start_http().await, tempfile::tempdir().unwrap());
+    let (otlp_endpoint, made) = secured(&collector).await;
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, made.cert.pem()).unwrap();
+    let config = ServiceConfig { otlp_endpoint, trace_permille: 1_000, ..ServiceConfig::default() };
+    for (trust, expected) in [(Trust::of_file(&file).unwrap(), (5, 0)), (Trust::nobody(), (0, 5))] {
+        let (log, _guard) = Log::keep();
+        let (mut spans, exporting) = Spans::start_trusting(|| trust, &config, "test").unwrap();
+        assert_eq!(pass_alone(&mut spans).await, expected, "{}", log.text());
+        exporting.unwrap().stop().await;
+        assert_eq!(log.text().contains("no certificates to trust"), expected.1 > 0, "{}", log.text());
+    }
+    assert_eq!(collector.spans().len(), 5);
+}
+
 /// Sends one request's spans and waits until the collector has them or they are lost.
 async fn pass_alone(spans: &mut Spans) -> (u64, u64) {
     let before = spans.counts.read();

@@ -129,6 +129,37 @@ fn a_call_asks_for_exactly_the_rows_answer() {
     assert!(server.calls()[2].prompt.iter().all(|t| *t < 256));
 }
 
+/// Each class may have a key of its own; what names no class, or one without a key, has the key of all.
+#[test]
+fn a_class_has_its_own_key() {
+    let server = Server::start(|_, _| Act::answer(0, 0));
+    let place = Place::new();
+    let row = |at: u64, class: &str| {
+        format!(r#"{{"timestamp": {at}, "input_length": 16, "output_length": 1, "hash_ids": [1]{class}}}"#) + "\n"
+    };
+    let classes = ["", r#", "class": "batch""#, r#", "class": "chat""#];
+    let text: String = (0u64..).zip(classes).map(|(at, class)| row(at, class)).collect();
+    place.write("t.jsonl", &text);
+    let keys = ["--api-key", "all", "--class-key", "batch=sk=b"];
+    let args = ["replay", "t.jsonl", "--block-tokens", "16", "--live"];
+    let url = server.url();
+    place.baton(&[&args[..], &[&url], &keys].concat()).succeeded();
+    let calls = server.calls();
+    let shown = [0, 1, 2].map(|row| of_row(&calls, row)[0].authorization.as_deref());
+    assert_eq!(shown, [Some("Bearer all"), Some("Bearer sk=b"), Some("Bearer all")]);
+    for (key, code, word) in [
+        ("bach=b", 1, "it has: batch, chat"),
+        ("batch", 2, "like batch=sk-batch"),
+        ("batch=", 2, "like batch=sk-batch"),
+        ("batch=a\nb", 2, "no header may"),
+    ] {
+        let refused = place.baton(&[&args[..], &[&url, "--class-key", key]].concat());
+        refused.refused(code, &["--class-key", word]);
+    }
+    let twice = ["--class-key", "batch=a", "--class-key", "batch=b"];
+    place.baton(&[&args[..], &[&url], &twice].concat()).refused(1, &["given twice"]);
+}
+
 #[test]
 fn a_refused_client_comes_back_when_told() {
     let act = |row: u64, attempt: u64| match (row, attempt) {

@@ -7,7 +7,7 @@ use baton_http::{Client, Error, Incoming, next_piece, whole};
 use baton_scheduler::RejectReason;
 use baton_sim::metrics::{Outcome, Status};
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, Response};
 use http_body_util::Full;
 
@@ -15,12 +15,14 @@ use super::answer::{Answer, ErrorBody};
 use super::bodies::PlannedRequest;
 use super::clock::RunClock;
 use super::sse::EventReader;
-use super::target::{MAX_BODY_BYTES, Target};
+use super::target::{ClassKeys, MAX_BODY_BYTES, Target};
 
 /// How requests are sent.
 pub struct Sender {
     /// The service that gets the requests.
     pub target: Target,
+    /// Keys of requests of some classes, in place of the target's.
+    pub class_keys: ClassKeys,
     /// Over what.
     pub client: Client,
     /// The clock of the run.
@@ -233,6 +235,9 @@ impl Sender {
         for (name, value) in named {
             let value = value.and_then(|v| HeaderValue::from_str(v).ok());
             value.and_then(|v| request.headers_mut().insert(name, v));
+        }
+        if let Some(key) = planned.class.as_deref().and_then(|class| self.class_keys.get(class)) {
+            request.headers_mut().insert(AUTHORIZATION, key.clone());
         }
         request
     }

@@ -1,5 +1,6 @@
 //! The endpoint that load is offered to.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use baton_http::{Client, Error, Options, Url, bearer, by};
@@ -24,6 +25,14 @@ const IDLE_TIME: Duration = Duration::from_secs(90);
 /// As many connections are kept as there were requests in flight.
 pub fn client_options() -> Options {
     Options { idle_connections: usize::MAX, idle_time: IDLE_TIME, ..Options::new(CONNECT_TIMEOUT) }
+}
+
+/// The `authorization` of requests by the name of their class.
+pub type ClassKeys = BTreeMap<String, HeaderValue>;
+
+/// The header with a key.
+pub fn authorization(key: &Secret<String>) -> Result<HeaderValue, String> {
+    bearer(key.expose()).map_err(|_| "the API key holds characters that no header may".to_owned())
 }
 
 /// Where an endpoint is and how it is addressed.
@@ -51,9 +60,7 @@ impl Target {
         if parsed.is_secure() {
             return Err(format!("{url}: only plain http is spoken here; offer the load behind TLS"));
         }
-        let authorization = api_key.map(|key| bearer(key.expose())).transpose();
-        let authorization =
-            authorization.map_err(|_| "the API key holds characters that no header may".to_owned())?;
+        let authorization = api_key.map(authorization).transpose()?;
         Ok(Self { base: parsed.api_base(), authorization })
     }
 

@@ -168,6 +168,7 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
     assert_eq!(value(&bench, "baton_request_tbt_seconds_bucket{class=\"gold\",le=\"0.05\"}"), Some(1.0));
     assert_eq!(value(&bench, "baton_request_tbt_seconds_count{class=\"gold\"}"), Some(3.0));
     assert_eq!(value(&bench, "baton_ttft_seconds_count{class=\"gold\"}"), Some(3.0));
+    assert_eq!(value(&bench, "baton_ttft_seconds_count{class=\"default\"}"), Some(2.0), "without the canary");
 
     let gold = SloStatus {
         class: "gold".into(),
