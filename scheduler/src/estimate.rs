@@ -2,6 +2,7 @@
 
 mod correct;
 mod decode;
+mod excess;
 mod length;
 mod margin;
 mod prefill;
@@ -9,6 +10,7 @@ mod transfer;
 
 pub(crate) use correct::Residual;
 pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, place_among};
+pub(crate) use excess::WaitOutlook;
 pub(crate) use length::LengthEstimator;
 pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};

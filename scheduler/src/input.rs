@@ -118,9 +118,9 @@ pub enum Input {
         request: RequestId,
         /// Tokens emitted in all.
         output_tokens: u32,
-        /// Mean time between the tokens of its last attempt, µs; 0 where there is none.
+        /// When the first token of its last attempt came, µs; 0 where that is not known.
         #[serde(default)]
-        step_us: u64,
+        first_us: u64,
     },
     /// A replication ended.
     ReplicateFinished {

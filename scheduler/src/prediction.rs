@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Per mille of the answers of a kind that do not exceed the room that is kept for them.
 pub(crate) const ROOM_PERMILLE: u32 = 800;
 
+/// Per mille of the first tokens that do not come after the latest time that is predicted for them.
+pub(crate) const FIRST_TOKEN_PERMILLE: u32 = 900;
+
 /// Way to a first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -90,12 +93,11 @@ impl PredictionTarget {
         }
     }
 
-    /// Share of requests that should not exceed what they were promised, where a promise is made, 0–1.
-    /// `target_permille` is that of their class.
+    /// Share of requests that should not exceed the most that is predicted, where there is one, 0–1.
     #[must_use]
-    pub fn coverage(self, target_permille: u32) -> Option<f64> {
+    pub fn coverage(self) -> Option<f64> {
         match self {
-            Self::Ttft => Some(f64::from(target_permille) / 1000.0),
+            Self::Ttft => Some(f64::from(FIRST_TOKEN_PERMILLE) / 1000.0),
             Self::OutputTokens => Some(f64::from(ROOM_PERMILLE) / 1000.0),
             Self::Tbt | Self::DecodeStart => None,
         }
@@ -108,9 +110,10 @@ impl PredictionTarget {
 pub struct Prediction {
     /// The way to its first token.
     pub path: PredictionPath,
-    /// Time to first token by the order of service.
+    /// Time to first token: by the order of service, corrected by what requests alike took longer. Half of all take
+    /// longer.
     pub ttft_us: u64,
-    /// Time to first token at the latest, the class's learnt margin included: what admission compares with the objective.
+    /// Time to first token that nine of ten do not exceed.
     pub ttft_most_us: u64,
     /// When its decode was to start.
     pub decode_start_us: u64,
@@ -298,12 +301,11 @@ impl PredictionLedger {
         }
     }
 
-    /// The figures of each path that had a request; `target_permille` is that of the class.
+    /// The figures of each path that had a request.
     #[must_use]
-    pub fn figures(&self, target_permille: u32) -> Vec<PathFigures> {
+    pub fn figures(&self) -> Vec<PathFigures> {
         let of_path = |(path, errors): (&PredictionPath, &[ErrorHistogram; 4])| {
-            let of =
-                |target: PredictionTarget| errors[target as usize].figures(target.coverage(target_permille));
+            let of = |target: PredictionTarget| errors[target as usize].figures(target.coverage());
             let [ttft, tbt, decode_start, output_tokens] = PredictionTarget::ALL.map(of);
             PathFigures { path: *path, ttft, tbt, decode_start, output_tokens }
         };
@@ -343,7 +345,7 @@ mod tests {
             ledger.observe(&prediction(), &served(ttft_us, tokens));
         }
         ledger.observe(&Prediction { path: PredictionPath::Prefill, ..prediction() }, &served(1_000, 1));
-        let figures = ledger.figures(900);
+        let figures = ledger.figures();
         let [exact, local] = figures.as_slice() else { panic!("{figures:?}") };
         assert_eq!((exact.path, local.path), (PredictionPath::Prefill, PredictionPath::Local));
         assert_eq!(
@@ -366,7 +368,7 @@ mod tests {
         let mut ledger = PredictionLedger::default();
         let none = Prediction { ttft_us: 0, output_tokens: 0, ..prediction() };
         (0..3).for_each(|_| ledger.observe(&none, &served(u64::MAX, u32::MAX)));
-        let figures = ledger.figures(900)[0];
+        let figures = ledger.figures()[0];
         assert!(figures.ttft.bias.is_some_and(|bias| (60.0..70.0).contains(&bias)), "{figures:?}");
         assert_eq!((figures.ttft.covered, figures.output_tokens.covered), (Some(0.0), Some(0.0)));
     }

@@ -105,6 +105,9 @@ pub(crate) struct Entry {
     pub promised_us: u64,
     /// What was predicted when it was first placed; kept for drivers.
     pub prediction: Option<crate::Prediction>,
+    /// What the prediction of its first token was made from.
+    #[serde(default)]
+    pub outlook: Option<crate::estimate::WaitOutlook>,
     /// Where its tenant's share began with it, once it was let in.
     pub tag_us: Option<u64>,
     pub prefill: InstanceId,
@@ -149,6 +152,7 @@ impl Entry {
             promised_step_us: 0,
             promised_us: 0,
             prediction: None,
+            outlook: None,
             tag_us: None,
             prefill: InstanceId(0),
             decode: None,

@@ -109,7 +109,9 @@ fn class_keys(args: &LiveArgs, trace: &Trace) -> Result<ClassKeys, String> {
     for (class, key) in &args.class_key {
         if !names.contains(class.as_str()) {
             let names = Vec::from_iter(names).join(", ");
-            return Err(format!("--class-key {class}=...: no row of the trace has the class; it has: {names}"));
+            return Err(format!(
+                "--class-key {class}=...: no row of the trace has the class; it has: {names}"
+            ));
         }
         if keys.insert(class.clone(), key.clone()).is_some() {
             return Err(format!("--class-key {class}=...: given twice"));

@@ -186,7 +186,7 @@ impl SloLedger {
                 attained_5m: tally.and_then(|tally| tally.attained(now_us, SHORT_MINUTES)),
                 attained_1h: tally.and_then(|tally| tally.attained(now_us, MINUTES)),
                 last_15m: tally.map_or_else(Vec::new, |tally| tally.by_minute(now_us)),
-                predictions: tally.map_or_else(Vec::new, |t| t.predictions.figures(class.target_permille)),
+                predictions: tally.map_or_else(Vec::new, |t| t.predictions.figures()),
             }
         };
         classes.iter().map(status).collect()

@@ -4,7 +4,8 @@ use std::fmt;
 
 use http::Uri;
 
-const FORMS: &str = "give http://HOST:4317 for gRPC, or http://HOST:4318/v1/traces for HTTP (https:// with TLS)";
+const FORMS: &str =
+    "give http://HOST:4317 for gRPC, or http://HOST:4318/v1/traces for HTTP (https:// with TLS)";
 
 /// Where spans go, and how.
 ///
@@ -24,9 +25,9 @@ impl CollectorUrl {
         match (uri.scheme_str(), uri.port_u16()) {
             (Some("http"), Some(_)) => Ok(Self(uri)),
             (Some("https"), _) if uri.path() != "/" => Ok(Self(uri)),
-            (Some("https"), _) => {
-                Err(wrong("gRPC goes without TLS here; give the URL of OTLP over HTTP, like https://HOST/v1/traces"))
-            }
+            (Some("https"), _) => Err(wrong(
+                "gRPC goes without TLS here; give the URL of OTLP over HTTP, like https://HOST/v1/traces",
+            )),
             _ => Err(wrong(FORMS)),
         }
     }

@@ -135,7 +135,8 @@ fn a_class_has_its_own_key() {
     let server = Server::start(|_, _| Act::answer(0, 0));
     let place = Place::new();
     let row = |at: u64, class: &str| {
-        format!(r#"{{"timestamp": {at}, "input_length": 16, "output_length": 1, "hash_ids": [1]{class}}}"#) + "\n"
+        format!(r#"{{"timestamp": {at}, "input_length": 16, "output_length": 1, "hash_ids": [1]{class}}}"#)
+            + "\n"
     };
     let classes = ["", r#", "class": "batch""#, r#", "class": "chat""#];
     let text: String = (0u64..).zip(classes).map(|(at, class)| row(at, class)).collect();

@@ -75,6 +75,19 @@ pub struct Arrival {
     pub asked_tokens: u32,
 }
 
+/// How many tokens of an answer there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmittedTokens {
+    /// Of which request.
+    pub request: RequestId,
+    /// Tokens that the client has, in all.
+    pub tokens: u32,
+    /// When the first token of this attempt came, µs.
+    pub first_us: u64,
+    /// Whether the answer is complete with these tokens.
+    pub last: bool,
+}
+
 /// A node's report about a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact {
@@ -275,13 +288,11 @@ impl Pairs {
     fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let output_tokens = pair.emitted_tokens;
-        let (first_tokens, since_us) = pair.stage.tokens_mut().map_or((0, 0), |tokens| tokens.first_drawn);
-        let steps = u64::from(output_tokens.saturating_sub(first_tokens));
-        let step_us = self.now_us.saturating_sub(since_us).checked_div(steps).unwrap_or(0);
+        let first_us = pair.stage.tokens_mut().map_or(0, |tokens| tokens.first_us);
         if let Stage::Decoding(decoding) = &pair.stage {
             self.paces.entry(decoding.decode()).or_default().answered += 1;
         }
-        self.feed(Input::DecodeFinished { request, output_tokens, step_us }, core, effects);
+        self.feed(Input::DecodeFinished { request, output_tokens, first_us }, core, effects);
         if self.end(request) {
             effects.push(Effect::Ended { request });
         }

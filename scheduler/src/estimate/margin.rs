@@ -11,6 +11,8 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, Role};
 use serde::{Deserialize, Serialize};
 
+use super::excess::{WaitOutlook, WaitSamples};
+
 /// Histogram of overshoots in hundredths of the slack. The first bin counts requests in time, the last one everything
 /// from its value on. A margin beyond a third of the slack would not help: a request that is so late waits for
 /// something other than its turn, for example for room to decode.
@@ -67,6 +69,9 @@ struct ClassMargins {
     first_tokens: [OvershootHistogram; PATHS],
     /// Of decode steps.
     steps: OvershootHistogram,
+    /// First tokens beside the order of service, by path.
+    #[serde(default)]
+    waits: [WaitSamples; PATHS],
 }
 
 impl ClassMargins {
@@ -74,11 +79,14 @@ impl ClassMargins {
         Self {
             first_tokens: core::array::from_fn(|_| OvershootHistogram::new(BINS, LEAST)),
             steps: OvershootHistogram::new(STEP_BINS, 0),
+            waits: core::array::from_fn(|_| WaitSamples::default()),
         }
     }
 
     fn is_sound(&self) -> bool {
-        self.first_tokens.iter().all(|path| path.is_sound(BINS)) && self.steps.is_sound(STEP_BINS)
+        self.first_tokens.iter().all(|path| path.is_sound(BINS))
+            && self.steps.is_sound(STEP_BINS)
+            && self.waits.iter().all(WaitSamples::is_sound)
     }
 }
 
@@ -138,6 +146,26 @@ impl MarginEstimator {
     pub(crate) fn observe_step(&mut self, class: ClassId, over_us: u64, slack_us: u64, target_permille: u32) {
         let at = self.slot(class);
         self.classes[at].steps.observe((over_us, slack_us), target_permille, 0);
+    }
+
+    /// When the first token of a request comes, and by when nine of ten come: see [`WaitSamples::predict`].
+    pub(crate) fn first_token_us(
+        &self,
+        (class, role): (ClassId, Role),
+        outlook: &WaitOutlook,
+    ) -> Option<(u64, u64)> {
+        self.classes[self.slot(class)].waits[Self::path(role)].predict(outlook)
+    }
+
+    /// Records a first token: see [`WaitSamples::observe`].
+    pub(crate) fn observe_wait(
+        &mut self,
+        (class, role): (ClassId, Role),
+        outlook: &WaitOutlook,
+        (came_us, most_us): (u64, u64),
+    ) {
+        let at = self.slot(class);
+        self.classes[at].waits[Self::path(role)].observe(outlook, came_us, most_us);
     }
 
     /// Follows a change of the classes: a class of the same name keeps what was learnt.

@@ -6,6 +6,7 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{Candidate, DecodeChoice, Placement, within_reach};
 use crate::conductor::Conductor;
+use crate::estimate::WaitOutlook;
 use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
@@ -74,7 +75,19 @@ impl Conductor {
             return;
         };
         let waited_us = self.now_us - entry.arrived_us;
-        let margin_us = entry.deadline_us.saturating_sub(candidate.deadline_us);
+        let instance = self.fleet.known(candidate.instance);
+        let of = (entry.request.class, instance.spec.role);
+        let own_us = candidate.ttft_us - candidate.queue_us.min(candidate.ttft_us);
+        let outlook = WaitOutlook {
+            queue_us: candidate.queue_us,
+            own_us,
+            slack_us: entry.deadline_us.saturating_sub(self.now_us).saturating_sub(own_us),
+            by_order_us: waited_us + candidate.ttft_us,
+        };
+        // Before anything was served, the latest by deadline is the most that can be said.
+        let unknown = (outlook.by_order_us, waited_us + latest_us);
+        let (ttft_us, ttft_most_us) = self.margins.first_token_us(of, &outlook).unwrap_or(unknown);
+        entry.outlook = Some(outlook);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -82,10 +95,10 @@ impl Conductor {
         )]
         let tbt_us = step_us as u64;
         entry.prediction = Some(Prediction {
-            path: self.fleet.known(candidate.instance).spec.role.into(),
-            ttft_us: waited_us + candidate.ttft_us,
-            ttft_most_us: waited_us + latest_us + margin_us,
-            decode_start_us: entry.decode_at_us - entry.arrived_us,
+            path: instance.spec.role.into(),
+            ttft_us,
+            ttft_most_us,
+            decode_start_us: ttft_us.saturating_sub(self.handoff_tail_us(instance)),
             tbt_us,
             output_tokens: self.expected_tokens(&entry.request),
             output_tokens_most: entry.room_tokens,

@@ -72,7 +72,7 @@ fn room_for_prompt_and_output_is_reserved_before_the_prefill_starts_and_given_ba
     step(
         &mut conductor,
         2_000_000,
-        Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700, step_us: 0 },
+        Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700, first_us: 0 },
     );
     assert_idle(&conductor.snapshot());
 }
@@ -127,27 +127,31 @@ fn steps_that_were_too_long_leave_a_margin_to_those_that_follow() {
     for (step_us, admitted) in [(50_000, true), (68_000, false)] {
         let mut conductor = one_that_decodes(alloc::vec![with_tbt(60_000, 0)]);
         for id in 1..40 {
-            let start = offer(&mut conductor, 0, foretold(id, 100, 20));
+            let first_us = id * 10_000_000;
+            let start = offer(&mut conductor, first_us, foretold(id, 100, 20));
             assert_eq!(started(&start).decode, 1);
             for input in [finished(id), Input::HandoffFinished { request: RequestId(id) }] {
-                step(&mut conductor, 0, input);
+                step(&mut conductor, first_us, input);
             }
-            let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 20, step_us };
-            step(&mut conductor, 0, ended);
+            let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 20, first_us };
+            step(&mut conductor, first_us + 19 * step_us, ended);
         }
         // Alone its step takes 37 ms, beside the other 58 ms.
-        let refused = rejection(&offer(&mut conductor, 0, foretold(99, 27_000, 100)));
+        let refused = rejection(&offer(&mut conductor, LATER_US, foretold(99, 27_000, 100)));
         assert_eq!(refused.map(|r| r.reason), (!admitted).then_some(RejectReason::Tbt), "{step_us}");
         decoded_alone(&mut conductor);
     }
 }
 
+/// When all answers of these tests are over, µs.
+const LATER_US: u64 = 1_000_000_000;
+
 /// However much margin was learnt, a request that decodes alone is within its objective.
 fn decoded_alone(conductor: &mut Conductor) {
     for id in [99, 101] {
-        step(conductor, 1, Input::RequestCancelled { request: RequestId(id) });
+        step(conductor, LATER_US, Input::RequestCancelled { request: RequestId(id) });
     }
-    assert!(rejection(&offer(conductor, 1, foretold(100, 45_000, 100))).is_none(), "55 ms of 60");
+    assert!(rejection(&offer(conductor, LATER_US, foretold(100, 45_000, 100))).is_none(), "55 ms of 60");
 }
 
 /// Short answers, and those that were placed again, say nothing of the steps.
@@ -155,14 +159,15 @@ fn decoded_alone(conductor: &mut Conductor) {
 fn answers_of_few_steps_teach_nothing() {
     let mut conductor = one_that_decodes(alloc::vec![with_tbt(60_000, 0)]);
     for id in 1..40 {
-        offer(&mut conductor, 0, foretold(id, 100, 5));
+        let first_us = id * 10_000_000;
+        offer(&mut conductor, first_us, foretold(id, 100, 5));
         for input in [finished(id), Input::HandoffFinished { request: RequestId(id) }] {
-            step(&mut conductor, 0, input);
+            step(&mut conductor, first_us, input);
         }
-        let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 5, step_us: 90_000 };
-        step(&mut conductor, 0, ended);
+        let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 5, first_us };
+        step(&mut conductor, first_us + 4 * 90_000, ended);
     }
-    assert!(rejection(&offer(&mut conductor, 0, foretold(99, 27_000, 100))).is_none());
+    assert!(rejection(&offer(&mut conductor, LATER_US, foretold(99, 27_000, 100))).is_none());
 }
 
 /// A step is shared by all that decode there: those of a lower band may not make it too long for a higher one.

@@ -113,7 +113,7 @@ impl ClassCounter {
             attained: share(n.in_slo, n.completed + n.rejected + n.failed),
             ttft_attained: share(n.completed - n.late_ttft, n.completed),
             ttft_s: n.ttft_us.figures(1e6).0,
-            predictions: n.predictions.figures(class.target_permille),
+            predictions: n.predictions.figures(),
         };
         self.classes.iter().map(result).collect()
     }

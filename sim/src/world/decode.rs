@@ -1,6 +1,6 @@
 //! The decode side: room, the hand-off's landing, tokens, the end.
 
-use baton_legs::pairs::outgrown_room;
+use baton_legs::pairs::{EmittedTokens, outgrown_room};
 use baton_legs::{Complete, Input as LegInput, Leg};
 use baton_store::Input as StoreInput;
 use baton_types::RequestId;
@@ -101,7 +101,7 @@ impl World {
         let (request, answer_tokens) = (live.id, live.streamed_tokens + emitted_tokens);
         if emitted_tokens > 0 && answer_tokens - live.given_tokens >= live.room_tokens {
             live.room_tokens = outgrown_room(live.room_tokens);
-            let (router, input) = (live.router, ConductorInput::Emitted(request, answer_tokens));
+            let (router, input) = (live.router, live.emitted(answer_tokens));
             self.send(router, input);
         }
         while self.live[slot as usize].free_tokens() <= emitted_tokens {
@@ -130,6 +130,7 @@ impl World {
     /// A token that its client has waited for: the very first, or the first after a loss.
     pub(crate) fn first_token(&mut self, slot: u32, at_us: u64) {
         let live = &mut self.live[slot as usize];
+        live.attempt_first_us = at_us;
         if live.first_token_us == 0 {
             live.first_token_us = at_us;
         } else {
@@ -151,6 +152,7 @@ impl World {
         self.gaps_us.append(&mut live.gaps_us);
         let gaps = summarise(&mut self.gaps_us);
         let (id, router, output_tokens) = (live.id, live.router, live.output_tokens);
+        let complete = ConductorInput::Emitted(EmittedTokens { last: true, ..live.tokens(output_tokens) });
         let whole = live.streamed_tokens == output_tokens && gaps.count + 1 == u64::from(output_tokens);
         self.oracle.witness(whole, || {
             format!(
@@ -160,6 +162,6 @@ impl World {
         });
         self.leg(at, LegInput::Ended { request: id });
         self.end(slot, Status::Completed, Some(gaps));
-        self.send(router, ConductorInput::Complete(id, output_tokens));
+        self.send(router, complete);
     }
 }

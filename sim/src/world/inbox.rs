@@ -3,7 +3,7 @@
 //! The world carries out all orders of one step before it delivers the next input. Pairs drop a
 //! report about an attempt that was given up in the meantime, as they do in a live router.
 
-use baton_legs::pairs::{Arrival, Core, Effect, Fact, Pairs};
+use baton_legs::pairs::{Arrival, Core, Effect, EmittedTokens, Fact, Pairs};
 use baton_scheduler::{Conductor, Effect as Order, Input, Request};
 use baton_types::{Epoch, InstanceId, RequestId};
 
@@ -31,10 +31,8 @@ pub enum ConductorInput {
     Left(RequestId),
     /// A node reports a fact about a leg: request, attempt, instance.
     Leg((RequestId, u32, InstanceId), Fact),
-    /// This many tokens of a request's answer have left by now.
-    Emitted(RequestId, u32),
-    /// A request's answer is complete, with this many tokens.
-    Complete(RequestId, u32),
+    /// This many tokens of a request's answer have left by now; the last ones complete it.
+    Emitted(EmittedTokens),
     /// A node died.
     Lost(InstanceId, Epoch),
     /// The next deadline of its pairs has come.
@@ -196,12 +194,11 @@ impl World {
             ConductorInput::Leg(about, fact) => {
                 _ = pairs.on_fact(now_us, (about, fact), &mut core, &mut effects)
             }
-            ConductorInput::Emitted(request, tokens) => {
-                pairs.emitted(now_us, (request, tokens, false), &mut core, &mut effects);
-            }
-            ConductorInput::Complete(request, output_tokens) => {
-                pairs.emitted(now_us, (request, output_tokens, true), &mut core, &mut effects);
-                pairs.complete(now_us, request, &mut core, &mut effects);
+            ConductorInput::Emitted(emitted) => {
+                pairs.emitted(now_us, emitted, &mut core, &mut effects);
+                if emitted.last {
+                    pairs.complete(now_us, emitted.request, &mut core, &mut effects);
+                }
             }
             ConductorInput::Lost(instance, epoch) => {
                 pairs.lost(now_us, (instance, epoch, true), &mut core, &mut effects);

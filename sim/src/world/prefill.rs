@@ -1,6 +1,6 @@
 //! The prefill side of a request: pin, bring what is missing, compute, seal.
 
-use baton_legs::pairs::Fact;
+use baton_legs::pairs::{EmittedTokens, Fact};
 use baton_legs::{Input as LegInput, Leg, Work};
 use baton_scheduler::{FetchPlan, FirstToken};
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
@@ -156,7 +156,8 @@ impl World {
         }
         let live = &self.live[slot as usize];
         if !last && (local || live.prefill_streamed) {
-            let drawn = ConductorInput::Emitted(id, live.streamed_tokens + u32::from(local));
+            let tokens = live.tokens(live.streamed_tokens + u32::from(local));
+            let drawn = ConductorInput::Emitted(EmittedTokens { first_us: self.now_us, ..tokens });
             self.send(live.router, drawn);
         }
         self.report(slot, at, Fact::Prefilled { compute_us, cached_tokens: cached });

@@ -1,5 +1,6 @@
 //! Clients: they offer their requests to a conductor, retry or give up. Each request ends once.
 
+use baton_legs::pairs::EmittedTokens;
 use baton_scheduler::{FetchPlan, Rejection, Request};
 use baton_types::{BlockKey, ClassId, RequestId, RequestObjectives, TenantId};
 
@@ -73,10 +74,21 @@ pub(crate) struct LiveRequest {
     pub prefill_streamed: bool,
     pub handoff: Option<u64>,
     pub first_token_us: u64,
+    /// When the first token of its latest stay in an engine came.
+    pub attempt_first_us: u64,
     pub wasted_tokens: u64,
 }
 
 impl LiveRequest {
+    /// What its conductor hears when its answer has so many tokens.
+    pub(crate) const fn tokens(&self, tokens: u32) -> EmittedTokens {
+        EmittedTokens { request: self.id, tokens, first_us: self.attempt_first_us, last: false }
+    }
+
+    pub(crate) const fn emitted(&self, tokens: u32) -> ConductorInput {
+        ConductorInput::Emitted(self.tokens(tokens))
+    }
+
     /// Tokens that may be emitted until its answer, of `answer_tokens` so far, is longer than was promised; at least
     /// the next one.
     pub(crate) fn promised_tokens(&self, answer_tokens: u32) -> u32 {
@@ -328,6 +340,7 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
         prefill_streamed: false,
         handoff: None,
         first_token_us: 0,
+        attempt_first_us: 0,
         wasted_tokens: 0,
     }
 }

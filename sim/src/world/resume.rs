@@ -4,7 +4,6 @@
 use baton_types::{BlockKey, ChainHasher, RequestId};
 
 use super::World;
-use super::inbox::ConductorInput;
 use crate::engine::LostDecode;
 
 /// Seed of the names of blocks that hold generated tokens: no other request has them.
@@ -28,7 +27,7 @@ impl World {
         let whole = usize::try_from(live.asked_tokens / block_tokens).unwrap_or(usize::MAX);
         live.keys.truncate(whole);
         extend(&mut live.keys, live.id, live.prompt_tokens, block_tokens);
-        let (router, input) = (live.router, ConductorInput::Emitted(live.id, live.streamed_tokens));
+        let (router, input) = (live.router, live.emitted(live.streamed_tokens));
         self.send(router, input);
     }
 }

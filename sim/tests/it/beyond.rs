@@ -11,7 +11,7 @@ use baton_types::{Rng, SloClass};
 const BLOCK: u64 = 512;
 
 /// Prompts of `shortest` to `longest` tokens without a common beginning, at random moments, `per_s` a second.
-fn steady(seed: u64, (shortest, longest): (u64, u64), per_s: f64) -> Arc<Trace> {
+pub(super) fn steady(seed: u64, (shortest, longest): (u64, u64), per_s: f64) -> Arc<Trace> {
     let mut rng = Rng::new(seed);
     let (mut at_ms, mut fresh) = (0.0, 0);
     let record = |_| {

@@ -100,7 +100,7 @@ fn predictions_are_compared_for_each_path_and_not_for_what_was_placed_again() {
     };
     let [alone] = figures(&setup, &[])[..] else { panic!("one path") };
     assert_eq!(alone.path, PredictionPath::Prefill);
-    assert_eq!((alone.ttft.requests, alone.ttft.covered, alone.ttft.target), (20, Some(1.0), Some(0.995)));
+    assert_eq!((alone.ttft.requests, alone.ttft.covered, alone.ttft.target), (20, Some(1.0), Some(0.9)));
     assert!(
         alone.ttft.median_error.is_some_and(|error| error < 0.1),
         "an idle cluster is predicted well: {alone:?}"
@@ -124,7 +124,7 @@ fn predictions_are_compared_for_each_path_and_not_for_what_was_placed_again() {
     let [slow] = figures(&slow, &[])[..] else { panic!("one path") };
     let bias = |figures: PredictionFigures| figures.bias.unwrap();
     assert!((0.9..1.1).contains(&bias(slow.tbt)), "steps take twice as long: {:?}", slow.tbt);
-    assert!(bias(slow.ttft) > bias(alone.ttft), "{:?}", slow.ttft);
+    assert!(bias(slow.ttft).abs() < 0.1, "first tokens are learnt: {:?}", slow.ttft);
 
     let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
     let mut coupled = setup.clone();

@@ -10,6 +10,7 @@ mod determinism;
 mod directed;
 mod liveness;
 mod pinned;
+mod predictions;
 mod routers;
 mod scenario;
 mod seeds;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use baton_legs::pairs::{Effect, Fact, Failure, Phase};
+use baton_legs::pairs::{Effect, EmittedTokens, Fact, Failure, Phase};
 use baton_router::Submission;
 use baton_scheduler::{
     AdmissionMode, Effect as Order, Input, InstanceSpec, PolicyName, Request, SchedulerConfig,
@@ -49,13 +49,15 @@ struct ScheduleRun {
     config: Config,
     /// Events that clients have yet to read.
     clients: Vec<mpsc::Receiver<baton_router::Event>>,
+    /// The attempt in which each request drew its latest token.
+    drawn: BTreeMap<RequestId, u32>,
 }
 
 impl ScheduleRun {
     fn new(config: Config) -> Self {
         let mut bench = Bench::new(config.clone());
         bench.driver.canary.call_off();
-        Self { bench, config, clients: Vec::new() }
+        Self { bench, config, clients: Vec::new(), drawn: BTreeMap::new() }
     }
 
     /// One thing is heard.
@@ -78,8 +80,7 @@ impl ScheduleRun {
             ConductorInput::Arrived(request) => self.submit(request),
             ConductorInput::Left(request) => driver.take_in(Message::Cancel(*request)),
             ConductorInput::Leg(about, fact) => self.send_fact(*about, worded(fact)),
-            ConductorInput::Emitted(request, emitted_tokens) => self.draw(*request, *emitted_tokens, false),
-            ConductorInput::Complete(request, output_tokens) => self.draw(*request, *output_tokens, true),
+            ConductorInput::Emitted(emitted) => self.draw(emitted),
             ConductorInput::Lost(instance, epoch) => {
                 let loss = Loss::Died("it crashed".into());
                 driver.take_in(Message::Gone { instance: *instance, epoch: *epoch, loss });
@@ -135,16 +136,23 @@ impl ScheduleRun {
     }
 
     /// An answer is drawn up to so many tokens: by the decode node, or by the prefill node if it draws the last.
-    fn draw(&mut self, request: RequestId, upto: u32, whole: bool) {
+    /// The models of engines say at the end of a stay what they drew, and when the first of it was.
+    fn draw(&mut self, emitted: &EmittedTokens) {
+        let (request, upto, now_us) = (emitted.request, emitted.tokens, self.bench.driver.now_us);
         let Some(pair) = self.bench.driver.pairs.get(request) else { return };
         let (attempt, [prefill, decode]) = (pair.attempt(), pair.legs());
+        let fresh = self.drawn.insert(request, attempt) != Some(attempt);
         let leg = if pair.phase() == Phase::Prefilling { prefill } else { decode };
-        let from = self.bench.driver.sessions[&request].answer.len() as u32;
+        let session = &self.bench.driver.sessions[&request];
+        // A session that was kept awake (`Woken`) had its latest token then.
+        let (from, first_us) = (session.answer.len() as u32, emitted.first_us.max(session.last_token_us));
         for index in from..upto {
-            let finish = if whole && index + 1 == upto { 2 } else { 0 };
+            let finish = if emitted.last && index + 1 == upto { 2 } else { 0 };
+            self.bench.driver.now_us = if fresh && index == from { first_us } else { now_us };
             let token = v1::Token { index, token: 7, finish, logprob: None, cached_tokens: None };
             self.send_fact((request, attempt, leg.unwrap()), v1::fact::Fact::Token(token));
         }
+        self.bench.driver.now_us = now_us;
     }
 }
 

@@ -51,8 +51,7 @@ impl Pairs {
         pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
         let (attempt, given_tokens) = (pair.attempt, pair.emitted_tokens);
-        let first_drawn = (given_tokens, now_us);
-        let tokens = AttemptTokens { given: given_tokens, first_drawn, room: room_tokens };
+        let tokens = AttemptTokens { given: given_tokens, first_us: 0, room: room_tokens };
         pair.stage = Stage::Prefilling(waiting.sent(legs, tokens, turn));
         let stage_us = self.config.prefill_stage_us(pair);
         self.set_deadline(request, now_us + stage_us);

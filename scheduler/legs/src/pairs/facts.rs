@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{Epoch, InstanceId, RequestId};
 
-use super::{Cause, Core, Effect, Fact, FactOutcome, Failure, Pair, Pairs, Stage};
+use super::{Cause, Core, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pair, Pairs, Stage};
 
 impl Pair {
     /// Whether a node has a say in this: each leg says what it does, and at its stage.
@@ -103,20 +103,28 @@ impl Pairs {
     }
 
     /// Takes in how many answer tokens there are by now. For a driver whose engines do not report each token: it calls
-    /// this with the first token of an attempt, when an answer outgrows its room (see [`outgrown_room`]), and before
-    /// anything else that ends a stay in an engine. `last`: the answer is complete with these tokens.
+    /// this with the first token of a local prefill, when an answer outgrows its room (see [`outgrown_room`]), and before
+    /// anything else that ends a stay in an engine.
     pub fn emitted(
         &mut self,
         now_us: u64,
-        (request, emitted_tokens, last): (RequestId, u32, bool),
+        emitted: EmittedTokens,
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
         self.now_us = now_us;
-        let Some(pair) = self.pairs.get(&request) else { return };
-        debug_assert!(emitted_tokens >= pair.emitted_tokens, "{request}: no client gives tokens back");
-        if emitted_tokens > pair.emitted_tokens {
-            self.drawn(request, (emitted_tokens, last), core, effects);
+        let EmittedTokens { request, tokens, first_us, last } = emitted;
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        debug_assert!(tokens >= pair.emitted_tokens, "{request}: no client gives tokens back");
+        debug_assert!(first_us <= now_us, "{request}: its first token is to come");
+        let had_tokens = pair.emitted_tokens;
+        if tokens == had_tokens {
+            return;
+        }
+        self.drawn(request, (tokens, last), core, effects);
+        let counted = self.pairs.get_mut(&request).and_then(|pair| pair.stage.tokens_mut());
+        if let Some(counted) = counted.filter(|counted| counted.given == had_tokens) {
+            counted.first_us = first_us;
         }
     }
 
@@ -132,7 +140,7 @@ impl Pairs {
         let decodes = matches!(pair.stage, Stage::Decoding(_));
         let outgrown = pair.stage.tokens_mut().is_some_and(|tokens| {
             if had_tokens == tokens.given {
-                tokens.first_drawn = (emitted_tokens, self.now_us);
+                tokens.first_us = self.now_us;
             }
             let outgrown = !last && decodes && emitted_tokens.saturating_sub(tokens.given) >= tokens.room;
             if outgrown {

@@ -83,8 +83,8 @@ pub(super) enum AttemptLegs {
 pub(super) struct AttemptTokens {
     /// Tokens that the client had when the attempt began: part of its prompt.
     pub given: u32,
-    /// Tokens that the client had with the first of this attempt, and when it came, µs.
-    pub first_drawn: (u32, u64),
+    /// When the first token of this attempt came, µs; 0 before.
+    pub first_us: u64,
     /// Tokens for which there is room where it is decoded.
     pub room: u32,
 }

@@ -261,6 +261,7 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
     // The KV may be there before the prefill has said that it is over.
     assert_eq!(bench.on_fact(A, D, LANDED), []);
     bench.on_fact(A, P, TOKEN);
+    let first_us = bench.now_us;
     let decode = Effect::Decode { request: A, attempt: 1, instance: D };
     assert_eq!(bench.on_fact(A, P, PREFILLED), [decode]);
     for (instance, fact) in [(P, Fact::Token { index: 1, last: false }), (P, FAILED), (D, LANDED)] {
@@ -270,7 +271,7 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
     bench.on_fact(A, D, Fact::Token { index: 1, last: true });
     let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     assert_eq!(ended, [Effect::Ended { request: A }]);
-    assert!(bench.inputs().contains(&Input::DecodeFinished { request: A, output_tokens: 2, step_us: 0 }));
+    assert!(bench.inputs().contains(&Input::DecodeFinished { request: A, output_tokens: 2, first_us }));
     assert!(bench.pairs.is_empty());
 }
 

@@ -30,7 +30,7 @@ struct Row {
     emitted: u32,
     given: u32,
     /// How many tokens of the attempt came first, and when, µs.
-    first_draw: Option<(u32, u64)>,
+    first_us: Option<u64>,
     room: u32,
     landed: bool,
     moves: u32,
@@ -320,7 +320,7 @@ impl Naive {
             row.foreseen_us = at_us.max(now_us) - now_us;
         }
         (row.given, row.room, row.landed, row.admitted) = (row.emitted, room_tokens, false, true);
-        row.first_draw = None;
+        row.first_us = None;
         let alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
         let to = if alone { None } else { Some(decode) };
         (row.at, row.prefill, row.decode) = (NaivePairState::Prefilling, Some(instance), to);
@@ -470,7 +470,7 @@ impl Naive {
             attempt: 0,
             emitted: 0,
             given: 0,
-            first_draw: None,
+            first_us: None,
             room: 0,
             landed: false,
             moves: 0,
@@ -523,18 +523,15 @@ impl Naive {
         if let Some(decode) = row.decode.filter(|_| row.at == NaivePairState::Decoding) {
             self.done.push((decode, true));
         }
-        let step_us = row.first_draw.map_or(0, |(first, since_us)| {
-            let later = row.emitted - row.given.min(row.emitted) - first;
-            if later == 0 { 0 } else { (self.now_us - since_us) / u64::from(later) }
-        });
-        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted, step_us });
+        let first_us = row.first_us.unwrap_or(0);
+        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted, first_us });
         self.drop_ended(request);
     }
 
-    pub(super) fn emitted(&mut self, request: RequestId, emitted: u32) {
-        if self.find(request).is_some_and(|row| emitted > row.emitted) {
-            self.drawn(request, emitted, false);
-        }
+    pub(super) fn emitted(&mut self, request: RequestId, emitted: u32, first_us: u64) {
+        let Some(row) = self.find(request).filter(|row| emitted > row.emitted) else { return };
+        row.first_us = row.first_us.or(Some(first_us));
+        self.drawn(request, emitted, false);
     }
 
     pub(super) fn on_fact(
@@ -597,7 +594,7 @@ impl Naive {
     fn drawn(&mut self, request: RequestId, emitted_tokens: u32, last: bool) {
         let now_us = self.now_us;
         let row = self.find(request).unwrap();
-        row.first_draw = row.first_draw.or(Some((emitted_tokens - row.emitted, now_us)));
+        row.first_us = row.first_us.or(Some(now_us));
         row.emitted = emitted_tokens;
         let grows = !last
             && row.at == NaivePairState::Decoding

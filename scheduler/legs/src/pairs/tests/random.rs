@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Rng, SloClass};
 
-use super::super::{Arrival, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
+use super::super::{Arrival, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::naive::{Limits, Naive, View};
 use super::scripted::{ROLES, ScriptedCore, spec};
 
@@ -49,6 +49,11 @@ fn limits(rng: &mut Rng) -> Limits {
 }
 
 /// The first word of what is printed of it.
+/// When the first of so many tokens came, some time ago.
+fn first_us(now_us: u64, tokens: u32) -> u64 {
+    now_us.saturating_sub(1_000 * u64::from(tokens))
+}
+
 fn name(what: &impl core::fmt::Debug) -> String {
     format!("{what:?}").split([' ', '(']).next().unwrap_or_default().to_string()
 }
@@ -93,7 +98,9 @@ impl Script {
             Step::Cancel(request) => pairs.cancel(now_us, request, core, effects),
             Step::Complete(request) => pairs.complete(now_us, request, core, effects),
             Step::Emitted(request, tokens) => {
-                pairs.emitted(now_us, (request, tokens, false), core, effects);
+                let first_us = first_us(now_us, tokens);
+                let emitted = EmittedTokens { request, tokens, first_us, last: false };
+                pairs.emitted(now_us, emitted, core, effects);
             }
             Step::Expire => pairs.expire(now_us, core, effects),
             Step::TryParked => pairs.try_parked(now_us, core, effects),
@@ -114,7 +121,9 @@ impl Script {
             Step::Hear(about, fact) => heard = naive.on_fact(about, fact),
             Step::Cancel(request) => naive.cancel(request),
             Step::Complete(request) => naive.complete(request),
-            Step::Emitted(request, tokens) => naive.emitted(request, tokens),
+            Step::Emitted(request, tokens) => {
+                naive.emitted(request, tokens, first_us(self.now_us, tokens));
+            }
             Step::Expire => naive.expire(),
             Step::TryParked => naive.try_parked(),
             Step::Lost(instance, died) => naive.lost(instance, Epoch(1), died),

@@ -9,7 +9,8 @@ use baton_types::{ClassId, RequestId, RequestObjectives, SloClass};
 use super::super::progress::StageProgress;
 use super::super::stage::{AttemptLegs, AttemptTokens};
 use super::super::{
-    Arrival, Cause, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage, WaitingStage,
+    Arrival, Cause, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage,
+    WaitingStage,
 };
 use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NONE, NOT_LANDED, P, PREFILLED, TOKEN, release};
 
@@ -478,7 +479,10 @@ fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
     assert_eq!(bench.on_fact_of((A, 0, P), TOKEN), (FactOutcome::Stale, vec![]));
     assert_eq!((bench.complete(A), bench.wait(9_000_000)), (vec![], vec![]));
     assert_eq!(
-        bench.act(|pairs, now_us, core, effects| pairs.emitted(now_us, (A, 7, false), core, effects)),
+        bench.act(|pairs, now_us, core, effects| {
+            let emitted = EmittedTokens { request: A, tokens: 7, first_us: now_us, last: false };
+            pairs.emitted(now_us, emitted, core, effects);
+        }),
         []
     );
     assert_eq!(
@@ -531,7 +535,7 @@ fn phases_have_a_word_and_a_word_for_their_end() {
 
 #[test]
 fn a_stage_has_the_legs_that_it_needs_or_is_not_entered() {
-    let tokens = AttemptTokens { given: 3, first_drawn: (3, 0), room: 100 };
+    let tokens = AttemptTokens { given: 3, first_us: 0, room: 100 };
     let turn = StageProgress::new(0);
     let sent = |legs| WaitingStage::Queued.sent(legs, tokens, turn);
     let both = sent(AttemptLegs::Both { prefill: P, decode: D }).prefilled(turn, 7);
