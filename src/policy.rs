@@ -126,8 +126,13 @@ pub fn fixed_at_start(old: &Config, new: &Config) -> Vec<&'static str> {
     .collect()
 }
 
-/// Gives a new state of the file those settings of a service that the command line may have set over it.
+/// Gives a new state of the file what is no question of it: the sections that the simulator alone reads, and settings of a
+/// service that the command line may have set over it.
 pub fn keep_what_is_fixed(own: &Config, new: &mut Config) {
+    new.cluster.clone_from(&own.cluster);
+    new.network.clone_from(&own.network);
+    new.clients.clone_from(&own.clients);
+    new.faults.clone_from(&own.faults);
     let (own, new) = (&own.service, &mut new.service);
     new.listen.clone_from(&own.listen);
     new.control.clone_from(&own.control);

@@ -38,7 +38,7 @@ pub struct ServeArgs {
     /// Where nodes attach [default: the configuration's service.control; 127.0.0.1:9090 if its port is 0]
     #[arg(long, value_name = "ADDRESS:PORT")]
     control: Option<String>,
-    /// Hugging Face folder with the tokenizer of the model that the nodes serve [default: one token a byte]
+    /// Hugging Face folder with the tokenizer of the model that the nodes serve; `bytes` is one token a byte [default: bytes]
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
     /// Where nodes reach the control address from elsewhere, as http://ADDRESS:PORT [default: the address itself]
@@ -190,8 +190,14 @@ fn greet(service: &Service, config: &Config, args: &ServeArgs) {
             "node:  baton node --name {name} --role {role} {to_attach} --block-tokens {block_tokens}{model}"
         );
     }
+    if !alone.is_empty() {
+        announce!(
+            "       and for a server of vLLM or SGLang: --engine vllm --url http://HOST:PORT (docs/engines.md)"
+        );
+    }
+    let key = if config.service.admin_key.expose().is_empty() { "" } else { " --key ADMIN_KEY" };
     announce!(
-        "watch: the page {scheme}://{clients}/, or baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics"
+        "watch: the page {scheme}://{clients}/, or baton top --url {scheme}://{clients}{key}   metrics: {scheme}://{clients}/metrics"
     );
 }
 

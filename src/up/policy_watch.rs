@@ -136,11 +136,27 @@ impl FollowedFile {
             Some(Ok(changes)) if changes.is_empty() => tracing::info!("policy file read: nothing changed"),
             Some(Ok(changes)) => {
                 tracing::info!(changes = changes.join("; "), "policy file read and applied");
+                self.warn_of_undone(&config, &changes);
             }
             Some(Err(why)) => return refused(&why.to_string()),
             None => return,
         }
         self.applied = Some((text, config));
+    }
+
+    /// The file is the policy: what was set otherwise since it was last read is gone with the next change of it.
+    fn warn_of_undone(&self, config: &Config, changes: &[String]) {
+        let Some((_, before)) = &self.applied else { return };
+        let of_file = crate::policy::changes(before, config);
+        let is_of_file =
+            |line: &&String| of_file.iter().any(|change| line.starts_with(&format!("{}: ", change.key)));
+        let undone: Vec<&str> = changes.iter().filter(|line| !is_of_file(line)).map(String::as_str).collect();
+        if !undone.is_empty() {
+            tracing::warn!(
+                undone = undone.join("; "),
+                "the policy file replaced what was set otherwise (baton policy set, the page); write it into the file to keep it"
+            );
+        }
     }
 
     /// Whether the file may follow what it was.

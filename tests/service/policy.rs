@@ -67,6 +67,26 @@ fn a_changed_file_is_followed_and_a_bad_one_changes_nothing() {
     });
 }
 
+/// A file of `baton tune` says how many nodes to start, and is a service's policy all the same. What was set at the service
+/// and not in the file is named when the file takes its place.
+#[test]
+fn sections_of_the_simulator_bar_no_change_and_what_is_undone_is_named() {
+    let service = start();
+    service.post("/admin/policy", &[], &config(9_000_000)).ok();
+    let simulated = "[[cluster.pools]]\nrole = \"prefill\"\ncount = 1\n\n[clients]\nretries = 1\n";
+    let tuned = format!("{}\n{simulated}", config(30_000_000)).replace("= 16\n", "= 16\nmax_retries = 7\n");
+    let checked = service.post("/admin/policy/check", &[], &tuned).ok().json();
+    assert!(!checked.to_string().contains("pools"), "{checked}");
+    std::fs::write(service.path("baton.toml"), &tuned).unwrap();
+    in_force(&service, 30_000_000);
+    until(Duration::from_secs(10), "what is undone is named", || {
+        let lines = service.errors();
+        let named = lines.lines().find(|line| line.contains("replaced what was set otherwise"));
+        let right = named.is_some_and(|line| line.contains("ttft_us") && !line.contains("max_retries"));
+        (!right).then_some(lines)
+    });
+}
+
 #[test]
 fn operators_change_the_policy_and_take_it_back() {
     let service = start();

@@ -100,6 +100,12 @@ fn sample_lines(sample: &[u8], whole: bool) -> Vec<&[u8]> {
     end.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty()).collect()
 }
 
+/// Whether a line begins a section of TOML, like `[scheduler]` or `[[cluster.pools]]`.
+fn is_section(line: &[u8]) -> bool {
+    let named = |b: &u8| b.is_ascii_lowercase() || b"_.[]".contains(b);
+    line.starts_with(b"[") && line.ends_with(b"]") && line.len() > 4 && line.iter().all(named)
+}
+
 fn dialect_of(
     sample: &[u8],
     lines: &[&[u8]],
@@ -107,6 +113,12 @@ fn dialect_of(
 ) -> Result<(Dialect, Vec<String>), RowFault> {
     let undetected = |problem: String, remedy: &str| RowFault::new(Stage::Detect, "detect", problem, remedy);
     let first = lines.first().copied().unwrap_or_default();
+    if is_section(first) {
+        return Err(undetected(
+            "the file looks like a configuration".into(),
+            "give a trace: one JSON object a line, or CSV; a configuration goes with --config",
+        ));
+    }
     let looks_json = first.starts_with(b"{") || first.starts_with(b"[");
     if options.dialect.map_or(!looks_json, Dialect::is_csv) {
         let header = csv_header(sample, options)?;
@@ -475,6 +487,19 @@ mod tests {
         assert_eq!(fault.rule, "time-unit");
         let options = ReadOptions { time_unit: Some(TimeUnit::Seconds), ..ReadOptions::default() };
         assert_eq!(settle(text.as_bytes(), true, &options).unwrap().setup.unit, TimeUnit::Seconds);
+    }
+
+    #[test]
+    fn a_configuration_is_told_from_a_document() {
+        for (text, words) in [
+            ("[scheduler]\nblock_tokens = 16\n", "configuration"),
+            ("[[cluster.pools]]\ncount = 1\n", "configuration"),
+            ("[\n{}\n]\n", "one JSON document"),
+            ("[[1]]\n", "one JSON document"),
+        ] {
+            let error = format!("{:?}", detect(text).unwrap_err());
+            assert!(error.contains(words), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -93,7 +93,11 @@ impl Target {
             e => failed(format!("{e}; {check}")),
         })?;
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            return Err(failed(format!("answered {status}; give --api-key, or set BATON_API_KEY")));
+            let remedy = match &self.authorization {
+                Some(_) => "the key that was given is not one of its keys, or may not list models",
+                None => "give --api-key, or set BATON_API_KEY",
+            };
+            return Err(failed(format!("answered {status}; {remedy}")));
         }
         if !status.is_success() {
             return Err(failed(format!("answered {status}; {check}")));
