@@ -66,7 +66,7 @@ struct FitArgs {
     #[arg(long)]
     new_only: bool,
     /// File to write [default: standard output]
-    #[arg(short, long)]
+    #[arg(short, long, alias = "out")]
     output: Option<PathBuf>,
 }
 

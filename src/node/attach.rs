@@ -144,8 +144,15 @@ impl<S: NodeRuntime> GrpcSession<S> {
 
     async fn connect(&self, chosen: &ChosenConductor) -> Result<ControlClient<Channel>, tonic::Status> {
         let unavailable = |e: tonic::transport::Error| {
-            let why = std::error::Error::source(&e).map_or_else(String::new, |why| format!(": {why}"));
-            tonic::Status::unavailable(format!("{}: {e}{why}", chosen.address))
+            let causes = std::iter::successors(std::error::Error::source(&e), |cause| cause.source());
+            let mut why: Vec<String> = causes.map(|cause| format!(": {cause}")).collect();
+            // The library wraps an error in itself.
+            why.dedup();
+            let why = why.concat();
+            tonic::Status::unavailable(format!(
+                "{}: {e}{why}; see that a conductor is there: nodes attach to its control port (service.control, --control)",
+                chosen.address
+            ))
         };
         let channel = self
             .guard

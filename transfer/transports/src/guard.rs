@@ -67,7 +67,9 @@ impl ClusterKey {
     /// # Errors
     /// In words: the file cannot be read, or holds no key, or too short a one.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let wrong = |why: String| format!("cluster key {}: {why}", path.display());
+        // A relative path says little without the folder that it is seen from.
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let wrong = |why: String| format!("cluster key {}: {why}", whole.display());
         let bytes = std::fs::metadata(path).map_err(|e| wrong(e.to_string()))?.len();
         if bytes > FILE_BYTES_MAX {
             return Err(wrong(format!("{bytes} bytes are no file of keys; at most {FILE_BYTES_MAX}")));
