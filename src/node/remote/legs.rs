@@ -208,14 +208,14 @@ async fn alone(
     signals: LegSignals,
 ) -> Result<(), RemoteError> {
     let splitter = sender.splitter();
-    let turn = match splitter {
+    let mut turn = match splitter {
         Some(splitter) => Some(splitter.turn_of(engine, work).await?),
         None => None,
     };
     let began = Instant::now();
-    let compute_us = || turn.as_ref().map_or_else(|| us_since(began), PromptTurn::first_token);
     // A prompt that came in parts finds itself in the engine's cache.
     let found_tokens = turn.as_ref().and_then(|turn| turn.found_tokens);
+    let mut compute_us = || turn.as_mut().map_or_else(|| us_since(began), PromptTurn::first_token);
     let held = sender.held(&work.chain);
     let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();

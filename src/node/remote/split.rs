@@ -150,6 +150,8 @@ struct SentStep {
     tokens: u64,
     /// Those that are not computed.
     left_tokens: u64,
+    /// A call for some of them ended before they were computed, and says nothing of the way.
+    cut_short: bool,
 }
 
 #[derive(Debug)]
@@ -191,11 +193,14 @@ struct SentTokens<'a> {
     splitter: &'a PromptSplitter,
     step: u64,
     tokens: u64,
+    /// The engine has answered.
+    answered: bool,
 }
 
 impl Drop for SentTokens<'_> {
     fn drop(&mut self) {
-        self.splitter.state.lock().computed(self.splitter.now_us(), self.step, self.tokens);
+        let now_us = self.splitter.now_us();
+        self.splitter.state.lock().computed(now_us, (self.step, self.tokens), self.answered);
         self.splitter.ended.notify_waiters();
     }
 }
@@ -222,19 +227,21 @@ impl SplitterState {
         self.sent_steps += 1;
         let number = self.sent_steps;
         let was_first = self.sent.is_empty();
-        let step = SentStep { number, since_us: now_us, was_first, tokens, left_tokens: tokens };
+        let step =
+            SentStep { number, since_us: now_us, was_first, tokens, left_tokens: tokens, cut_short: false };
         self.sent.push_back(step);
         assert!(self.sent.len() <= TURNS, "a step is sent beside two that are not computed");
         Ok(number)
     }
 
-    /// Prompt tokens of a step are computed, or given up.
-    fn computed(&mut self, now_us: u64, number: u64, tokens: u64) {
+    /// Prompt tokens of a step are computed; if the engine has not `answered`, they were given up.
+    fn computed(&mut self, now_us: u64, (number, tokens): (u64, u64), answered: bool) {
         let Some(at) = self.sent.iter().position(|step| step.number == number) else { return };
         assert!(self.sent[at].left_tokens >= tokens, "more tokens of a step are computed than were sent");
         self.sent[at].left_tokens -= tokens;
+        self.sent[at].cut_short |= !answered;
         if self.sent[at].left_tokens == 0
-            && let Some(step) = self.sent.remove(at).filter(|step| step.was_first)
+            && let Some(step) = self.sent.remove(at).filter(|step| step.was_first && !step.cut_short)
         {
             self.learn_way(now_us - step.since_us, step.tokens);
         }
@@ -253,7 +260,8 @@ impl SplitterState {
 impl PromptTurn<'_> {
     /// The first token is there: the engine's own time for this prompt, µs, at least 1. It computes prompts in turn, so what
     /// it did before the one ahead was done was not for this one.
-    pub(super) fn first_token(&self) -> u64 {
+    pub(super) fn first_token(&mut self) -> u64 {
+        self.sent.iter_mut().for_each(|sent| sent.answered = true);
         let now_us = self.splitter.now_us();
         let mut state = self.splitter.state.lock();
         state.computed_tokens += self.left_tokens;
@@ -388,7 +396,7 @@ impl PromptSplitter {
                 state.send(self.now_us(), tokens, room)
             };
             let wait_us = match sent {
-                Ok(step) => return SentTokens { splitter: self, step, tokens },
+                Ok(step) => return SentTokens { splitter: self, step, tokens, answered: false },
                 Err(wait_us) => wait_us,
             };
             match wait_us {
@@ -428,9 +436,10 @@ impl PromptSplitter {
         }
         turn.began_us = self.now_us();
         while let Some(tokens) = self.part_of(turn.left_tokens).filter(|_| !whole) {
-            let sent = self.sent(tokens).await;
+            let mut sent = self.sent(tokens).await;
             let part = usize::try_from(done + tokens).unwrap_or(usize::MAX);
             let found = computed(engine, &work.request, part).await;
+            sent.answered = found.is_ok();
             drop(sent);
             let found = match found {
                 Ok(found) => found,
@@ -532,19 +541,19 @@ mod tests {
         assert_eq!(state.send(20_000, 200, 1_000), Ok(2));
         assert_eq!(state.send(21_000, 800, 1_000), Ok(2), "it waits for the one before it, however long");
         assert_eq!(state.send(90_000, 100, 1_000), Err(None), "two steps are sent");
-        state.computed(90_500, 1, 500);
+        state.computed(90_500, (1, 500), true);
         assert_eq!(state.send(91_000, 100, 1_000), Err(None), "it is the same step");
-        state.computed(91_500, 1, 400);
+        state.computed(91_500, (1, 400), true);
         assert_eq!(state.send(92_000, 100, 1_000), Ok(3), "the second has begun");
-        state.computed(92_500, 3, 100);
+        state.computed(92_500, (3, 100), true);
         assert_eq!(state.send(93_000, 1_000, 1_000), Ok(4), "an engine may compute a later one first");
-        state.computed(93_500, 2, 1_000);
+        state.computed(93_500, (2, 1_000), true);
         assert_eq!(
             state.send(94_000, 100, 1_000),
             Err(Some(19_000)),
             "what was sent just now may be on its way"
         );
-        state.computed(140_000, 4, 1_000);
+        state.computed(140_000, (4, 1_000), true);
         assert!(state.sent.is_empty());
     }
 
@@ -559,7 +568,12 @@ mod tests {
             for at in 1..=600 {
                 let since_us = at * 1_000_000;
                 let step = state.send(since_us, 100, 1_000).expect("nothing is sent");
-                state.computed(since_us + 15_000 + way_us + 200 * (at % 5), step, 100);
+                state.computed(since_us + 15_000 + way_us + 200 * (at % 5), (step, 100), true);
+                // Clients that give up at once say nothing of the way.
+                for _ in 0..12 {
+                    let step = state.send(since_us + 500_000, 100, 1_000).expect("nothing is sent");
+                    state.computed(since_us + 500_100, (step, 100), false);
+                }
             }
             let most = number(way_us) + 800.0;
             assert!((most * 0.85..most * 1.2).contains(&state.way_us), "{} for {way_us}", state.way_us);
