@@ -67,7 +67,7 @@ pub const NAMES: &[Figure] = &[
     ),
     Figure::counter(
         "baton_prediction_covered_total",
-        "Answers that were served, within what was promised of them or beyond, by `class`, `path`, `target` and `covered`",
+        "Answers that were served, within the most that was predicted of them or beyond, by `class`, `path`, `target` and `covered`",
     ),
     Figure::histogram(
         "baton_stage_seconds",

@@ -83,7 +83,7 @@ struct PredictionSeries {
 }
 
 impl PredictionSeries {
-    /// Both counts begin at zero: a share of requests within what was promised is 0 rather than absent.
+    /// Both counts begin at zero: a share of requests within what was predicted is 0 rather than absent.
     fn new(
         recorder: &PrometheusRecorder,
         class: &str,

@@ -325,7 +325,7 @@ function predictions(classes) {
   })));
   if (!rows.length) return [el("p", { class: "empty" }, "No served request to compare with its prediction yet.")];
   return [table("Predictions by class and path", ["class, path", "n", "TTFT", "p90", "kept", "TBT"], rows, 1),
-    el("p", { class: "dim" }, "Since the start: measured over predicted, so above ×1 it took longer. TTFT and TBT: the median. p90: nine of ten TTFT did not exceed it. Kept: the share of first tokens within what was promised.")];
+    el("p", { class: "dim" }, "Since the start: measured over predicted, so above ×1 it took longer. TTFT and TBT: the median. p90: nine of ten TTFT did not exceed it. Kept: the share of first tokens no later than the latest that was predicted.")];
 }
 const factor = (error) => (error === null ? "–" : `×${(1 + error).toFixed(2)}`);
 
