@@ -74,9 +74,9 @@ impl Prompts {
         cached
     }
 
-    /// How the tokens of an answer come.
-    pub(super) fn pace(&self) -> Pace {
-        self.steps.as_ref().map_or(Pace::Timed(self.token_time), StepClock::answer)
+    /// How the tokens of an answer come, whose prompt was `computed` here or whose KV was brought.
+    pub(super) fn pace(&self, computed: bool) -> Pace {
+        self.steps.as_ref().map_or(Pace::Timed(self.token_time), |steps| steps.answer(computed))
     }
 
     /// Prompt tokens since the start, and those of them that were not computed.

@@ -380,7 +380,7 @@ impl Sglang {
             let life = self.stand.life.clone();
             let mut abort = running.abort.clone();
             tokio::select! {
-                () = told.stream(&events, self.prompts.pace()) => {}
+                () = told.stream(&events, self.prompts.pace(self.spec.role != FakeRole::Decode)) => {}
                 () = events.closed() => {}
                 _ = abort.wait_for(|abort| *abort) => {
                     let end = json!({"text": "", "output_ids": [], "meta_info": {"id": told.request.rid, "completion_tokens": 0,

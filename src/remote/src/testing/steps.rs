@@ -41,8 +41,12 @@ impl Pace {
     pub(super) async fn next(&mut self) {
         match self {
             Self::Timed(time) => pass(*time).await,
-            // An engine that has ended takes its answers with it.
-            Self::Stepped(answer) => _ = answer.count.changed().await,
+            Self::Stepped(answer) => {
+                // An engine that has ended takes its answers with it.
+                if !std::mem::take(&mut answer.has_first) {
+                    _ = answer.count.changed().await;
+                }
+            }
         }
     }
 }
@@ -51,6 +55,8 @@ impl Pace {
 pub(super) struct SteppedAnswer {
     steps: StepClock,
     count: watch::Receiver<u64>,
+    /// Its first token was computed with the last of its prompt.
+    has_first: bool,
 }
 
 impl Drop for SteppedAnswer {
@@ -91,10 +97,11 @@ impl StepClock {
         let _ = ended.await;
     }
 
-    pub(super) fn answer(&self) -> Pace {
+    /// An answer; `has_first` where its prompt was computed here, and not where its KV was brought.
+    pub(super) fn answer(&self, has_first: bool) -> Pace {
         self.0.queue.lock().answers += 1;
         self.0.work.notify_one();
-        Pace::Stepped(SteppedAnswer { steps: self.clone(), count: self.0.count.subscribe() })
+        Pace::Stepped(SteppedAnswer { steps: self.clone(), count: self.0.count.subscribe(), has_first })
     }
 }
 

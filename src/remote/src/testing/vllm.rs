@@ -348,7 +348,7 @@ impl Vllm {
         let believed = self.cached(&request);
         let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&request.prompt), &request.sampling);
         self.respond(
-            Answer { request, id, answer, finish, cached, params: Value::Null, fault },
+            Answer { request, id, answer, finish, cached, computed: true, params: Value::Null, fault },
             (held, running),
         )
     }
@@ -382,7 +382,7 @@ impl Vllm {
         tokio::spawn(async move {
             let life = self.stand.life.clone();
             tokio::select! {
-                () = told.stream(&events, self.prompts.pace()) => {}
+                () = told.stream(&events, self.prompts.pace(told.computed)) => {}
                 () = events.closed() => {}
                 () = life.ended() => {}
             }

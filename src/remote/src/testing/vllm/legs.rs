@@ -62,7 +62,8 @@ impl Vllm {
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&request.salt, &request.prompt).await;
         let (answer, finish) = self.draw(&request.prompt, &request.sampling);
-        let mut response = Answer { request, id, answer, finish, cached, params: Value::Null, fault };
+        let mut response =
+            Answer { request, id, answer, finish, cached, computed: true, params: Value::Null, fault };
         // MooncakeConnector lends only what was cut short; NixlConnector what an end token ended, too.
         let mooncake = self.spec.connector == FakeConnector::Mooncake;
         if finish == Finish::Stop && mooncake || response.request.stream {
@@ -129,6 +130,7 @@ impl Vllm {
                     answer: vec![0],
                     finish: Finish::Length,
                     cached: 0,
+                    computed: false,
                     params: Value::Null,
                     fault: Some(Fault::ErrorAfter(0)),
                 };
@@ -145,7 +147,8 @@ impl Vllm {
             self.poisoned.lock().insert((request.salt.clone(), request.prompt.clone()), context.clone());
         }
         let (answer, finish) = self.draw(&context, &request.sampling);
-        let response = Answer { request, id, answer, finish, cached: 0, params: Value::Null, fault };
+        let response =
+            Answer { request, id, answer, finish, cached: 0, computed: false, params: Value::Null, fault };
         self.respond(response, (held, running))
     }
 

@@ -22,6 +22,8 @@ pub(super) struct Answer {
     pub(super) finish: Finish,
     /// Prompt tokens that were not computed.
     pub(super) cached: usize,
+    /// The prompt was computed here.
+    pub(super) computed: bool,
     pub(super) params: Value,
     pub(super) fault: Option<Fault>,
 }
