@@ -141,4 +141,18 @@ mod tests {
         queue.answers = 1;
         assert_eq!(took(&mut queue), Some((0, 0)));
     }
+
+    /// As a real engine draws them: a prompt's step draws the first token, and brought KV takes a step of its own.
+    #[tokio::test]
+    async fn the_first_token_comes_with_the_step_of_its_prompt() {
+        let steps = StepClock::start(Duration::from_millis(200), Duration::ZERO, 100);
+        steps.prompt(50).await;
+        let (mut computed, mut brought) = (steps.answer(true), steps.answer(false));
+        let at_once = Duration::ZERO;
+        assert!(tokio::time::timeout(at_once, brought.next()).await.is_err());
+        assert!(tokio::time::timeout(at_once, computed.next()).await.is_ok());
+        assert!(tokio::time::timeout(at_once, computed.next()).await.is_err(), "the second takes a step");
+        brought.next().await;
+        assert!(tokio::time::timeout(at_once, computed.next()).await.is_ok(), "one step for both");
+    }
 }
