@@ -86,13 +86,9 @@ impl Conductor {
         self.margins.observe(of, over_us, slack_us, target_permille);
     }
 
-    /// An answer ended: learns when its first token came, beside what was predicted. Requests that were placed again
-    /// teach nothing.
+    /// An answer ended: learns when its first token came, beside what was predicted.
     fn learn_wait(&mut self, entry: &Entry, first_us: u64) {
-        let counts = entry.retries == 0 && (entry.arrived_us..=self.now_us).contains(&first_us);
-        let Some((outlook, prediction)) = entry.outlook.zip(entry.prediction).filter(|_| counts) else {
-            return;
-        };
+        let Some((outlook, prediction)) = entry.outlook.zip(entry.prediction) else { return };
         let came_us = first_us - entry.arrived_us;
         let of = (entry.request.class, self.fleet.known(entry.prefill).spec.role);
         self.margins.observe_wait(of, &outlook, (came_us, prediction.ttft_most_us));
@@ -102,10 +98,9 @@ impl Conductor {
     /// longest tenth of the gaps. It is taken to be longer than the mean by half of what steps with prompt tokens leave of
     /// the objective: what is learnt from the longest tenth itself comes too late for the answers under way.
     fn learn_step_margin(&mut self, entry: &Entry, output_tokens: u32, first_us: u64) {
-        let enough = output_tokens >= LEAST_STEPS && entry.retries == 0 && entry.peer.is_none();
-        let since_us = self.now_us.checked_sub(first_us).filter(|_| enough && first_us > 0);
-        let Some(step_us) = since_us.map(|us| us / u64::from(output_tokens - 1)) else { return };
-        let Some(decode) = entry.decode else { return };
+        let enough = output_tokens >= LEAST_STEPS && entry.peer.is_none();
+        let Some(decode) = entry.decode.filter(|_| enough) else { return };
+        let step_us = (self.now_us - first_us) / u64::from(output_tokens - 1);
         let steps_for = self.config.steps_for(entry.request.class);
         let class = &self.config.classes[steps_for.index()];
         let (tbt_us, target_permille) = (class.tbt_us, class.target_permille);
@@ -217,8 +212,11 @@ impl Conductor {
         }
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
-        self.learn_step_margin(&entry, output_tokens, first_us);
-        self.learn_wait(&entry, first_us);
+        // Requests that were placed again teach nothing about predictions; a time of 0 is none.
+        if entry.retries == 0 && (entry.arrived_us.max(1)..=self.now_us).contains(&first_us) {
+            self.learn_step_margin(&entry, output_tokens, first_us);
+            self.learn_wait(&entry, first_us);
+        }
         let decode = entry.decode.expect("a request that decodes has a decode instance (I8)");
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         let (prior_us, measured_us) = (entry.decode_prior_us as f64, duration_us as f64);

@@ -96,9 +96,7 @@ fn class_key(text: &str) -> Result<ClassKey, String> {
     if class.is_empty() || key.is_empty() {
         return Err("give a class and its key, like batch=sk-batch".into());
     }
-    let mut header = target::authorization(&Secret::from(key))?;
-    header.set_sensitive(true);
-    Ok((class.into(), header))
+    Ok((class.into(), target::authorization(&Secret::from(key))?))
 }
 
 /// The keys by class, each for rows that there are.

@@ -144,14 +144,10 @@ impl<S: NodeRuntime> GrpcSession<S> {
 
     async fn connect(&self, chosen: &ChosenConductor) -> Result<ControlClient<Channel>, tonic::Status> {
         let unavailable = |e: tonic::transport::Error| {
-            let causes = std::iter::successors(std::error::Error::source(&e), |cause| cause.source());
-            let mut why: Vec<String> = causes.map(|cause| format!(": {cause}")).collect();
-            // The library wraps an error in itself.
-            why.dedup();
-            let why = why.concat();
             tonic::Status::unavailable(format!(
-                "{}: {e}{why}; see that a conductor is there: nodes attach to its control port (service.control, --control)",
-                chosen.address
+                "{}: {}; see that a conductor is there: nodes attach to its control port (service.control, --control)",
+                chosen.address,
+                baton_http::causes(&e)
             ))
         };
         let channel = self

@@ -98,7 +98,8 @@ impl Pairs {
             return FactOutcome::Repeated;
         }
         debug_assert!(pair.attempt > 0, "{request} has a token and was never sent");
-        self.drawn(request, (index + 1, last), core, effects);
+        let drawn = EmittedTokens { request, tokens: index + 1, first_us: self.now_us, last };
+        self.drawn(drawn, core, effects);
         FactOutcome::Yes
     }
 
@@ -113,34 +114,23 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         self.now_us = now_us;
-        let EmittedTokens { request, tokens, first_us, last } = emitted;
-        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        let EmittedTokens { request, tokens, first_us, .. } = emitted;
+        let Some(pair) = self.pairs.get(&request) else { return };
         debug_assert!(tokens >= pair.emitted_tokens, "{request}: no client gives tokens back");
         debug_assert!(first_us <= now_us, "{request}: its first token is to come");
-        let had_tokens = pair.emitted_tokens;
-        if tokens == had_tokens {
-            return;
-        }
-        self.drawn(request, (tokens, last), core, effects);
-        let counted = self.pairs.get_mut(&request).and_then(|pair| pair.stage.tokens_mut());
-        if let Some(counted) = counted.filter(|counted| counted.given == had_tokens) {
-            counted.first_us = first_us;
+        if tokens > pair.emitted_tokens {
+            self.drawn(emitted, core, effects);
         }
     }
 
-    fn drawn(
-        &mut self,
-        request: RequestId,
-        (emitted_tokens, last): (u32, bool),
-        core: &mut impl Core,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn drawn(&mut self, drawn: EmittedTokens, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        let EmittedTokens { request, tokens: emitted_tokens, first_us, last } = drawn;
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let had_tokens = core::mem::replace(&mut pair.emitted_tokens, emitted_tokens);
         let decodes = matches!(pair.stage, Stage::Decoding(_));
         let outgrown = pair.stage.tokens_mut().is_some_and(|tokens| {
             if had_tokens == tokens.given {
-                tokens.first_us = self.now_us;
+                tokens.first_us = first_us;
             }
             let outgrown = !last && decodes && emitted_tokens.saturating_sub(tokens.given) >= tokens.room;
             if outgrown {
