@@ -13,13 +13,14 @@ mod shared_policy;
 mod tests;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::Identity;
 use baton_membership::{Directory, Policies};
-use baton_router::{Router, RouterConfig, TlsFiles, Tokenization};
+use baton_router::{Router, RouterConfig, Tokenization};
 use baton_types::Role;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -166,7 +167,6 @@ pub struct Service {
     stopping: (Arc<Router>, JoinHandle<()>),
     drain: Duration,
     exporting: Option<ExportTask>,
-    failure: Option<tokio::sync::oneshot::Receiver<String>>,
 }
 
 impl Service {
@@ -236,14 +236,8 @@ impl Service {
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, keys.clone());
         let router = router((config, &keys), tokenization, (door, connections.clients), admin)?;
         metrics.reads(Arc::downgrade(&router));
-        let (failed, failure) = tokio::sync::oneshot::channel();
         let serving = Arc::clone(&router).serve(clients, stop_clients.clone());
-        let serving = front.handle().spawn(async move {
-            if let Err(error) = serving.await {
-                // A receiver that is gone is stopping already.
-                let _ = failed.send(format!("front door: {error}"));
-            }
-        });
+        let serving = front.handle().spawn(serving);
         let within = (connections.nodes, metrics.clone());
         tasks.spawn(control::serve(control, (nodes, guard.server_tls()), within, stop_all.clone()));
         tasks.spawn(keep_up(metrics, stop_all.clone()));
@@ -253,30 +247,14 @@ impl Service {
         let drain = Duration::from_micros(service.drain_us);
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
-        let failure = Some(failure);
         let stopping = (router, serving);
-        Ok(Self { clients, control, inbox, guard, tasks, front, stops, stopping, drain, exporting, failure })
+        Ok(Self { clients, control, inbox, guard, tasks, front, stops, stopping, drain, exporting })
     }
 
     /// Drives the servers of a list, each by a node of this process, until the service stops.
     pub fn drive(&self, directory: Directory, making: NodeFactory, lead: Lead) {
         let servers = servers::Servers::new(directory, making, (self.inbox.clone(), lead), self.drain);
         self.tasks.spawn(servers.follow(self.stops.1.clone()));
-    }
-
-    /// Resolves, once, when the front door stops by itself: with the reason.
-    pub fn failed(&mut self) -> impl Future<Output = String> + use<> {
-        let failure = self.failure.take();
-        async move {
-            match failure {
-                // A front door that was stopped on purpose gives no reason.
-                Some(failure) => match failure.await {
-                    Ok(why) => why,
-                    Err(_) => std::future::pending().await,
-                },
-                None => std::future::pending().await,
-            }
-        }
     }
 
     /// Waits until a canary has passed through a pair.
@@ -370,7 +348,9 @@ fn router(
     let (tool_parser, reasoning_parser) = config.router.parsers()?;
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let (body_bytes, held_bytes) = (bytes(service.max_body_bytes), bytes(service.max_held_bytes));
-    let path = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
+    let files = (Path::new(&service.tls_cert), Path::new(&service.tls_key));
+    let tls = (!service.tls_cert.is_empty()).then(|| Identity::of_files(files.0, files.1)).transpose();
+    let tls = tls.map_err(|e| format!("service.tls_cert, tls_key: {e}"))?;
     let config = RouterConfig {
         hash_seed: service.chain_seed.clone(),
         keep_alive_ms: service.keep_alive_us / 1000,
@@ -380,9 +360,7 @@ fn router(
         connections_limit,
         api_keys: keys.clients(),
         class_rules: keys.class_rules(),
-        tls: path(&service.tls_cert)
-            .zip(path(&service.tls_key))
-            .map(|(certificate, key)| TlsFiles { certificate, key }),
+        tls,
         tool_parser,
         reasoning_parser,
         extra: Some(Arc::new(admin)),
@@ -409,8 +387,7 @@ pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>
     let started = std::time::Instant::now();
     let tokenization = read()?;
     let (path, alone) = (plan.config_path.clone(), (Lead::alone(), None));
-    let mut service = Service::start_led(&plan.config, tokenization, path, alone, plan.threads).await?;
-    let front_door_failed = service.failed();
+    let service = Service::start_led(&plan.config, tokenization, path, alone, plan.threads).await?;
     let mut nodes = nodes::Nodes::start(&plan, (service.control, &service.guard)).await?;
     let greeting = async {
         service.ready().await;
@@ -421,7 +398,6 @@ pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>
         () = greeting => Ok(()),
         () = stop.cancelled() => Ok(()),
         failed = nodes.first_failure() => Err(failed),
-        failed = front_door_failed => Err(failed),
     };
     service.drain().await;
     nodes.stop().await;

@@ -111,8 +111,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let read = args.model.as_ref().map(|folder| (folder.as_path(), &tokenization));
     let defaults = Defaults::new(config.scheduler.block_tokens, read)?;
     let servers = args.servers.start(defaults)?;
-    let mut service =
-        Service::start_led(&config, tokenization, args.config.clone(), led, args.threads).await?;
+    let service = Service::start_led(&config, tokenization, args.config.clone(), led, args.threads).await?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
         lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
@@ -120,29 +119,27 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     if let Some((directory, making)) = servers {
         service.drive(directory, making, lead.clone());
     }
-    let failed = service.failed();
     greet(&service, &config, &args);
     let greeting = async {
         service.ready().await;
         announce!("ready: a canary passed through a pair of nodes");
         std::future::pending::<()>().await
     };
-    let outcome = tokio::select! {
-        () = greeting => Ok(()),
-        () = stop.cancelled() => Ok(()),
-        why = failed => Err(why),
+    tokio::select! {
+        () = greeting => {}
+        () = stop.cancelled() => {}
         why = deposed(&lead) => {
             // Another may lead before long: nothing more is decided here, not even to the end of a drain.
             service.stop().await;
             return Err(why);
         }
-    };
+    }
     service.drain().await;
     if let Some(leadership) = lead.standing() {
         leadership.resign().await;
     }
     service.stop().await;
-    outcome
+    Ok(())
 }
 
 /// This conductor's entry for the other members.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use baton_http::Identity;
 use http::StatusCode;
 use opentelemetry::trace::Status;
 use opentelemetry_sdk::trace::SpanData;
@@ -200,18 +201,13 @@ async fn what_is_queued_leaves_before_the_end() {
     }
 }
 
-/// A way to `collector` by TLS, and the certificate that it shows.
-async fn secured(collector: &Collector) -> (String, rcgen::CertifiedKey<rcgen::KeyPair>) {
+/// A way to `collector` by TLS, and the file of the certificate that it shows.
+async fn secured(collector: &Collector, folder: &std::path::Path) -> (String, std::path::PathBuf) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let (certificate, key) = (folder.join("ca.pem"), folder.join("key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let acceptor = Identity::of_files(&certificate, &key).unwrap().acceptor();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = collector.endpoint();
     let (host, path) = endpoint.trim_start_matches("http://").split_once('/').unwrap();
@@ -224,15 +220,13 @@ async fn secured(collector: &Collector) -> (String, rcgen::CertifiedKey<rcgen::K
             tokio::spawn(async move { tokio::io::copy_bidirectional(&mut secured, &mut plain).await });
         }
     });
-    (format!("https://localhost:{port}/{path}"), made)
+    (format!("https://localhost:{port}/{path}"), certificate)
 }
 
 #[tokio::test]
 async fn spans_leave_by_tls_for_a_collector_that_is_trusted() {
     let (collector, folder) = (Collector::start_http().await, tempfile::tempdir().unwrap());
-    let (otlp_endpoint, made) = secured(&collector).await;
-    let file = folder.path().join("ca.pem");
-    std::fs::write(&file, made.cert.pem()).unwrap();
+    let (otlp_endpoint, file) = secured(&collector, folder.path()).await;
     let config = ServiceConfig { otlp_endpoint, trace_permille: 1_000, ..ServiceConfig::default() };
     for (trust, expected) in [(Trust::of_file(&file).unwrap(), (5, 0)), (Trust::nobody(), (0, 5))] {
         let (log, _guard) = Log::keep();

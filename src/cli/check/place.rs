@@ -2,15 +2,12 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::{Client, Options, by};
+use baton_http::{Client, Identity, Options, by};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
@@ -156,12 +153,15 @@ pub fn tls(service: &ServiceConfig, report: &mut Report) {
         return;
     }
     let check = "service.tls_cert, tls_key";
-    match read_tls(Path::new(&service.tls_cert), Path::new(&service.tls_key)) {
-        Ok(count) => report.good_at(check, format!("{count} certificates, and the key is the first one's")),
+    match Identity::of_files(Path::new(&service.tls_cert), Path::new(&service.tls_key)) {
+        Ok(identity) => {
+            let count = identity.certificates();
+            report.good_at(check, format!("{count} certificates, and the key is the first one's"));
+        }
         Err(why) => report.wrong(
             check,
-            why,
-            "give PEM files that this user can read: a certificate chain, own one first, and its key",
+            why.to_string(),
+            "see that both belong together, and that this user can read them",
         ),
     }
 }
@@ -185,22 +185,6 @@ pub fn control_guard(service: &ServiceConfig, report: &mut Report) {
         (None, true) => report.good_at(check, format!("a key; nodes attach by {}", guard.scheme())),
         (None, false) => {}
     }
-}
-
-fn read_tls(certificate: &Path, key: &Path) -> Result<usize, String> {
-    let wrong = |file: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
-    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = chain.map_err(|e| wrong(certificate, &e))?;
-    if chain.is_empty() {
-        return Err(format!("{} has no certificate", certificate.display()));
-    }
-    let count = chain.len();
-    let key_of = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, &e))?;
-    rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key_of))
-        .map_err(|e| format!("{} with {}: {e}", certificate.display(), key.display()))?;
-    Ok(count)
 }
 
 /// The folders of journal and capture: they can be written, and have room for all that they may come to hold.

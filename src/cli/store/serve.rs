@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use baton_http::Identity;
 use baton_http::{Bounds, PAGE_TYPE, reply};
-use baton_objects::resp::{Login, RespConfig, Server, Tls};
+use baton_objects::resp::{Login, RespConfig, Server};
 use baton_objects::{
     AdmissionRule, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, Parts, SsdConfig, StoreConfig,
 };
@@ -160,7 +161,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         ..StoreConfig::default()
     };
     let files = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
-    let tls = files.map(|(certificate, key)| Tls::of_files(certificate, key)).transpose()?;
+    let tls = files.map(|(certificate, key)| Identity::of_files(certificate, key)).transpose();
+    let tls = tls.map_err(|e| format!("store: tls {e}"))?;
     let scheme = if tls.is_some() { "rediss" } else { "redis" };
     let resp = RespConfig {
         logins,

@@ -2,11 +2,13 @@
 //!
 //! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
 //! within [`Bounds`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
-//! Prometheus reads. [`Acceptor`] and [`Places`] are for ports of any protocol, the front door's included.
+//! Prometheus reads. [`Acceptor`], [`Places`] and
+//! [`Identity`] are for ports of any protocol, the front door's included.
 
 mod client;
 mod connect;
 mod error;
+mod identity;
 mod listen;
 mod metrics;
 mod places;
@@ -18,6 +20,7 @@ mod url;
 pub use client::{Client, Options, bearer};
 pub use error::{Error, causes};
 pub use hyper::body::Incoming;
+pub use identity::{Identity, IdentityError};
 pub use listen::{AcceptFailure, Acceptor, accept_each};
 pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
 pub use places::{Place, Places};

@@ -167,6 +167,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let _ = tokio::signal::ctrl_c().await;
         stopping.cancel();
     });
-    Arc::new(router).serve(listener, stop).await?;
+    Arc::new(router).serve(listener, stop).await;
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! The settings of the front door.
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use baton_http::Identity;
 use baton_types::Secret;
 use bytes::Bytes;
 use http::request::Parts;
@@ -23,7 +23,7 @@ pub struct RouterConfig {
     /// Which class a call has that names none.
     pub class_rules: ClassRules,
     /// Certificate and key; plain text when `None`.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<Identity>,
     /// Secret that block keys are seeded with: the same on all routers and nodes of a deployment.
     pub hash_seed: Secret<u64>,
     /// Largest body, bytes.
@@ -119,15 +119,6 @@ impl ApiKeys {
     pub(crate) fn now(&self) -> Arc<[ApiKey]> {
         Arc::clone(&self.0.read())
     }
-}
-
-/// Where the server's certificate is.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// PEM file with the certificate, and those that vouch for it after it.
-    pub certificate: PathBuf,
-    /// PEM file with its private key.
-    pub key: PathBuf,
 }
 
 /// An answer on its way.

@@ -27,8 +27,9 @@ use crate::activity::{Activity, TimeLimits};
 use crate::line::{DisconnectWatch, Line};
 use crate::router::{Router, is_operators};
 use crate::stats::CloseReason;
-use crate::tls;
 
+/// What TLS offers: HTTP/2 before HTTP/1.1.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// Headers of a request at most, in number and bytes.
 const MAX_HEADERS: usize = 128;
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -42,17 +43,6 @@ const SPARE_PLACES: usize = 64;
 const SPARE_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// How long a connection may be open after an answer. Over HTTP/1 the time for the next request's head ends sooner.
 const IDLE_TIME_LIMIT: Duration = Duration::from_secs(300);
-
-/// Why the front door cannot open.
-#[derive(Debug, thiserror::Error)]
-#[error("router: {0}")]
-pub struct ServeError(String);
-
-impl ServeError {
-    pub(crate) fn new(message: String) -> Self {
-        Self(message)
-    }
-}
 
 /// Time for connections to close once the drain time is over.
 const LAST_MOMENT: Duration = Duration::from_millis(200);
@@ -84,17 +74,12 @@ impl Rooms {
 }
 
 impl Router {
-    /// Serves `listener` until `shutdown`, then ends what is under way, up to the drain limit. Fails
-    /// before the first connection only: when the TLS files cannot be used.
-    pub async fn serve(
-        self: Arc<Self>,
-        listener: TcpListener,
-        shutdown: CancellationToken,
-    ) -> Result<(), ServeError> {
+    /// Serves `listener` until `shutdown`, then ends what is under way, up to the drain limit.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, shutdown: CancellationToken) {
         let config = &self.config;
         let first = Duration::from_millis(config.receive_limit_ms.max(1));
         let connector = Connector {
-            tls: config.tls.as_ref().map(tls::acceptor).transpose()?,
+            tls: config.tls.clone().map(|identity| identity.offering(&ALPN).acceptor()),
             builder: builder(first),
             stall_limit: Duration::from_millis(config.stall_limit_ms.max(1)),
             time_limit: TimeLimits { first, idle: IDLE_TIME_LIMIT },
@@ -124,7 +109,6 @@ impl Router {
         connector.drained.cancel();
         tasks.close();
         tasks.wait().await;
-        Ok(())
     }
 
     /// Waits for what is under way, as long as there is time.

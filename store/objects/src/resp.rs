@@ -19,9 +19,7 @@ mod outgoing;
 mod places;
 mod server;
 mod strings;
-mod tls;
 mod trust;
 
 pub use counts::ServerStats;
 pub use server::{BUFFERS_MAX_BYTES, Login, RespConfig, Server};
-pub use tls::Tls;

@@ -1,13 +1,10 @@
 //! Connections kept and not kept, TLS, and each way in which there is no answer.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_http::{Client, Error, Options, Trust, by, next_piece, whole};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use baton_http::{Client, Error, Identity, Options, Trust, by, next_piece, whole};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
 
 use crate::{TestServer, WIDE, get};
 
@@ -96,16 +93,10 @@ async fn secured(folder: &tempfile::TempDir) -> (String, std::path::PathBuf) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let file = folder.path().join("ca.pem");
     std::fs::write(&file, made.cert.pem()).unwrap();
-    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
-    let (listener, acceptor) =
-        (TcpListener::bind("127.0.0.1:0").await.unwrap(), TlsAcceptor::from(Arc::new(config)));
+    let key = folder.path().join("key.pem");
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let acceptor = Identity::of_files(&file, &key).unwrap().acceptor();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         loop {

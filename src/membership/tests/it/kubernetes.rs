@@ -104,15 +104,9 @@ impl Api {
 fn acceptor(ca: &std::path::Path) -> TlsAcceptor {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
     std::fs::write(ca, made.cert.pem()).expect("written");
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("ring speaks them")
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .expect("they belong together");
-    TlsAcceptor::from(Arc::new(config))
+    let key = ca.with_extension("key");
+    std::fs::write(&key, made.signing_key.serialize_pem()).expect("written");
+    baton_http::Identity::of_files(ca, &key).expect("they belong together").acceptor()
 }
 
 async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, script: Arc<Mutex<Script>>) {

@@ -204,7 +204,7 @@ pub async fn open_reading(
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
     let (serving, until) = (Arc::clone(&router), stop.clone());
-    let served = tokio::spawn(async move { serving.serve(listener, until).await.unwrap() });
+    let served = tokio::spawn(async move { serving.serve(listener, until).await });
     Door { address, backend, router, stop, served }
 }
 

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_http::Identity;
 use baton_types::TenantId;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::budget::Budget;
+use super::connection;
 use super::counts::{self, Counts, ServerStats};
 use super::places::{ConnectionState, Places};
-use super::{Tls, connection};
 use crate::store::ObjectStore;
 
 /// Bytes that all connections together may have for commands that come in and answers that wait, beside 128 KiB each.
@@ -55,7 +56,7 @@ pub struct RespConfig {
     /// How long a client may leave a reply unread or a command half sent, and take to log in, µs.
     pub time_limit_us: u64,
     /// Speak TLS with this certificate.
-    pub tls: Option<Tls>,
+    pub tls: Option<Identity>,
     /// Whether `FLUSHDB` removes all keys of its tenant.
     pub allow_flush: bool,
     /// Whether a checksum is kept with each value that comes in.
@@ -215,7 +216,7 @@ async fn converse(stream: TcpStream, shared: &Shared, connection_state: &Connect
         return connection::run(stream, shared, connection_state, id).await;
     };
     let time_limit = Duration::from_micros(shared.config.time_limit_us);
-    match tokio::time::timeout(time_limit, tls.0.accept(stream)).await {
+    match tokio::time::timeout(time_limit, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => connection::run(stream, shared, connection_state, id).await,
         _ => counts::add(&shared.counts.handshakes_failed),
     }

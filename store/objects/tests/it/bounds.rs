@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::resp::{TestServer, bulk, error_of, ok, serve, served, words};
 use super::{content, key, pass};
+use baton_http::Identity;
 use baton_objects::resp::client::{Client, Reply, Url};
-use baton_objects::resp::{Login, RespConfig, Tls};
+use baton_objects::resp::{Login, RespConfig};
 use baton_objects::{AdmissionRule, Clock, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
 
 fn config(mib: u64) -> StoreConfig {
@@ -75,9 +76,7 @@ fn clients_may_speak_tls_and_whoever_does_not_is_sent_away() {
     let (certificate, private) = (dir.path().join("c.pem"), dir.path().join("k.pem"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&private, made.signing_key.serialize_pem()).unwrap();
-    let said = Tls::of_files(&certificate, &dir.path().join("none.pem")).unwrap_err();
-    assert!(said.contains("none.pem") && said.contains("give PEM files"), "{said}");
-    let tls = Some(Tls::of_files(&certificate, &private).unwrap());
+    let tls = Some(Identity::of_files(&certificate, &private).unwrap());
     let resp = RespConfig { tls, time_limit_us: 2_000_000, ..RespConfig::default() };
     let served = served(&config(64), resp);
     let mut roots = rustls::RootCertStore::empty();
