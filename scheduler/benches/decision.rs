@@ -249,7 +249,7 @@ impl Cluster {
             Effect::StartDecode { request, instance } => {
                 let output_tokens = self.exponential(343.0) as u32 + 1;
                 let end_us = self.now_us + u64::from(output_tokens) * 40_000;
-                self.later(end_us, Input::DecodeFinished { request, output_tokens, first_us: 0 });
+                self.later(end_us, Input::DecodeFinished { request, output_tokens, first_us: 0, tbt_us: 0 });
                 self.store(instance, request, end_us);
             }
             Effect::Reject(ref rejection) => {

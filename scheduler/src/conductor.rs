@@ -162,8 +162,8 @@ impl Conductor {
             }
             Input::Preempted { request, emitted_tokens } => self.preempted(request, emitted_tokens, effects),
             Input::RoomOutgrown { request, emitted_tokens } => self.room_outgrown(request, emitted_tokens),
-            Input::DecodeFinished { request, output_tokens, first_us } => {
-                self.decode_finished(request, (output_tokens, first_us), effects);
+            Input::DecodeFinished { request, output_tokens, first_us, tbt_us } => {
+                self.decode_finished(request, (output_tokens, first_us, tbt_us), effects);
             }
             Input::ReplicateFinished { to } => self.replicate_finished(to, effects),
             Input::PeerPlaced(placed) => self.peer_placed(*placed, effects),

@@ -10,7 +10,7 @@ mod transfer;
 
 pub(crate) use correct::Residual;
 pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, place_among};
-pub(crate) use excess::WaitOutlook;
+pub(crate) use excess::{StepOutlook, WaitOutlook};
 pub(crate) use length::LengthEstimator;
 pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};

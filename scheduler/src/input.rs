@@ -121,6 +121,9 @@ pub enum Input {
         /// When the first token of its last attempt came, µs; 0 where that is not known.
         #[serde(default)]
         first_us: u64,
+        /// The mean of the longest tenth of its token gaps, µs; 0 where that is not known.
+        #[serde(default)]
+        tbt_us: u64,
     },
     /// A replication ended.
     ReplicateFinished {

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
 use crate::conductor::Conductor;
-use crate::estimate::prior_us;
+use crate::estimate::{StepOutlook, prior_us};
 use crate::placement::MIN_RETRY_AFTER_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, Input, RejectReason, Rejection};
@@ -86,12 +86,19 @@ impl Conductor {
         self.margins.observe(of, over_us, slack_us, target_permille);
     }
 
-    /// An answer ended: learns when its first token came, beside what was predicted.
-    fn learn_wait(&mut self, entry: &Entry, first_us: u64) {
+    /// An answer ended: learns when its decode and its first token came, and how long its gaps were, beside what was predicted.
+    fn learn_times(&mut self, entry: &Entry, first_us: u64, tbt_us: u64) {
         let Some((outlook, prediction)) = entry.outlook.zip(entry.prediction) else { return };
         let came_us = first_us - entry.arrived_us;
-        let of = (entry.request.class, self.fleet.known(entry.prefill).spec.role);
-        self.margins.observe_wait(of, &outlook, (came_us, prediction.ttft_most_us));
+        let role = self.fleet.known(entry.prefill).spec.role;
+        let alike = self.margins.samples_mut(entry.request.class, role);
+        alike.first_tokens.observe(&outlook, came_us, prediction.ttft_most_us);
+        let started_us = entry.decode_at_us - entry.arrived_us;
+        alike.decode_starts.observe(&outlook, started_us, prediction.decode_start_most_us);
+        if tbt_us > 0 {
+            let step = StepOutlook { step_us: entry.expected_step_us };
+            alike.gaps.observe(&step, tbt_us, prediction.tbt_most_us);
+        }
     }
 
     /// A decode ended: learns by how much its steps were longer than promised, where they were too long. Clients judge the
@@ -196,7 +203,7 @@ impl Conductor {
     pub(crate) fn decode_finished(
         &mut self,
         id: RequestId,
-        (output_tokens, first_us): (u32, u64),
+        (output_tokens, first_us, tbt_us): (u32, u64, u64),
         effects: &mut Vec<Effect>,
     ) {
         let ends = |e: &&Entry| e.stage == Stage::Decoding || e.peer.is_some();
@@ -215,7 +222,7 @@ impl Conductor {
         // Requests that were placed again teach nothing about predictions; a time of 0 is none.
         if entry.retries == 0 && (entry.arrived_us.max(1)..=self.now_us).contains(&first_us) {
             self.learn_step_margin(&entry, output_tokens, first_us);
-            self.learn_wait(&entry, first_us);
+            self.learn_times(&entry, first_us, tbt_us);
         }
         let decode = entry.decode.expect("a request that decodes has a decode instance (I8)");
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]

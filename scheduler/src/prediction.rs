@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 /// Per mille of the answers of a kind that do not exceed the room that is kept for them.
 pub(crate) const ROOM_PERMILLE: u32 = 800;
 
-/// Per mille of the first tokens that do not come after the latest time that is predicted for them.
-pub(crate) const FIRST_TOKEN_PERMILLE: u32 = 900;
+/// Per mille of the requests that do not exceed the most that is predicted of their times.
+pub(crate) const MOST_PERMILLE: u32 = 900;
 
 /// Way to a first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ impl From<Role> for PredictionPath {
 pub enum PredictionTarget {
     /// Time to first token.
     Ttft,
-    /// The mean of the longest tenth of the token gaps; predicted as the step time.
+    /// The mean of the longest tenth of the token gaps.
     Tbt,
     /// Time from the arrival to the start of the decode.
     DecodeStart,
@@ -93,13 +93,12 @@ impl PredictionTarget {
         }
     }
 
-    /// Share of requests that should not exceed the most that is predicted, where there is one, 0–1.
+    /// Share of requests that should not exceed the most that is predicted, 0–1.
     #[must_use]
-    pub fn coverage(self) -> Option<f64> {
+    pub fn coverage(self) -> f64 {
         match self {
-            Self::Ttft => Some(f64::from(FIRST_TOKEN_PERMILLE) / 1000.0),
-            Self::OutputTokens => Some(f64::from(ROOM_PERMILLE) / 1000.0),
-            Self::Tbt | Self::DecodeStart => None,
+            Self::Ttft | Self::Tbt | Self::DecodeStart => f64::from(MOST_PERMILLE) / 1000.0,
+            Self::OutputTokens => f64::from(ROOM_PERMILLE) / 1000.0,
         }
     }
 }
@@ -117,8 +116,15 @@ pub struct Prediction {
     pub ttft_most_us: u64,
     /// When its decode was to start.
     pub decode_start_us: u64,
-    /// Step time of its decode, µs.
+    /// The start of its decode that nine of ten do not exceed.
+    #[serde(default)]
+    pub decode_start_most_us: u64,
+    /// TBT, the mean of the longest tenth of its token gaps, µs: the step of the batch, corrected by what answers alike
+    /// had. Half of all have more.
     pub tbt_us: u64,
+    /// TBT that nine of ten do not exceed, µs.
+    #[serde(default)]
+    pub tbt_most_us: u64,
     /// Expected length of its answer.
     pub output_tokens: u32,
     /// Length for which room is kept: most answers of its kind do not exceed it.
@@ -145,25 +151,25 @@ pub struct PredictionOutcome {
     pub target: PredictionTarget,
     /// Measured over predicted.
     pub ratio: f64,
-    /// Whether what was measured is at most what was promised, where a promise is made.
-    pub covered: Option<bool>,
+    /// Whether what was measured is at most the most that was predicted.
+    pub covered: bool,
 }
 
 impl Prediction {
     /// Each prediction beside what was measured.
     pub fn outcomes(&self, served: &ServedRequest) -> impl Iterator<Item = PredictionOutcome> {
         let tokens = u64::from(served.output_tokens);
-        let covered = |measured: u64, most: u64| Some(measured <= most);
         let all = [
-            (Some(served.ttft_us), self.ttft_us, covered(served.ttft_us, self.ttft_most_us)),
-            (served.tbt_us, self.tbt_us, None),
-            (served.decode_start_us, self.decode_start_us, None),
-            (Some(tokens), self.output_tokens.into(), covered(tokens, self.output_tokens_most.into())),
+            (Some(served.ttft_us), self.ttft_us, self.ttft_most_us),
+            (served.tbt_us, self.tbt_us, self.tbt_most_us),
+            (served.decode_start_us, self.decode_start_us, self.decode_start_most_us),
+            (Some(tokens), self.output_tokens.into(), self.output_tokens_most.into()),
         ];
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let outcome = |(target, (measured, predicted, covered)): (_, (Option<u64>, u64, _))| {
-            let ratio = measured? as f64 / predicted.max(1) as f64;
-            Some(PredictionOutcome { target, ratio, covered })
+        let outcome = |(target, (measured, predicted, most)): (_, (Option<u64>, u64, u64))| {
+            let measured = measured?;
+            let ratio = measured as f64 / predicted.max(1) as f64;
+            Some(PredictionOutcome { target, ratio, covered: measured <= most })
         };
         PredictionTarget::ALL.into_iter().zip(all).filter_map(outcome)
     }
@@ -210,7 +216,7 @@ impl ErrorHistogram {
     fn observe(&mut self, outcome: &PredictionOutcome) {
         *self.counts.entry(bin_of(outcome.ratio - 1.0)).or_insert(0) += 1;
         self.total += 1;
-        self.covered += u64::from(outcome.covered == Some(true));
+        self.covered += u64::from(outcome.covered);
     }
 
     /// Nearest rank among bins that come in ascending order.
@@ -225,7 +231,7 @@ impl ErrorHistogram {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a share of requests")]
-    fn figures(&self, target: Option<f64>) -> PredictionFigures {
+    fn figures(&self, target: f64) -> PredictionFigures {
         let count = |bin: i16| self.counts.get(&bin).copied().unwrap_or(0);
         let sizes = (0..=LAST_BIN).map(|bin| (bin, count(bin) + if bin > 0 { count(-bin) } else { 0 }));
         let signed = || self.counts.iter().map(|(bin, count)| (*bin, *count));
@@ -234,7 +240,7 @@ impl ErrorHistogram {
             median_error: self.quantile(500, sizes),
             bias: self.quantile(500, signed()),
             p90: self.quantile(900, signed()),
-            covered: target.filter(|_| self.total > 0).map(|_| self.covered as f64 / self.total as f64),
+            covered: (self.total > 0).then(|| self.covered as f64 / self.total as f64),
             target,
         }
     }
@@ -251,10 +257,10 @@ pub struct PredictionFigures {
     pub bias: Option<f64>,
     /// The error that nine of ten do not exceed.
     pub p90: Option<f64>,
-    /// Share of requests that did not exceed what was promised, 0–1; none where nothing is promised.
+    /// Share of requests that did not exceed the most that was predicted, 0–1; none without a request.
     pub covered: Option<f64>,
     /// The share that should not.
-    pub target: Option<f64>,
+    pub target: f64,
 }
 
 /// How the predictions for one path held.
@@ -264,7 +270,7 @@ pub struct PathFigures {
     pub path: PredictionPath,
     /// Time to first token.
     pub ttft: PredictionFigures,
-    /// The mean of the longest tenth of the token gaps, beside the predicted step time.
+    /// The mean of the longest tenth of the token gaps.
     pub tbt: PredictionFigures,
     /// Start of the decode.
     pub decode_start: PredictionFigures,
@@ -324,7 +330,9 @@ mod tests {
             ttft_us: 1_000,
             ttft_most_us: 2_000,
             decode_start_us: 1_000,
+            decode_start_most_us: 2_000,
             tbt_us: 40,
+            tbt_most_us: 60,
             output_tokens: 100,
             output_tokens_most: 150,
         }
@@ -355,12 +363,13 @@ mod tests {
         // The errors are −10, 10, 20, 50 and 100 %.
         assert!(near(local.ttft.median_error, 0.2) && near(local.ttft.bias, 0.2), "{:?}", local.ttft);
         assert!(near(local.ttft.p90, 1.001), "{:?}", local.ttft);
-        assert_eq!((local.ttft.covered, local.ttft.target), (Some(0.8), Some(0.9)));
+        assert_eq!((local.ttft.covered, local.ttft.target), (Some(0.8), 0.9));
         assert!(near(local.tbt.bias, -0.25) && near(local.tbt.median_error, 0.25), "{:?}", local.tbt);
-        assert_eq!((local.tbt.covered, local.tbt.target), (None, None), "no share of gaps is promised");
-        assert_eq!(local.decode_start, PredictionFigures::default(), "nothing was measured");
+        assert_eq!((local.tbt.covered, local.tbt.target), (Some(1.0), 0.9));
+        let nothing = PredictionFigures { target: 0.9, ..PredictionFigures::default() };
+        assert_eq!(local.decode_start, nothing, "nothing was measured");
         assert!(near(local.output_tokens.bias, 0.0) && near(local.output_tokens.median_error, 0.5));
-        assert_eq!((local.output_tokens.covered, local.output_tokens.target), (Some(0.8), Some(0.8)));
+        assert_eq!((local.output_tokens.covered, local.output_tokens.target), (Some(0.8), 0.8));
     }
 
     #[test]

@@ -108,6 +108,9 @@ pub(crate) struct Entry {
     /// What the prediction of its first token was made from.
     #[serde(default)]
     pub outlook: Option<crate::estimate::WaitOutlook>,
+    /// What the prediction of its TBT was made from: the step of its batch, µs.
+    #[serde(default)]
+    pub expected_step_us: u64,
     /// Where its tenant's share began with it, once it was let in.
     pub tag_us: Option<u64>,
     pub prefill: InstanceId,
@@ -150,6 +153,7 @@ impl Entry {
             arrived_us,
             deadline_us: u64::MAX,
             promised_step_us: 0,
+            expected_step_us: 0,
             promised_us: 0,
             prediction: None,
             outlook: None,

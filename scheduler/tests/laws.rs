@@ -246,7 +246,7 @@ impl ScriptedCluster {
                     }
                 }
                 Effect::StartDecode { request, .. } => {
-                    self.feed(Input::DecodeFinished { request, output_tokens: 9, first_us: 0 })
+                    self.feed(Input::DecodeFinished { request, output_tokens: 9, first_us: 0, tbt_us: 0 })
                 }
                 Effect::Replicate { to, .. } => self.feed(Input::ReplicateFinished { to }),
                 _ => {}

@@ -1,4 +1,4 @@
-//! How well TTFT is predicted on engines that are faster or slower than their profile, on every path: docs/scheduling.md.
+//! How well TTFT and TBT are predicted on engines that are faster or slower than their profile, on every path: docs/scheduling.md.
 //!
 //! `cargo run --release -p baton-sim --example calibration [TARGET_PERMILLE]` prints a row for each cluster, speed of the
 //! engines, load and path. It needs the published conversation trace (`BATON_TRACES`).
@@ -77,16 +77,19 @@ fn rows(
     let percent =
         |share: Option<f64>| share.map_or_else(|| "–".into(), |share| format!("{:.1} %", 100.0 * share));
     let row = |path: &baton_scheduler::PathFigures| {
-        let ttft = &path.ttft;
+        let (ttft, tbt) = (&path.ttft, &path.tbt);
         format!(
-            "| {} | {permille} | {load} | {in_slo} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {permille} | {load} | {in_slo} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             cluster.name,
             path.path.name(),
             ttft.requests,
             percent(ttft.median_error),
             percent(ttft.bias),
             percent(ttft.p90),
-            percent(ttft.covered)
+            percent(ttft.covered),
+            percent(tbt.median_error),
+            percent(tbt.bias),
+            percent(tbt.covered)
         )
     };
     counter.results()[0].predictions.iter().map(row).collect()
@@ -105,9 +108,10 @@ fn main() {
         .flat_map(|(cluster, speed)| LOADS.iter().map(move |load| (cluster, speed, *load)))
         .collect();
     println!(
-        "| cluster | engine speed, per mille | load | in SLO | path | compared | median error | bias | p90 | within |"
+        "| cluster | engine speed, per mille | load | in SLO | path | compared | TTFT: median error | bias | p90 | within \
+         | TBT: median error | bias | within |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let all: Vec<Vec<String>> = cases.par_iter().map(|case| rows(&trace, *case, &classes)).collect();
     all.iter().flatten().for_each(|row| println!("{row}"));
 }

@@ -191,7 +191,7 @@ fn prediction_row(names: &[&str; 4], target: PredictionTarget, figures: &Predict
         signed(figures.bias),
         signed(figures.p90),
         percent(figures.covered),
-        percent(figures.target),
+        percent(Some(figures.target)),
     ];
     names.chain(figures).collect()
 }
@@ -243,8 +243,12 @@ mod tests {
     #[test]
     fn predictions_that_were_not_made_are_dashes() {
         let names = ["baton", "×1", "default", "local"];
-        let none = prediction_row(&names, PredictionTarget::Tbt, &PredictionFigures::default());
-        assert_eq!(none[4..], ["TBT", "0", "–", "–", "–", "–", "–"]);
+        let none = prediction_row(
+            &names,
+            PredictionTarget::Tbt,
+            &PredictionFigures { target: 0.9, ..PredictionFigures::default() },
+        );
+        assert_eq!(none[4..], ["TBT", "0", "–", "–", "–", "–", "90.0 %"]);
         let some =
             PredictionFigures { bias: Some(-0.051), covered: Some(0.9), ..PredictionFigures::default() };
         let some = prediction_row(&names, PredictionTarget::Ttft, &some);

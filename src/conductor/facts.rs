@@ -228,7 +228,8 @@ impl Driver {
             session.submission.tokens.len() as u64,
             session.cached_tokens,
         );
-        self.pair(|pairs, now_us, live, effects| pairs.complete(now_us, request, live, effects));
+        let answered = (request, session.gaps.tbt_us().unwrap_or(0));
+        self.pair(|pairs, now_us, live, effects| pairs.complete(now_us, answered, live, effects));
     }
 
     fn fetched(&mut self, about: FactSource, ok: bool) {

@@ -267,11 +267,11 @@ impl Pairs {
         self.end(request);
     }
 
-    /// The client has all of its answer.
+    /// The client has all of its answer, whose TBT was so long, µs; 0 where that is not known.
     pub fn complete(
         &mut self,
         now_us: u64,
-        request: RequestId,
+        (request, tbt_us): (RequestId, u64),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
@@ -279,20 +279,25 @@ impl Pairs {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         match pair.stage {
             Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.answered()),
-            Stage::Decoding(_) => self.conclude(request, core, effects),
+            Stage::Decoding(_) => self.conclude((request, tbt_us), core, effects),
             Stage::Waiting(_) | Stage::Answered(_) | Stage::HandingOff(_) => {}
         }
     }
 
     /// The conductor hears of the end; the decode node has let go by itself.
-    fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
+    fn conclude(
+        &mut self,
+        (request, tbt_us): (RequestId, u64),
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let output_tokens = pair.emitted_tokens;
         let first_us = pair.stage.tokens_mut().map_or(0, |tokens| tokens.first_us);
         if let Stage::Decoding(decoding) = &pair.stage {
             self.paces.entry(decoding.decode()).or_default().answered += 1;
         }
-        self.feed(Input::DecodeFinished { request, output_tokens, first_us }, core, effects);
+        self.feed(Input::DecodeFinished { request, output_tokens, first_us, tbt_us }, core, effects);
         if self.end(request) {
             effects.push(Effect::Ended { request });
         }

@@ -1,17 +1,19 @@
-//! How long first tokens take, where the order of service at a placement says too little: it has only the requests
-//! that have arrived. Later ones overtake, and engines err.
+//! How long first tokens and steps take, where a placement's own figures say too little. The order of service has only
+//! the requests that have arrived: later ones overtake, and engines err. The step of a batch says nothing of the prompts
+//! that will share its steps, and a client feels the longest ones.
 //!
-//! The *excess* of a request is the part of its slack by which its first token comes later than by that order. A
-//! request that is placed is compared with served ones of its kind: those that waited for as much work and had as much
-//! work of their own, within a factor of two. The median of their excess corrects the prediction, and a quantile bounds
-//! it (conformal prediction by categories: Vovk, Gammerman, Shafer 2005). The load changes, so that what was seen is
-//! not what comes. So the level of that quantile moves until the bound holds for the share that is wanted (adaptive
+//! The *excess* of a request is by how much it takes longer than its placement expects, in parts of its own scale: its
+//! slack for a first token, the expected step for steps. A request that is placed is compared with served ones of its
+//! kind: those that waited for as much work and had as much work of their own, within a factor of two; those whose
+//! step was expected to be as long, within a quarter. The median of their excess corrects the prediction, and a quantile
+//! bounds it (conformal prediction by categories: Vovk, Gammerman, Shafer 2005). The load changes, so that what was seen
+//! is not what comes. So the level of that quantile moves until the bound holds for the share that is wanted (adaptive
 //! conformal inference: Gibbs, Candès 2021).
 
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use crate::prediction::FIRST_TOKEN_PERMILLE;
+use crate::prediction::MOST_PERMILLE;
 
 /// Requests of a kind that are kept: of 64 half are forgotten too late in a load that changes, 16 have no tenth.
 const KEPT: usize = 32;
@@ -23,9 +25,24 @@ const LEVEL_STEP: f64 = 1.0 / 200.0;
 const SMALL_US: u64 = 10_000;
 /// Kinds by doublings of a wait, from 10 ms to 3 minutes and beyond.
 const OCTAVES: u16 = 16;
-/// An excess is kept in millionths of a slack, and within 64 of them.
+/// The kind of all.
+const ALL: KindNumber = OCTAVES * (OCTAVES + 1);
+/// An excess is kept in millionths of its scale, and within 64 of them.
 const WHOLE: f64 = 1e6;
 const MOST_EXCESS: i32 = 64_000_000;
+
+/// Kinds of requests, by number.
+type KindNumber = u16;
+
+/// A figure of a request as its placement sees it.
+pub(crate) trait Outlook {
+    /// What the placement expects, µs.
+    fn expected_us(&self) -> u64;
+    /// The scale of its excess, µs.
+    fn scale_us(&self) -> u64;
+    /// Its kinds, the narrowest first.
+    fn kinds(&self) -> impl Iterator<Item = KindNumber>;
+}
 
 /// A first token as a placement sees it, µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,21 +57,48 @@ pub(crate) struct WaitOutlook {
     pub by_order_us: u64,
 }
 
-/// Kinds of requests, by number.
-type KindNumber = u16;
-
-impl WaitOutlook {
-    /// The scale of its excess, µs. A request without slack is measured by itself.
-    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-    fn scale_us(&self) -> f64 {
-        self.slack_us.max(self.own_us).max(1) as f64
+impl Outlook for WaitOutlook {
+    fn expected_us(&self) -> u64 {
+        self.by_order_us
     }
 
-    /// Its kinds, the narrowest first: by wait and own work, by own work, and all.
-    fn kinds(&self) -> [KindNumber; 3] {
+    /// A request without slack is measured by itself.
+    fn scale_us(&self) -> u64 {
+        self.slack_us.max(self.own_us).max(1)
+    }
+
+    /// By wait and own work, by own work, and all.
+    fn kinds(&self) -> impl Iterator<Item = KindNumber> {
         let octave = |us: u64| (us / SMALL_US + 1).ilog2().min(u32::from(OCTAVES) - 1) as u16;
         let own = octave(self.own_us);
-        [own * OCTAVES + octave(self.queue_us), OCTAVES * OCTAVES + own, OCTAVES * (OCTAVES + 1)]
+        [own * OCTAVES + octave(self.queue_us), OCTAVES * OCTAVES + own, ALL].into_iter()
+    }
+}
+
+/// The steps of an answer as its placement sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StepOutlook {
+    /// The step of its batch, µs.
+    pub step_us: u64,
+}
+
+impl Outlook for StepOutlook {
+    fn expected_us(&self) -> u64 {
+        self.step_us
+    }
+
+    fn scale_us(&self) -> u64 {
+        self.step_us.max(1)
+    }
+
+    /// By four parts of a doubling of the step, and all.
+    fn kinds(&self) -> impl Iterator<Item = KindNumber> {
+        // Below 4 µs there are no parts, and no engine.
+        let us = self.step_us.max(4);
+        let doublings = us.ilog2();
+        #[expect(clippy::cast_possible_truncation, reason = "less than 4 times 64")]
+        let part = (u64::from(doublings) * 4 + ((us >> (doublings - 2)) & 3)) as KindNumber;
+        [part, ALL].into_iter()
     }
 }
 
@@ -67,28 +111,28 @@ struct KindSamples {
 
 /// The latest served requests of a class on a path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct WaitSamples {
+pub(crate) struct ExcessSamples {
     /// In the order of their numbers.
     kinds: Vec<KindSamples>,
     level: f64,
 }
 
-impl Default for WaitSamples {
+impl Default for ExcessSamples {
     fn default() -> Self {
-        Self { kinds: Vec::new(), level: f64::from(FIRST_TOKEN_PERMILLE) / 1000.0 }
+        Self { kinds: Vec::new(), level: f64::from(MOST_PERMILLE) / 1000.0 }
     }
 }
 
-impl WaitSamples {
+impl ExcessSamples {
     fn place(&self, kind: KindNumber) -> Result<usize, usize> {
         self.kinds.binary_search_by_key(&kind, |samples| samples.kind)
     }
 
-    /// When a first token comes, µs from the request's arrival, and the time that it does not exceed as often as
-    /// [`FIRST_TOKEN_PERMILLE`] says. None while too few were served.
-    pub(crate) fn predict(&self, outlook: &WaitOutlook) -> Option<(u64, u64)> {
+    /// What is to be expected, µs, and what is not exceeded as often as [`MOST_PERMILLE`] says. None while too few were
+    /// served.
+    pub(crate) fn predict(&self, outlook: &impl Outlook) -> Option<(u64, u64)> {
         let known = |kind| self.place(kind).ok().map(|at| &self.kinds[at].excess);
-        let samples = outlook.kinds().into_iter().filter_map(known).find(|samples| samples.len() >= LEAST)?;
+        let samples = outlook.kinds().filter_map(known).find(|samples| samples.len() >= LEAST)?;
         let mut sorted = [i32::MAX; KEPT];
         let sorted = &mut sorted[..samples.len()];
         sorted.copy_from_slice(samples);
@@ -101,22 +145,27 @@ impl WaitSamples {
         )]
         let at = libm::ceil(self.level * sorted.len() as f64) as usize - 1;
         let us = |excess: i32| {
-            #[expect(clippy::cast_possible_truncation, reason = "at most 64 times a time")]
-            let more_us = (outlook.scale_us() * f64::from(excess) / WHOLE) as i64;
-            outlook.by_order_us.saturating_add_signed(more_us).max(1)
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_precision_loss,
+                reason = "at most 64 times a time, which is far below 2^53 µs"
+            )]
+            let more_us = (outlook.scale_us() as f64 * f64::from(excess) / WHOLE) as i64;
+            outlook.expected_us().saturating_add_signed(more_us).max(1)
         };
         Some((us(sorted[(sorted.len() - 1) / 2]), us(sorted[at])))
     }
 
-    /// Records when a first token came, µs from its request's arrival, that was predicted to come at `most_us` at most.
-    pub(crate) fn observe(&mut self, outlook: &WaitOutlook, came_us: u64, most_us: u64) {
+    /// Records what was measured, µs, where `most_us` was predicted not to be exceeded.
+    pub(crate) fn observe(&mut self, outlook: &impl Outlook, measured_us: u64, most_us: u64) {
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let over_us = came_us as f64 - outlook.by_order_us as f64;
+        let (over_us, scale_us) =
+            (measured_us as f64 - outlook.expected_us() as f64, outlook.scale_us() as f64);
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a cast to i32 has its bounds for all that is beyond"
         )]
-        let excess = (over_us / outlook.scale_us() * WHOLE) as i32;
+        let excess = (over_us / scale_us * WHOLE) as i32;
         for kind in outlook.kinds() {
             let at = self.place(kind).unwrap_or_else(|at| {
                 self.kinds.insert(at, KindSamples { kind, excess: Vec::with_capacity(KEPT) });
@@ -129,15 +178,15 @@ impl WaitSamples {
             samples.push(excess.clamp(-MOST_EXCESS, MOST_EXCESS));
             assert!(samples.len() <= KEPT, "more samples of a kind are kept than there are places");
         }
-        let wanted = f64::from(FIRST_TOKEN_PERMILLE) / 1000.0;
-        let kept = f64::from(u8::from(came_us <= most_us));
+        let wanted = f64::from(MOST_PERMILLE) / 1000.0;
+        let kept = f64::from(u8::from(measured_us <= most_us));
         self.level = (self.level + LEVEL_STEP * (wanted - kept)).clamp(0.5, 1.0);
     }
 
     /// What was read may be anything.
     pub(crate) fn is_sound(&self) -> bool {
         let bounded = |samples: &KindSamples| {
-            samples.kind <= OCTAVES * (OCTAVES + 1)
+            samples.kind <= ALL
                 && (1..=KEPT).contains(&samples.excess.len())
                 && samples.excess.iter().all(|excess| (-MOST_EXCESS..=MOST_EXCESS).contains(excess))
         };
@@ -158,7 +207,7 @@ mod tests {
 
     #[test]
     fn nothing_is_predicted_before_there_is_enough_to_compare_with() {
-        let mut waits = WaitSamples::default();
+        let mut waits = ExcessSamples::default();
         for at in 0..LEAST {
             assert_eq!(waits.predict(&outlook(0, 1_000_000)), None, "{at}");
             waits.observe(&outlook(0, 1_000_000), 1_200_000, 2_000_000);
@@ -174,7 +223,7 @@ mod tests {
     /// Short requests are in time, long ones are overtaken: each is compared with those of its own kind.
     #[test]
     fn a_request_is_compared_with_its_like() {
-        let mut waits = WaitSamples::default();
+        let mut waits = ExcessSamples::default();
         for at in 0..400 {
             let most_us = if at % 10 == 0 { 1_000_000 } else { 1_200_000 };
             waits.observe(&outlook(1_000_000, 100_000), 1_100_000, most_us);
@@ -190,10 +239,27 @@ mod tests {
         assert_eq!(waits.kinds.len(), 5, "two narrow kinds, two by their own work, and all");
     }
 
+    /// The steps of a small batch take half as much again, those of a large one as long as expected.
+    #[test]
+    fn steps_are_compared_with_steps_that_were_expected_to_be_as_long() {
+        let mut gaps = ExcessSamples::default();
+        for _ in 0..20 {
+            gaps.observe(&StepOutlook { step_us: 20_000 }, 30_000, 40_000);
+            gaps.observe(&StepOutlook { step_us: 50_000 }, 50_000, 60_000);
+        }
+        let of = |step_us| gaps.predict(&StepOutlook { step_us }).unwrap();
+        assert_eq!((of(20_000), of(50_000)), ((30_000, 30_000), (50_000, 50_000)));
+        assert_eq!(of(20_400).0, 30_600, "of the same kind");
+        assert_eq!(of(30_000), (30_000, 45_000), "there is none like it: of all");
+        let kind = |step_us| StepOutlook { step_us }.kinds().next().unwrap();
+        assert!([0, 1, 7, 20_000, u64::MAX].map(kind).is_sorted() && kind(u64::MAX) < ALL);
+        assert!(kind(20_000) < kind(20_480) && kind(20_480) == kind(24_575) && kind(24_575) < kind(24_576));
+    }
+
     #[test]
     fn what_nobody_could_have_learnt_is_not_sound() {
-        let with = |change: fn(&mut WaitSamples)| {
-            let mut waits = WaitSamples::default();
+        let with = |change: fn(&mut ExcessSamples)| {
+            let mut waits = ExcessSamples::default();
             waits.observe(&outlook(0, 1_000), 5_000, 9_000);
             change(&mut waits);
             waits.is_sound()
@@ -217,17 +283,19 @@ mod tests {
     /// All that were served, oldest first, each with its excess.
     fn naive(served: &[(WaitOutlook, u64)], level: f64, outlook: &WaitOutlook) -> Option<(u64, u64)> {
         let excess = |(outlook, came_us): &(WaitOutlook, u64)| {
-            let excess = (*came_us as f64 - outlook.by_order_us as f64) / outlook.scale_us() * WHOLE;
+            let excess = (*came_us as f64 - outlook.by_order_us as f64) / outlook.scale_us() as f64 * WHOLE;
             (excess as i64).clamp(i64::from(-MOST_EXCESS), i64::from(MOST_EXCESS))
         };
         (0..3).find_map(|width| {
-            let of_kind =
-                served.iter().rev().filter(|(other, _)| other.kinds()[width] == outlook.kinds()[width]);
+            let of_kind = served
+                .iter()
+                .rev()
+                .filter(|(other, _)| other.kinds().nth(width) == outlook.kinds().nth(width));
             let mut like: Vec<i64> = of_kind.take(KEPT).map(excess).collect();
             like.sort_unstable();
             let us = |share: f64| {
                 let excess = like[(share * like.len() as f64).ceil() as usize - 1];
-                let more_us = (outlook.scale_us() * excess as f64 / WHOLE) as i64;
+                let more_us = (outlook.scale_us() as f64 * excess as f64 / WHOLE) as i64;
                 outlook.by_order_us.saturating_add_signed(more_us).max(1)
             };
             (like.len() >= LEAST).then(|| (us(0.5), us(level)))
@@ -240,7 +308,7 @@ mod tests {
             all in proptest::collection::vec((times(), times(), times(), any::<bool>()), 0..300),
             (queue_us, own_us, slack_us) in (times(), times(), times()),
         ) {
-            let (mut waits, mut served) = (WaitSamples::default(), Vec::new());
+            let (mut waits, mut served) = (ExcessSamples::default(), Vec::new());
             for (queue_us, own_us, came_us, kept) in all {
                 let outlook = WaitOutlook { queue_us, own_us, slack_us, by_order_us: queue_us + own_us };
                 waits.observe(&outlook, came_us, if kept { u64::MAX } else { 0 });
@@ -256,7 +324,7 @@ mod tests {
         fn the_bound_holds_as_often_as_it_should(
             seed in any::<u64>(), spread_us in 100_000u64..20_000_000, drift_permille in 0u64..500,
         ) {
-            let (mut waits, mut rng) = (WaitSamples::default(), baton_types::Rng::new(seed));
+            let (mut waits, mut rng) = (ExcessSamples::default(), baton_types::Rng::new(seed));
             let (mut held, mut judged) = (0u32, 0u32);
             for at in 0..3_000 {
                 let outlook = outlook(rng.next_u64() % 5_000_000, rng.next_u64() % 3_000_000);

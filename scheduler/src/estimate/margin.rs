@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, Role};
 use serde::{Deserialize, Serialize};
 
-use super::excess::{WaitOutlook, WaitSamples};
+use super::excess::ExcessSamples;
 
 /// Histogram of overshoots in hundredths of the slack. The first bin counts requests in time, the last one everything
 /// from its value on. A margin beyond a third of the slack would not help: a request that is so late waits for
@@ -62,6 +62,23 @@ impl OvershootHistogram {
     }
 }
 
+/// The latest served requests of one class on one path.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct PathSamples {
+    /// First tokens beside the order of service.
+    pub first_tokens: ExcessSamples,
+    /// Starts of decodes beside the order of service.
+    pub decode_starts: ExcessSamples,
+    /// TBT beside the step of the batch.
+    pub gaps: ExcessSamples,
+}
+
+impl PathSamples {
+    fn is_sound(&self) -> bool {
+        [&self.first_tokens, &self.decode_starts, &self.gaps].into_iter().all(ExcessSamples::is_sound)
+    }
+}
+
 /// Overshoots of the requests of one class.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ClassMargins {
@@ -69,9 +86,9 @@ struct ClassMargins {
     first_tokens: [OvershootHistogram; PATHS],
     /// Of decode steps.
     steps: OvershootHistogram,
-    /// First tokens beside the order of service, by path.
+    /// Times beside what placements expected of them, by path.
     #[serde(default)]
-    waits: [WaitSamples; PATHS],
+    samples: [PathSamples; PATHS],
 }
 
 impl ClassMargins {
@@ -79,14 +96,14 @@ impl ClassMargins {
         Self {
             first_tokens: core::array::from_fn(|_| OvershootHistogram::new(BINS, LEAST)),
             steps: OvershootHistogram::new(STEP_BINS, 0),
-            waits: core::array::from_fn(|_| WaitSamples::default()),
+            samples: core::array::from_fn(|_| PathSamples::default()),
         }
     }
 
     fn is_sound(&self) -> bool {
         self.first_tokens.iter().all(|path| path.is_sound(BINS))
             && self.steps.is_sound(STEP_BINS)
-            && self.waits.iter().all(WaitSamples::is_sound)
+            && self.samples.iter().all(PathSamples::is_sound)
     }
 }
 
@@ -148,24 +165,15 @@ impl MarginEstimator {
         self.classes[at].steps.observe((over_us, slack_us), target_permille, 0);
     }
 
-    /// When the first token of a request comes, and by when nine of ten come: see [`WaitSamples::predict`].
-    pub(crate) fn first_token_us(
-        &self,
-        (class, role): (ClassId, Role),
-        outlook: &WaitOutlook,
-    ) -> Option<(u64, u64)> {
-        self.classes[self.slot(class)].waits[Self::path(role)].predict(outlook)
+    /// The latest served requests of that class on the path of that role.
+    pub(crate) fn samples(&self, class: ClassId, role: Role) -> &PathSamples {
+        &self.classes[self.slot(class)].samples[Self::path(role)]
     }
 
-    /// Records a first token: see [`WaitSamples::observe`].
-    pub(crate) fn observe_wait(
-        &mut self,
-        (class, role): (ClassId, Role),
-        outlook: &WaitOutlook,
-        (came_us, most_us): (u64, u64),
-    ) {
+    /// As [`Self::samples`], to add to them.
+    pub(crate) fn samples_mut(&mut self, class: ClassId, role: Role) -> &mut PathSamples {
         let at = self.slot(class);
-        self.classes[at].waits[Self::path(role)].observe(outlook, came_us, most_us);
+        &mut self.classes[at].samples[Self::path(role)]
     }
 
     /// Follows a change of the classes: a class of the same name keeps what was learnt.

@@ -6,7 +6,7 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{Candidate, DecodeChoice, Placement, within_reach};
 use crate::conductor::Conductor;
-use crate::estimate::WaitOutlook;
+use crate::estimate::{StepOutlook, WaitOutlook};
 use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
@@ -76,7 +76,7 @@ impl Conductor {
         };
         let waited_us = self.now_us - entry.arrived_us;
         let instance = self.fleet.known(candidate.instance);
-        let of = (entry.request.class, instance.spec.role);
+        let alike = self.margins.samples(entry.request.class, instance.spec.role);
         let own_us = candidate.ttft_us - candidate.queue_us.min(candidate.ttft_us);
         let outlook = WaitOutlook {
             queue_us: candidate.queue_us,
@@ -86,20 +86,30 @@ impl Conductor {
         };
         // Before anything was served, the latest by deadline is the most that can be said.
         let unknown = (outlook.by_order_us, waited_us + latest_us);
-        let (ttft_us, ttft_most_us) = self.margins.first_token_us(of, &outlook).unwrap_or(unknown);
+        let (ttft_us, ttft_most_us) = alike.first_tokens.predict(&outlook).unwrap_or(unknown);
         entry.outlook = Some(outlook);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "step times are positive and far below 2^53 µs"
         )]
-        let tbt_us = step_us as u64;
+        let step_us = step_us as u64;
+        let step = StepOutlook { step_us };
+        let unknown = (step_us, step_us.max(self.config.least_tbt_us(entry.request.class)));
+        let (tbt_us, tbt_most_us) = alike.gaps.predict(&step).unwrap_or(unknown);
+        entry.expected_step_us = step_us;
+        let tail_us = self.handoff_tail_us(instance);
+        let unknown = (ttft_us.saturating_sub(tail_us), ttft_most_us.saturating_sub(tail_us));
+        let (decode_start_us, decode_start_most_us) =
+            alike.decode_starts.predict(&outlook).unwrap_or(unknown);
         entry.prediction = Some(Prediction {
             path: instance.spec.role.into(),
             ttft_us,
             ttft_most_us,
-            decode_start_us: ttft_us.saturating_sub(self.handoff_tail_us(instance)),
+            decode_start_us,
+            decode_start_most_us,
             tbt_us,
+            tbt_most_us,
             output_tokens: self.expected_tokens(&entry.request),
             output_tokens_most: entry.room_tokens,
         });

@@ -71,7 +71,7 @@ impl Stage<'_> {
         let id = RequestId(request);
         self.feed(end_us, Input::PrefillFinished { request: id, compute_us, cached_tokens: 0 });
         self.feed(end_us, Input::HandoffFinished { request: id });
-        self.feed(end_us, Input::DecodeFinished { request: id, output_tokens: 1, first_us: 0 });
+        self.feed(end_us, Input::DecodeFinished { request: id, output_tokens: 1, first_us: 0, tbt_us: 0 });
     }
 
     fn next_end_us(&self) -> Option<u64> {

@@ -363,6 +363,7 @@ impl Play {
                 request,
                 output_tokens: u32::from(n) + 1,
                 first_us: u64::from(n) * 40_000,
+                tbt_us: u64::from(n) * 3_000,
             },
         });
         if let Some(at) = self.foreign.iter().position(|(id, _)| *id == request) {
@@ -421,7 +422,7 @@ impl Play {
         self.feed(match kind % 16 {
             0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
             1 if request != decoding => {
-                Input::DecodeFinished { request, output_tokens: u32::MAX, first_us: u64::MAX }
+                Input::DecodeFinished { request, output_tokens: u32::MAX, first_us: u64::MAX, tbt_us: 0 }
             }
             2 => Input::HandoffFinished { request },
             3 => Input::FetchFinished { request, ok: n.is_multiple_of(2) },

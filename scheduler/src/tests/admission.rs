@@ -110,7 +110,7 @@ fn the_second_look_lets_in_what_fits() {
     step(
         &mut conductor,
         900_000,
-        Input::DecodeFinished { request: RequestId(901), output_tokens: 10, first_us: 0 },
+        Input::DecodeFinished { request: RequestId(901), output_tokens: 10, first_us: 0, tbt_us: 0 },
     );
     step(&mut conductor, 4_000_000, finished(1));
     let effects = step(&mut conductor, 4_000_000, Input::HandoffFinished { request: RequestId(1) });
@@ -303,7 +303,7 @@ proptest! {
                 let now_us = conductor.now_us + 10_000_000;
                 open.extend(starts(&step(&mut conductor, now_us, finished(id))).iter().map(|s| s.request));
                 step(&mut conductor, now_us, Input::HandoffFinished { request: RequestId(id) });
-                let end = Input::DecodeFinished { request: RequestId(id), output_tokens: 3, first_us: 0 };
+                let end = Input::DecodeFinished { request: RequestId(id), output_tokens: 3, first_us: 0, tbt_us: 0 };
                 open.extend(starts(&step(&mut conductor, now_us, end)).iter().map(|s| s.request));
             }
             assert_idle(&conductor.snapshot());

@@ -50,7 +50,11 @@ fn serve(conductor: &mut Conductor, now_us: u64, request: Request, cached_tokens
     assert_eq!(start.prefill, start.decode);
     step(conductor, now_us + 1, Input::PrefillFinished { request: id, compute_us: 0, cached_tokens });
     hold(conductor, start.prefill, &chain, Tier::Hbm);
-    step(conductor, now_us + 2, Input::DecodeFinished { request: id, output_tokens: 3, first_us: 0 });
+    step(
+        conductor,
+        now_us + 2,
+        Input::DecodeFinished { request: id, output_tokens: 3, first_us: 0, tbt_us: 0 },
+    );
     start.prefill
 }
 

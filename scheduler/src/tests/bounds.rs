@@ -172,7 +172,7 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         3 => Input::HandoffFinished { request },
         4 => Input::HandoffFailed { request },
         5 => Input::FetchFinished { request, ok: n[1].is_multiple_of(2) },
-        6 => Input::DecodeFinished { request, output_tokens: low(n[1]), first_us: n[1] },
+        6 => Input::DecodeFinished { request, output_tokens: low(n[1]), first_us: n[1], tbt_us: 0 },
         7 => Input::TokensEmitted { request, emitted_tokens: low(n[2]) },
         8 => {
             let objectives =

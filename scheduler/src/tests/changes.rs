@@ -214,7 +214,12 @@ fn what_was_learnt_of_a_class_follows_its_name() {
             step(
                 &mut conductor,
                 0,
-                Input::DecodeFinished { request: RequestId(id), output_tokens: tokens, first_us: 0 },
+                Input::DecodeFinished {
+                    request: RequestId(id),
+                    output_tokens: tokens,
+                    first_us: 0,
+                    tbt_us: 0,
+                },
             );
         }
     }

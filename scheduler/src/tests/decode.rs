@@ -72,7 +72,12 @@ fn room_for_prompt_and_output_is_reserved_before_the_prefill_starts_and_given_ba
     step(
         &mut conductor,
         2_000_000,
-        Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700, first_us: 0 },
+        Input::DecodeFinished {
+            request: baton_types::RequestId(1),
+            output_tokens: 700,
+            first_us: 0,
+            tbt_us: 0,
+        },
     );
     assert_idle(&conductor.snapshot());
 }
@@ -133,7 +138,8 @@ fn steps_that_were_too_long_leave_a_margin_to_those_that_follow() {
             for input in [finished(id), Input::HandoffFinished { request: RequestId(id) }] {
                 step(&mut conductor, first_us, input);
             }
-            let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 20, first_us };
+            let ended =
+                Input::DecodeFinished { request: RequestId(id), output_tokens: 20, first_us, tbt_us: 0 };
             step(&mut conductor, first_us + 19 * step_us, ended);
         }
         // Alone its step takes 37 ms, beside the other 58 ms.
@@ -164,7 +170,7 @@ fn answers_of_few_steps_teach_nothing() {
         for input in [finished(id), Input::HandoffFinished { request: RequestId(id) }] {
             step(&mut conductor, first_us, input);
         }
-        let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 5, first_us };
+        let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 5, first_us, tbt_us: 0 };
         step(&mut conductor, first_us + 4 * 90_000, ended);
     }
     assert!(rejection(&offer(&mut conductor, LATER_US, foretold(99, 27_000, 100))).is_none());

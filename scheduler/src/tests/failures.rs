@@ -77,7 +77,7 @@ fn a_decode_does_not_mind_the_loss_of_its_prefill_instance() {
     let mut conductor = conductor(config(2), 2, 2);
     let start = bring(&mut conductor, Stop::Decoding);
     assert!(lose(&mut conductor, start.prefill).is_empty(), "the KV has moved");
-    let end = Input::DecodeFinished { request: ONE, output_tokens: 5, first_us: 0 };
+    let end = Input::DecodeFinished { request: ONE, output_tokens: 5, first_us: 0, tbt_us: 0 };
     assert!(step(&mut conductor, 900_000, end).is_empty());
     assert_eq!(conductor.stats().finished, 1);
 }
@@ -156,7 +156,11 @@ fn a_second_hand_off_can_succeed() {
     step(&mut conductor, 120_000, Input::HandoffFailed { request: ONE });
     let effects = step(&mut conductor, 130_000, Input::HandoffFinished { request: ONE });
     assert!(matches!(effects.as_slice(), [Effect::StartDecode { .. }]), "{effects:?}");
-    step(&mut conductor, 140_000, Input::DecodeFinished { request: ONE, output_tokens: 3, first_us: 0 });
+    step(
+        &mut conductor,
+        140_000,
+        Input::DecodeFinished { request: ONE, output_tokens: 3, first_us: 0, tbt_us: 0 },
+    );
     assert_idle(&conductor.snapshot());
 }
 
@@ -204,7 +208,7 @@ fn a_cancel_of_what_waits_here_needs_no_release() {
     step(
         &mut conductor,
         10,
-        Input::DecodeFinished { request: RequestId(900), output_tokens: 1, first_us: 0 },
+        Input::DecodeFinished { request: RequestId(900), output_tokens: 1, first_us: 0, tbt_us: 0 },
     );
     assert_idle(&conductor.snapshot());
 }
@@ -295,12 +299,20 @@ fn an_end_counts_once() {
         assert!(step(&mut conductor, 200_000, input).is_empty());
     }
     assert!(
-        step(&mut conductor, 200_000, Input::DecodeFinished { request: ONE, output_tokens: 4, first_us: 0 })
-            .is_empty()
+        step(
+            &mut conductor,
+            200_000,
+            Input::DecodeFinished { request: ONE, output_tokens: 4, first_us: 0, tbt_us: 0 }
+        )
+        .is_empty()
     );
     assert!(
-        step(&mut conductor, 200_000, Input::DecodeFinished { request: ONE, output_tokens: 4, first_us: 0 })
-            .is_empty()
+        step(
+            &mut conductor,
+            200_000,
+            Input::DecodeFinished { request: ONE, output_tokens: 4, first_us: 0, tbt_us: 0 }
+        )
+        .is_empty()
     );
     assert_eq!((conductor.stats().finished, conductor.stats().stale_inputs), (1, stale + 4));
     assert_idle(&conductor.snapshot());

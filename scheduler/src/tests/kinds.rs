@@ -122,7 +122,12 @@ fn two_pairs_pass_to_another_kind_under_load() {
                 for input in [
                     finished(id),
                     Input::HandoffFinished { request: RequestId(id) },
-                    Input::DecodeFinished { request: RequestId(id), output_tokens: 3, first_us: 0 },
+                    Input::DecodeFinished {
+                        request: RequestId(id),
+                        output_tokens: 3,
+                        first_us: 0,
+                        tbt_us: 0,
+                    },
                 ] {
                     step(conductor, now_us, input);
                 }

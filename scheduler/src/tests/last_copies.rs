@@ -58,7 +58,11 @@ fn serve(conductor: &mut Conductor, id: u64, blocks: u64) -> Vec<BlockHash> {
     [0, 1].into_iter().for_each(|at| hold(conductor, at, &chain, Tier::Hbm));
     step(conductor, now_us, finished(id));
     step(conductor, now_us, Input::HandoffFinished { request: RequestId(id) });
-    step(conductor, now_us, Input::DecodeFinished { request: RequestId(id), output_tokens: 4, first_us: 0 });
+    step(
+        conductor,
+        now_us,
+        Input::DecodeFinished { request: RequestId(id), output_tokens: 4, first_us: 0, tbt_us: 0 },
+    );
     chain
 }
 

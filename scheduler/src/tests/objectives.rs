@@ -164,7 +164,8 @@ fn margins_are_learnt_against_the_slack_of_the_own_objective() {
             let late_us = promised_us + 2_000_000;
             step(&mut conductor, late_us, finished(id));
             step(&mut conductor, late_us, Input::HandoffFinished { request: RequestId(id) });
-            let over = Input::DecodeFinished { request: RequestId(id), output_tokens: 1, first_us: 0 };
+            let over =
+                Input::DecodeFinished { request: RequestId(id), output_tokens: 1, first_us: 0, tbt_us: 0 };
             step(&mut conductor, late_us, over);
         }
         conductor.margins.of_slack_us(ClassId(0), Role::Prefill, 10_000_000)

@@ -44,7 +44,7 @@ fn a_peer_request_passes_all_its_stops_without_an_order_and_leaves_nothing() {
     let stops = [
         finished(900),
         Input::HandoffFinished { request: PEER },
-        Input::DecodeFinished { request: PEER, output_tokens: 9, first_us: 0 },
+        Input::DecodeFinished { request: PEER, output_tokens: 9, first_us: 0, tbt_us: 0 },
     ];
     for stop in stops {
         assert_eq!(step(&mut conductor, 200_000, stop), []);
@@ -62,7 +62,7 @@ fn no_trouble_of_a_peer_request_makes_us_act() {
         Input::HandoffFailed { request: PEER },
         Input::InstanceLost { instance: InstanceId(0), epoch },
         Input::InstanceLost { instance: InstanceId(2), epoch },
-        Input::DecodeFinished { request: PEER, output_tokens: 1, first_us: 0 },
+        Input::DecodeFinished { request: PEER, output_tokens: 1, first_us: 0, tbt_us: 0 },
     ];
     for input in troubles {
         for handed_off in [false, true] {
@@ -302,7 +302,7 @@ proptest! {
                 1 => finished(900 + id),
                 2 => Input::HandoffFinished { request },
                 3 => Input::HandoffFailed { request },
-                4 => Input::DecodeFinished { request, output_tokens: 3, first_us: 0 },
+                4 => Input::DecodeFinished { request, output_tokens: 3, first_us: 0, tbt_us: 0 },
                 5 => Input::RequestCancelled { request },
                 _ => Input::FetchFinished { request, ok: true },
             });
@@ -377,7 +377,7 @@ impl RouterGroup {
             for input in [finished(id), Input::HandoffFinished { request }] {
                 self.feed(at, input);
             }
-            self.feed(at, Input::DecodeFinished { request, output_tokens: 20, first_us: 0 });
+            self.feed(at, Input::DecodeFinished { request, output_tokens: 20, first_us: 0, tbt_us: 0 });
         } else {
             self.feed(at, Input::RequestCancelled { request });
         }

@@ -37,7 +37,12 @@ fn popular(conductor: &mut Conductor, ids: core::ops::Range<u64>) -> Vec<Copy> {
             step(
                 conductor,
                 now_us,
-                Input::DecodeFinished { request: RequestId(start.request), output_tokens: 4, first_us: 0 },
+                Input::DecodeFinished {
+                    request: RequestId(start.request),
+                    output_tokens: 4,
+                    first_us: 0,
+                    tbt_us: 0,
+                },
             );
         }
     }

@@ -134,7 +134,7 @@ fn prefills_wait_until_the_decodes_of_the_former_role_have_ended() {
         step(
             &mut conductor,
             1,
-            Input::DecodeFinished { request: RequestId(900), output_tokens: 9, first_us: 0 },
+            Input::DecodeFinished { request: RequestId(900), output_tokens: 9, first_us: 0, tbt_us: 0 },
         );
         assert_eq!(chosen(&mut conductor, 3), Some(1), "nobody decodes there now: {chunk:?}");
     }

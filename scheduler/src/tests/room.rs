@@ -102,7 +102,12 @@ impl Stage {
             if emitted_tokens == output_tokens {
                 self.answers.remove(&id);
                 self.done += 1;
-                self.feed(Input::DecodeFinished { request: RequestId(id), output_tokens, first_us: 0 });
+                self.feed(Input::DecodeFinished {
+                    request: RequestId(id),
+                    output_tokens,
+                    first_us: 0,
+                    tbt_us: 0,
+                });
                 continue;
             }
             if outgrown {
@@ -203,7 +208,8 @@ fn whoever_gave_way_waits_for_room_and_the_oldest_goes_first() {
     assert_eq!(starts(&step(&mut conductor, 900_000_000, Input::TimerFired)), Vec::new(), "nor later");
     // The estimator knows answers as long as the first by now: there is room for one more of them.
     for (ends, goes) in [(1, 2), (2, 3)] {
-        let ended = Input::DecodeFinished { request: RequestId(ends), output_tokens: 700, first_us: 0 };
+        let ended =
+            Input::DecodeFinished { request: RequestId(ends), output_tokens: 700, first_us: 0, tbt_us: 0 };
         let next = starts(&step(&mut conductor, 900_000_000, ended));
         assert_eq!(next.iter().map(|s| s.request).collect::<Vec<_>>(), [goes]);
         decode_on(&mut conductor, goes);
@@ -274,7 +280,8 @@ fn who_finds_no_room_waits_for_it_within_the_objective() {
         let now_us = 1_000_000 * id;
         let before = step(&mut conductor, now_us, Input::TimerFired);
         assert_eq!(starts(&before), Vec::new(), "there is no room for {}", id + 1);
-        let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 100, first_us: 0 };
+        let ended =
+            Input::DecodeFinished { request: RequestId(id), output_tokens: 100, first_us: 0, tbt_us: 0 };
         let next = starts(&step(&mut conductor, now_us, ended));
         assert_eq!(next.iter().map(|s| s.request).collect::<Vec<_>>(), [id + 1]);
         decode_on(&mut conductor, id + 1);

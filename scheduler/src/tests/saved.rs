@@ -57,7 +57,11 @@ fn who_has_not_been_looked_at_is_looked_at_after_a_restart() {
             starts(&step(&mut one, 0, Input::Preempted { request: RequestId(id), emitted_tokens: 1 }));
         assert!(started.is_empty(), "there is no room: {started:?}");
     }
-    step(&mut one, 0, Input::DecodeFinished { request: RequestId(99), output_tokens: 9, first_us: 0 });
+    step(
+        &mut one,
+        0,
+        Input::DecodeFinished { request: RequestId(99), output_tokens: 9, first_us: 0, tbt_us: 0 },
+    );
     let waiting = one.fleet.iter().flat_map(|i| i.prefill.held()).count();
     assert_eq!(waiting, 2, "eight were looked at");
     let mut two = brought_back(&text(&one));

@@ -92,7 +92,7 @@ fn a_decode_that_is_about_to_be_lost_shares_what_it_shared() {
     step(
         &mut conductor,
         9_200_000,
-        Input::DecodeFinished { request: RequestId(2), output_tokens: 5, first_us: 0 },
+        Input::DecodeFinished { request: RequestId(2), output_tokens: 5, first_us: 0, tbt_us: 0 },
     );
     assert!(reserved(&conductor) < room);
 }

@@ -62,6 +62,6 @@ fn cells(figures: &PredictionFigures) -> [String; 6] {
         share(figures.bias),
         share(figures.p90),
         share(figures.covered),
-        share(figures.target),
+        percent(figures.target),
     ]
 }

@@ -152,7 +152,8 @@ impl World {
         self.gaps_us.append(&mut live.gaps_us);
         let gaps = summarise(&mut self.gaps_us);
         let (id, router, output_tokens) = (live.id, live.router, live.output_tokens);
-        let complete = ConductorInput::Emitted(EmittedTokens { last: true, ..live.tokens(output_tokens) });
+        let all = EmittedTokens { last: true, ..live.tokens(output_tokens) };
+        let answered = ConductorInput::Answered(all, gaps.worst_tenth_us);
         let whole = live.streamed_tokens == output_tokens && gaps.count + 1 == u64::from(output_tokens);
         self.oracle.witness(whole, || {
             format!(
@@ -162,6 +163,6 @@ impl World {
         });
         self.leg(at, LegInput::Ended { request: id });
         self.end(slot, Status::Completed, Some(gaps));
-        self.send(router, complete);
+        self.send(router, answered);
     }
 }

@@ -31,8 +31,10 @@ pub enum ConductorInput {
     Left(RequestId),
     /// A node reports a fact about a leg: request, attempt, instance.
     Leg((RequestId, u32, InstanceId), Fact),
-    /// This many tokens of a request's answer have left by now; the last ones complete it.
+    /// This many tokens of a request's answer have left by now.
     Emitted(EmittedTokens),
+    /// All have, with this TBT, µs.
+    Answered(EmittedTokens, u64),
     /// A node died.
     Lost(InstanceId, Epoch),
     /// The next deadline of its pairs has come.
@@ -196,9 +198,10 @@ impl World {
             }
             ConductorInput::Emitted(emitted) => {
                 pairs.emitted(now_us, emitted, &mut core, &mut effects);
-                if emitted.last {
-                    pairs.complete(now_us, emitted.request, &mut core, &mut effects);
-                }
+            }
+            ConductorInput::Answered(emitted, tbt_us) => {
+                pairs.emitted(now_us, emitted, &mut core, &mut effects);
+                pairs.complete(now_us, (emitted.request, tbt_us), &mut core, &mut effects);
             }
             ConductorInput::Lost(instance, epoch) => {
                 pairs.lost(now_us, (instance, epoch, true), &mut core, &mut effects);

@@ -100,7 +100,7 @@ fn predictions_are_compared_for_each_path_and_not_for_what_was_placed_again() {
     };
     let [alone] = figures(&setup, &[])[..] else { panic!("one path") };
     assert_eq!(alone.path, PredictionPath::Prefill);
-    assert_eq!((alone.ttft.requests, alone.ttft.covered, alone.ttft.target), (20, Some(1.0), Some(0.9)));
+    assert_eq!((alone.ttft.requests, alone.ttft.covered, alone.ttft.target), (20, Some(1.0), 0.9));
     assert!(
         alone.ttft.median_error.is_some_and(|error| error < 0.1),
         "an idle cluster is predicted well: {alone:?}"
@@ -111,7 +111,7 @@ fn predictions_are_compared_for_each_path_and_not_for_what_was_placed_again() {
         "one token has no gap and no decode"
     );
     assert!(alone.tbt.bias.is_some_and(|bias| bias.abs() < 0.05), "{:?}", alone.tbt);
-    assert_eq!((alone.output_tokens.requests, alone.output_tokens.target), (20, Some(0.8)));
+    assert_eq!((alone.output_tokens.requests, alone.output_tokens.target), (20, 0.8));
 
     // The fourth one's decode dies with its instance.
     let deaths = [1, 2].map(|instance| (14_000_000, Fault::Death(instance)));

@@ -164,7 +164,7 @@ impl Driver {
                 }
                 Effect::StartDecode { request, .. } => {
                     let output_tokens = self.small(500);
-                    self.open.push(Input::DecodeFinished { request, output_tokens, first_us: 0 });
+                    self.open.push(Input::DecodeFinished { request, output_tokens, first_us: 0, tbt_us: 0 });
                 }
                 _ => {}
             }

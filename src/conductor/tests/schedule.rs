@@ -80,7 +80,7 @@ impl ScheduleRun {
             ConductorInput::Arrived(request) => self.submit(request),
             ConductorInput::Left(request) => driver.take_in(Message::Cancel(*request)),
             ConductorInput::Leg(about, fact) => self.send_fact(*about, worded(fact)),
-            ConductorInput::Emitted(emitted) => self.draw(emitted),
+            ConductorInput::Emitted(emitted) | ConductorInput::Answered(emitted, _) => self.draw(emitted),
             ConductorInput::Lost(instance, epoch) => {
                 let loss = Loss::Died("it crashed".into());
                 driver.take_in(Message::Gone { instance: *instance, epoch: *epoch, loss });

@@ -199,7 +199,7 @@ async fn each_request_ends_in_one_outcome_of_its_class() {
     assert_eq!((path.path, path.ttft.requests), (PredictionPath::Prefill, 3));
     // A prefill takes about a millisecond by the profile.
     assert!(path.ttft.bias.is_some_and(|bias| bias > 30.0), "{path:?}");
-    assert_eq!((path.ttft.covered, path.ttft.target), (Some(0.0), Some(0.9)), "{path:?}");
+    assert_eq!((path.ttft.covered, path.ttft.target), (Some(0.0), 0.9), "{path:?}");
     assert_eq!((path.tbt.requests, path.decode_start.requests, path.output_tokens.requests), (3, 3, 3));
     assert!(
         path.tbt.bias.is_some_and(|bias| bias > 1.0),

@@ -189,7 +189,7 @@ impl Pairs {
         {
             effects.extend([prefill, decode].map(|instance| Effect::Release { request, attempt, instance }));
         }
-        self.conclude(request, core, effects);
+        self.conclude((request, 0), core, effects);
     }
 
     fn landed(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {

@@ -269,9 +269,14 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
     }
     assert_eq!(bench.on_fact_of(about(1, D), TOKEN).0, FactOutcome::Repeated);
     bench.on_fact(A, D, Fact::Token { index: 1, last: true });
-    let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
+    let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, (A, 0), core, effects));
     assert_eq!(ended, [Effect::Ended { request: A }]);
-    assert!(bench.inputs().contains(&Input::DecodeFinished { request: A, output_tokens: 2, first_us }));
+    assert!(bench.inputs().contains(&Input::DecodeFinished {
+        request: A,
+        output_tokens: 2,
+        first_us,
+        tbt_us: 0
+    }));
     assert!(bench.pairs.is_empty());
 }
 
@@ -445,7 +450,7 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
     bench.on_fact(A, P, Fact::Token { index: 0, last: true });
-    bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
+    bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, (A, 0), core, effects));
     assert!(bench.pairs.get(A).unwrap().is_answered());
     let effects = bench.on_fact(A, P, PREFILLED);
     assert_eq!(effects.last(), Some(&Effect::Ended { request: A }));
@@ -456,13 +461,13 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
     assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: P, room_tokens: 0, .. }));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Expect { .. })), "{effects:?}");
     bench.on_fact(A, P, Fact::Token { index: 0, last: true });
-    bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
+    bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, (A, 0), core, effects));
     let effects = bench.on_fact(A, P, PREFILLED);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Release { .. })), "{effects:?}");
     // After any end of an answered request, its client gets nothing more.
     bench.arrive(A, 10);
     bench.on_fact(A, P, Fact::Token { index: 0, last: true });
-    bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
+    bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, (A, 0), core, effects));
     assert_eq!(bench.lose(P).last(), Some(&Effect::Ended { request: A }));
 }
 
@@ -552,8 +557,9 @@ fn under_any_script_each_request_ends_once() {
                 4 => bench.wait(rng.below(400_000)),
                 5 if rng.chance_permille(300) => bench.lose(instance),
                 6 if bench.phase(request).is_some() => {
-                    let mut effects = bench
-                        .act(|pairs, now_us, core, effects| pairs.complete(now_us, request, core, effects));
+                    let mut effects = bench.act(|pairs, now_us, core, effects| {
+                        pairs.complete(now_us, (request, 0), core, effects)
+                    });
                     effects.retain(|effect| *effect != Effect::Admitted { request });
                     effects
                 }

@@ -176,7 +176,7 @@ impl Cluster {
             for input in [
                 Input::PrefillFinished { request, compute_us, cached_tokens: hit },
                 Input::HandoffFinished { request },
-                Input::DecodeFinished { request, output_tokens: 2, first_us: 0 },
+                Input::DecodeFinished { request, output_tokens: 2, first_us: 0, tbt_us: 0 },
             ] {
                 self.step(at_us, input).await;
             }

@@ -284,7 +284,7 @@ impl World {
             if self.legs.get(&(request, at)).is_some_and(|leg| leg.decodes) {
                 self.conclude(request, at);
             }
-            self.act(|pairs, now_us, core, effects| pairs.complete(now_us, request, core, effects));
+            self.act(|pairs, now_us, core, effects| pairs.complete(now_us, (request, 0), core, effects));
         }
     }
 

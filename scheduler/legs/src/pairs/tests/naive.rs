@@ -9,6 +9,9 @@ use baton_types::{Epoch, InstanceId, RequestId};
 use super::super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Phase};
 use super::scripted::ScriptedCore;
 
+/// The TBT of every answer that is complete.
+pub(super) const TBT_US: u64 = 30_000;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum NaivePairState {
     Queued,
@@ -513,18 +516,18 @@ impl Naive {
     pub(super) fn complete(&mut self, request: RequestId) {
         match self.find(request) {
             Some(row) if row.at == NaivePairState::Prefilling => row.at = NaivePairState::Answered,
-            Some(row) if row.at == NaivePairState::Decoding => self.conclude(request),
+            Some(row) if row.at == NaivePairState::Decoding => self.conclude(request, TBT_US),
             _ => {}
         }
     }
 
-    fn conclude(&mut self, request: RequestId) {
+    fn conclude(&mut self, request: RequestId, tbt_us: u64) {
         let Some(row) = self.copy(request) else { return };
         if let Some(decode) = row.decode.filter(|_| row.at == NaivePairState::Decoding) {
             self.done.push((decode, true));
         }
         let first_us = row.first_us.unwrap_or(0);
-        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted, first_us });
+        self.feed(Input::DecodeFinished { request, output_tokens: row.emitted, first_us, tbt_us });
         self.drop_ended(request);
     }
 
@@ -624,7 +627,7 @@ impl Naive {
                 }
             }
         }
-        self.conclude(request);
+        self.conclude(request, 0);
     }
 
     fn not_handed_off(&mut self, row: &Row) {

@@ -10,7 +10,7 @@ use baton_scheduler::Input;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Rng, SloClass};
 
 use super::super::{Arrival, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig};
-use super::naive::{Limits, Naive, View};
+use super::naive::{Limits, Naive, TBT_US, View};
 use super::scripted::{ROLES, ScriptedCore, spec};
 
 /// How often each kind of thing came up.
@@ -96,7 +96,7 @@ impl Script {
             Step::Arrive(arrival) => pairs.arrive(now_us, arrival, core, effects),
             Step::Hear(about, fact) => return (pairs.on_fact(now_us, (about, fact), core, effects), all),
             Step::Cancel(request) => pairs.cancel(now_us, request, core, effects),
-            Step::Complete(request) => pairs.complete(now_us, request, core, effects),
+            Step::Complete(request) => pairs.complete(now_us, (request, TBT_US), core, effects),
             Step::Emitted(request, tokens) => {
                 let first_us = first_us(now_us, tokens);
                 let emitted = EmittedTokens { request, tokens, first_us, last: false };

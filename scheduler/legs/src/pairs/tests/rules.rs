@@ -24,7 +24,7 @@ const fn token(index: u32) -> Fact {
 
 impl Bench {
     fn complete(&mut self, request: RequestId) -> Vec<Effect> {
-        self.act(|pairs, now_us, core, effects| pairs.complete(now_us, request, core, effects))
+        self.act(|pairs, now_us, core, effects| pairs.complete(now_us, (request, 0), core, effects))
     }
 
     fn cancel(&mut self, request: RequestId) -> Vec<Effect> {
