@@ -9,9 +9,9 @@ use baton_types::{InstanceId, RequestId};
 
 use crate::conductor::Conductor;
 use crate::estimate::DecodeSlot;
-use crate::placement::{Placement, Refusal};
+use crate::placement::{DecodeChoice, Placement, Refusal};
 use crate::queue::{Claim, WaitingPrefill};
-use crate::request::Stage;
+use crate::request::{Entry, Stage};
 use crate::{Effect, Input, RejectReason, Request};
 
 /// Most instances that are tried, those that lose the least work first.
@@ -128,13 +128,16 @@ impl Conductor {
             return None;
         }
         let entry = self.requests.get(waiting.request)?;
-        // A request that lost its instance was promised more, and its client may have half of the answer.
-        let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
-        let untouched = untouched && (lesser || !entry.returned);
         // Where the larger leave as well, size alone decides in a band.
         let over_us = if equal && than_us.is_none() { waiting.tag_us } else { 0 };
         let claim = (waiting.priority, Reverse(over_us));
-        (self.class(&entry.request).sheddable && untouched).then_some(claim)
+        (self.may_be_displaced(entry) && (lesser || !entry.returned)).then_some(claim)
+    }
+
+    /// A request that lost its instance was promised more, and its client may have half of the answer.
+    fn may_be_displaced(&self, entry: &Entry) -> bool {
+        let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
+        untouched && self.class(&entry.request).sheddable
     }
 
     /// The waiting requests of an instance with the least claim, the newest first.
@@ -206,15 +209,39 @@ impl Conductor {
             self.explain(effects);
             match verdict {
                 Ok(placement) => self.commit(entry, &placement, effects),
-                Err(refusal) => {
-                    let refusal = Refusal { reason: RejectReason::Costly, ..refusal };
-                    let refusal = self.with_ticket(&entry.request, 0, refusal, effects);
-                    let weight = self.class(&entry.request).weight;
-                    self.fair.take_back(entry.request.tenant, weight, entry.work_us);
-                    self.share(Input::RequestCancelled { request: id }, effects);
-                    self.reject(&entry, refusal, effects);
-                }
+                Err(refusal) => self.refuse_displaced(&entry, refusal, effects),
             }
         }
+    }
+
+    /// Refuses a request that had been admitted, and holds nothing any more.
+    pub(crate) fn refuse_displaced(&mut self, entry: &Entry, refusal: Refusal, effects: &mut Vec<Effect>) {
+        let refusal = Refusal { reason: RejectReason::Costly, ..refusal };
+        let refusal = self.with_ticket(&entry.request, 0, refusal, effects);
+        let weight = self.class(&entry.request).weight;
+        self.fair.take_back(entry.request.tenant, weight, entry.work_us);
+        self.share(Input::RequestCancelled { request: entry.request.id }, effects);
+        self.reject(entry, refusal, effects);
+    }
+
+    /// The refusal of a request whose turn has come, if its decode would take a place that higher bands are expected to
+    /// need. It was admitted for a moment to come, and requests that came later, or last longer than predicted, are
+    /// there before it. Nothing overtakes a decode that has begun, so the promise gives way here, before its work begins.
+    pub(crate) fn crowds_higher(&mut self, entry: &Entry, at_us: u64) -> Option<Refusal> {
+        if !self.may_be_displaced(entry) {
+            return None;
+        }
+        self.expect_higher(&entry.request);
+        let refusal = self.kept.expected.and_then(|_| {
+            let choice = self.choose_decode(&entry.request, entry.prefill, at_us);
+            let DecodeChoice::Never(reason @ (RejectReason::Tbt | RejectReason::Room)) = choice else {
+                return None;
+            };
+            let instance = self.fleet.known(entry.prefill);
+            let candidate = self.candidate(instance, &entry.request, entry.deadline_us);
+            Some(self.no_decode(&entry.request, candidate, reason))
+        });
+        self.kept.clear();
+        refusal
     }
 }

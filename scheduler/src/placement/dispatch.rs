@@ -306,6 +306,12 @@ impl Conductor {
         let instance = self.fleet.known(id);
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
+        if !local && let Some(refusal) = self.crowds_higher(&entry, at_us) {
+            let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);
+            assert!(waiting.request == request, "request {request} is refused, and another leaves the queue");
+            self.refuse_displaced(&entry, refusal, effects);
+            return true;
+        }
         let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
         // The planned instance may have changed to a role that does not decode.
         let decodes = |to: &InstanceId| self.fleet.get(*to).is_some_and(|i| i.spec.role.decodes());

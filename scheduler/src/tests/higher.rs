@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, RequestId, Role, SloClass};
 
 use crate::estimate::{ChainPosition, DecodeSlot};
-use crate::testing::{conductor_of, foretold, offer, plain, rejection, spec, step};
+use crate::testing::{conductor_of, decoding, foretold, offer, plain, rejection, spec, step};
 use crate::{
-    AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
+    AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
 };
 
 const SECOND_US: u64 = 1_000_000;
@@ -145,4 +145,47 @@ fn demand_follows_a_change_of_classes() {
     step(&mut conductor, 60 * SECOND_US, Input::PolicyChanged(swapped.into()));
     let all = admitted(&mut conductor, 0, 1_000, 60 * SECOND_US);
     assert!((BATCH - 1..=BATCH + 1).contains(&all), "they are other classes: {all}");
+}
+
+/// It was admitted when no higher band was about. When its turn comes, its decode would take one of their places for
+/// twenty seconds.
+#[test]
+fn a_lower_band_whose_turn_comes_too_late_gives_way() {
+    let ends = |priorities: [i32; 2], sheddable: bool, foreign_demand: bool| {
+        let mut conductor = pair(priorities);
+        conductor.config.classes[0].sheddable = sheddable;
+        let waits = of_class(0, 5_001);
+        // The engine is busy for 40 s.
+        assert_eq!(
+            rejection(&offer(
+                &mut conductor,
+                0,
+                Request { class: ClassId(1), ..foretold(5_000, 400_000, 1) }
+            )),
+            None
+        );
+        assert_eq!(rejection(&offer(&mut conductor, 0, waits)), None);
+        if foreign_demand {
+            demand(&mut conductor, 1, 1..39);
+        }
+        // They last longer than predicted, and are there still.
+        (0..6).for_each(|id| decoding(&mut conductor, of_class(0, 9_000 + id), 1));
+        let over = Input::PrefillFinished {
+            request: RequestId(5_000),
+            compute_us: 40 * SECOND_US,
+            cached_tokens: 0,
+        };
+        let mut effects = step(&mut conductor, 40 * SECOND_US, over);
+        effects.extend(step(&mut conductor, 41 * SECOND_US, Input::TimerFired));
+        let sent =
+            effects.iter().any(|e| matches!(e, Effect::StartPrefill { request, .. } if request.0 == 5_001));
+        (sent, rejection(&effects))
+    };
+    let (sent, refused) = ends([0, 1], true, true);
+    let refused = refused.expect("it gives way");
+    assert!(!sent && refused.reason == RejectReason::Costly && refused.retry_after_us > 0, "{refused:?}");
+    assert_eq!((refused.request, refused.wasted_tokens), (RequestId(5_001), 0));
+    assert_eq!(ends([0, 1], false, true), (true, None), "its class keeps what it was promised");
+    assert_eq!(ends([0, 1], true, false), (true, None), "nobody is expected");
+    assert_eq!(ends([0, 0], true, true), (true, None), "they are of its own band");
 }
