@@ -99,13 +99,19 @@ impl Conductor {
         !(held(&self.fleet.prefills) || alone()) || !held(&self.fleet.decodes)
     }
 
-    /// Whether no decode instance that serves now can ever hold the prompt with all that its client asks for. The KV of
-    /// the last token is never written. Where the client names no length, its answer may end in time.
+    /// Whether no decode instance that serves now can ever hold the prompt with all that its client asks for.
     fn answer_too_long(&self, request: &Request) -> bool {
         let left = request.asked_output_tokens.unwrap_or(0).saturating_sub(request.emitted_tokens);
-        let tokens = request.prompt_tokens.saturating_add(left.saturating_sub(1).into());
-        let block = self.config.block_tokens;
-        baton_types::blocks_for(tokens, block) > self.fleet.largest_decode_tokens / u64::from(block)
+        u64::from(left) > self.longest_answer_tokens(request.prompt_tokens).max(1)
+    }
+
+    /// The longest answer to a prompt of so many tokens whose KV some decode instance that serves now could hold, in whole
+    /// blocks beside the prompt's, tokens. The KV of the last token is never written.
+    #[must_use]
+    pub fn longest_answer_tokens(&self, prompt_tokens: u64) -> u64 {
+        let block = u64::from(self.config.block_tokens);
+        let held_tokens = self.fleet.largest_decode_tokens / block * block;
+        (held_tokens + 1).saturating_sub(prompt_tokens)
     }
 
     /// Whether an empty instance could hold the prompt, in whole blocks, and a token more.

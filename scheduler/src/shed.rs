@@ -12,7 +12,7 @@ use crate::estimate::DecodeSlot;
 use crate::placement::{DecodeChoice, Placement, Refusal};
 use crate::queue::{Claim, WaitingPrefill};
 use crate::request::{Entry, Stage};
-use crate::{Effect, Input, RejectReason, Request};
+use crate::{AdmissionMode, Effect, Input, RejectReason, Request};
 
 /// Most instances that are tried, those that lose the least work first.
 const INSTANCES: usize = 2;
@@ -228,7 +228,8 @@ impl Conductor {
     /// need. It was admitted for a moment to come, and requests that came later, or last longer than predicted, are
     /// there before it. Nothing overtakes a decode that has begun, so the promise gives way here, before its work begins.
     pub(crate) fn crowds_higher(&mut self, entry: &Entry, at_us: u64) -> Option<Refusal> {
-        if !self.may_be_displaced(entry) {
+        let refuses = self.config.effective_admission() == AdmissionMode::Slo;
+        if !refuses || !self.may_be_displaced(entry) {
             return None;
         }
         self.expect_higher(&entry.request);

@@ -312,6 +312,7 @@ impl Driver {
         // The conductor's own requests are nobody's to trace.
         let canary = self.canary.is(request);
         let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
+        let submission = self.within_pools(submission);
         let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };
         let (time_limit_us, asked_tokens) = (session.time_limit_us(), session.submission.sampling.max_tokens);
@@ -321,6 +322,18 @@ impl Driver {
         let arrival = Arrival { request, class, objectives, time_limit_us, asked_tokens };
         self.pair(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         self.count_shadow();
+    }
+
+    /// An answer whose client names no length ends, as with a single engine, when the KV of the largest decode node is
+    /// full. Beyond that it could go on nowhere.
+    fn within_pools(&self, mut submission: Submission) -> Submission {
+        let longest_tokens = self.core.longest_answer_tokens(submission.tokens.len() as u64);
+        if submission.asked_tokens.is_none() && longest_tokens > 0 {
+            let sampling = Arc::make_mut(&mut submission.sampling);
+            let longest_tokens = u32::try_from(longest_tokens).unwrap_or(u32::MAX).max(sampling.min_tokens);
+            sampling.max_tokens = sampling.max_tokens.min(longest_tokens);
+        }
+        submission
     }
 
     /// Whether a submission may go before the core.

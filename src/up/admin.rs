@@ -257,14 +257,18 @@ impl Admin {
     }
 
     async fn drain(&self, node: &str, drain: bool) -> Answer {
-        let node = node.to_owned();
-        done(self.inbox.ask(|reply| Question::Drain { node, drain, reply }).await)
+        let (name, now) = (node.to_owned(), if drain { "draining" } else { "serving" });
+        let answer = self.inbox.ask(|reply| Question::Drain { node: name, drain, reply }).await;
+        done(answer, format!("{node}: {now}"))
     }
 
     async fn role(&self, node: &str, role: &str) -> Answer {
-        let node = node.to_owned();
+        let name = node.to_owned();
         match parse_role(role) {
-            Ok(role) => done(self.inbox.ask(|reply| Question::Role { node, role, reply }).await),
+            Ok(new) => {
+                let answer = self.inbox.ask(|reply| Question::Role { node: name, role: new, reply }).await;
+                done(answer, format!("{node}: {role}"))
+            }
             Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
         }
     }
@@ -335,8 +339,9 @@ fn to_answer(answer: Option<Result<Vec<String>, String>>) -> Answer {
     }
 }
 
-fn done(answer: Option<Result<(), String>>) -> Answer {
-    to_answer(answer.map(|answer| answer.map(|()| Vec::new())))
+/// The answer to an order about one node, with its new state in words.
+fn done(answer: Option<Result<(), String>>, change: String) -> Answer {
+    to_answer(answer.map(|answer| answer.map(|()| vec![change])))
 }
 
 fn reply(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Reply {

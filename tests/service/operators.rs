@@ -31,7 +31,7 @@ fn a_drained_node_ends_its_work_and_takes_no_more() {
     // Both decode instances have a stream before the drain.
     let mut streams: Vec<_> = (0..4).map(|_| service.open(CHAT, &body)).collect();
     streams.iter_mut().for_each(|open| drop(open.event().unwrap().expect("the stream begins")));
-    post("/admin/nodes/d0/drain").ok();
+    assert_eq!(post("/admin/nodes/d0/drain").ok().json()["changed"], json!(["d0: draining"]));
     assert_ne!(node(&service, "d0")["state"], "serving");
     for _ in 0..4 {
         service.ask(CHAT, &chat("while it drains", 2)).ok();
@@ -75,7 +75,7 @@ fn a_node_plays_another_part_when_told() {
     attached(&service, 3);
     let post = |path: &str| service.post(path, &[], "");
     let expected = service.ask(CHAT, &chat("the same answer", 8)).ok().json()["choices"].clone();
-    post("/admin/nodes/p1/role/decode").ok();
+    assert_eq!(post("/admin/nodes/p1/role/decode").ok().json()["changed"], json!(["p1: decode"]));
     assert_eq!(node(&service, "p1")["role"], "decode");
     post("/admin/nodes/d0/drain").ok();
     // Only the node in its new part can have decoded this.

@@ -151,36 +151,40 @@ fn demand_follows_a_change_of_classes() {
 /// twenty seconds.
 #[test]
 fn a_lower_band_whose_turn_comes_too_late_gives_way() {
-    let ends = |priorities: [i32; 2], sheddable: bool, foreign_demand: bool| {
-        let mut conductor = pair(priorities);
-        conductor.config.classes[0].sheddable = sheddable;
-        let waits = of_class(0, 5_001);
-        // The engine is busy for 40 s.
-        assert_eq!(
-            rejection(&offer(
-                &mut conductor,
-                0,
-                Request { class: ClassId(1), ..foretold(5_000, 400_000, 1) }
-            )),
-            None
-        );
-        assert_eq!(rejection(&offer(&mut conductor, 0, waits)), None);
-        if foreign_demand {
-            demand(&mut conductor, 1, 1..39);
-        }
-        // They last longer than predicted, and are there still.
-        (0..6).for_each(|id| decoding(&mut conductor, of_class(0, 9_000 + id), 1));
-        let over = Input::PrefillFinished {
-            request: RequestId(5_000),
-            compute_us: 40 * SECOND_US,
-            cached_tokens: 0,
+    let ends_under =
+        |admission: AdmissionMode, priorities: [i32; 2], sheddable: bool, foreign_demand: bool| {
+            let mut conductor = pair(priorities);
+            conductor.config.admission = admission;
+            conductor.config.classes[0].sheddable = sheddable;
+            let waits = of_class(0, 5_001);
+            // The engine is busy for 40 s.
+            assert_eq!(
+                rejection(&offer(
+                    &mut conductor,
+                    0,
+                    Request { class: ClassId(1), ..foretold(5_000, 400_000, 1) }
+                )),
+                None
+            );
+            assert_eq!(rejection(&offer(&mut conductor, 0, waits)), None);
+            if foreign_demand {
+                demand(&mut conductor, 1, 1..39);
+            }
+            // They last longer than predicted, and are there still.
+            (0..6).for_each(|id| decoding(&mut conductor, of_class(0, 9_000 + id), 1));
+            let over = Input::PrefillFinished {
+                request: RequestId(5_000),
+                compute_us: 40 * SECOND_US,
+                cached_tokens: 0,
+            };
+            let mut effects = step(&mut conductor, 40 * SECOND_US, over);
+            effects.extend(step(&mut conductor, 41 * SECOND_US, Input::TimerFired));
+            let sent = effects
+                .iter()
+                .any(|e| matches!(e, Effect::StartPrefill { request, .. } if request.0 == 5_001));
+            (sent, rejection(&effects))
         };
-        let mut effects = step(&mut conductor, 40 * SECOND_US, over);
-        effects.extend(step(&mut conductor, 41 * SECOND_US, Input::TimerFired));
-        let sent =
-            effects.iter().any(|e| matches!(e, Effect::StartPrefill { request, .. } if request.0 == 5_001));
-        (sent, rejection(&effects))
-    };
+    let ends = |priorities, sheddable, demand| ends_under(AdmissionMode::Slo, priorities, sheddable, demand);
     let (sent, refused) = ends([0, 1], true, true);
     let refused = refused.expect("it gives way");
     assert!(!sent && refused.reason == RejectReason::Costly && refused.retry_after_us > 0, "{refused:?}");
@@ -188,4 +192,5 @@ fn a_lower_band_whose_turn_comes_too_late_gives_way() {
     assert_eq!(ends([0, 1], false, true), (true, None), "its class keeps what it was promised");
     assert_eq!(ends([0, 1], true, false), (true, None), "nobody is expected");
     assert_eq!(ends([0, 0], true, true), (true, None), "they are of its own band");
+    assert_eq!(ends_under(AdmissionMode::None, [0, 1], true, true), (true, None), "nothing is refused");
 }

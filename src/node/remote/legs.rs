@@ -1,13 +1,12 @@
 //! The task of a leg: it calls the engine and reports the result.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_remote::{
-    ClientBody, Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult, RemoteEngine,
-    RemoteError, Request, Side, Stage, Token,
+    Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult, RemoteEngine, RemoteError,
+    Request, Side, Stage, Token,
 };
-use baton_types::{Finish, Sampling};
+use baton_types::Finish;
 use baton_wire::v1;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -124,9 +123,7 @@ pub(super) async fn discard(
     tokens: Vec<u32>,
     transfer: &[u8],
 ) -> Result<(), RemoteError> {
-    let sampling = Arc::new(Sampling { temperature: 0.0, max_tokens: 1, ..Sampling::default() });
-    let (id, body) = ("abandoned".into(), ClientBody::default());
-    let request = Request { id, tokens: tokens.into(), sampling, body, salt: None };
+    let request = Request::of_one_token("abandoned".into(), tokens.into());
     engine.decode(request, Handoff::from_bytes(transfer)?).await?.all().await.map(drop)
 }
 

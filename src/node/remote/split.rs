@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_remote::{ClientBody, RemoteEngine, RemoteError, Request};
-use baton_types::{CostProfile, Sampling};
+use baton_remote::{RemoteEngine, RemoteError, Request};
+use baton_types::CostProfile;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
@@ -468,14 +468,8 @@ async fn computed(
     request: &Request,
     tokens: usize,
 ) -> Result<Option<u64>, RemoteError> {
-    let sampling = Sampling { temperature: 0.0, max_tokens: 1, ignore_eos: true, ..Sampling::default() };
-    let part = Request {
-        id: Arc::clone(&request.id),
-        tokens: request.tokens[..tokens].to_vec().into(),
-        sampling: Arc::new(sampling),
-        body: ClientBody::default(),
-        salt: request.salt.clone(),
-    };
+    let part = Request::of_one_token(Arc::clone(&request.id), request.tokens[..tokens].to_vec().into());
+    let part = Request { salt: request.salt.clone(), ..part };
     Ok(engine.generate(part).await?.all().await?.counts.cached_tokens)
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
-use baton_types::Sampling;
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
@@ -11,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::engine::RemoteEngine;
 use crate::error::{Kind, RemoteError, Side, Stage};
-use crate::fields::ClientBody;
 use crate::http::{Call, refused};
 use crate::load::{self, Load, Sample};
 use crate::request::Request;
@@ -80,14 +78,7 @@ impl RemoteEngine {
                 Err(refused(status, &page, Stage::Canary))
             };
         }
-        let sampling = Sampling { temperature: 0.0, max_tokens: 1, ignore_eos: true, ..Sampling::default() };
-        let request = Request {
-            id: "baton-canary".into(),
-            tokens: vec![1, 2, 3].into(),
-            sampling: Arc::new(sampling),
-            body: ClientBody::default(),
-            salt: None,
-        };
+        let request = Request::of_one_token("baton-canary".into(), vec![1, 2, 3].into());
         let answer = self.generate(request).await.map_err(|error| error.at(Stage::Canary))?;
         let all = answer.all().await.map_err(|error| error.at(Stage::Canary))?;
         match all.tokens.len() {

@@ -22,6 +22,15 @@ pub struct Request {
     pub salt: Option<Arc<str>>,
 }
 
+impl Request {
+    /// Baton's own request for one token, which any engine can draw: what counts is that the prompt is computed.
+    #[must_use]
+    pub fn of_one_token(id: Arc<str>, tokens: Prompt) -> Self {
+        let sampling = Sampling { temperature: 0.0, max_tokens: 1, ignore_eos: true, ..Sampling::default() };
+        Self { id, tokens, sampling: Arc::new(sampling), body: ClientBody::default(), salt: None }
+    }
+}
+
 /// A drawn token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {

@@ -80,7 +80,9 @@ async fn an_answer_that_no_pool_can_hold_is_refused_before_any_work() {
     let trouble = refused.trouble.expect("its KV fits nowhere");
     assert!(trouble.contains("status: 400") && trouble.contains("too_long"), "{trouble}");
     assert!(trouble.contains("60 tokens") && trouble.contains("70"), "{trouble}");
-    // A client that names no length is let in.
+    // A client that names no length has as much as there is room for.
+    let open = listen(cluster.submit(&tokens, ask(500))).await;
+    assert_eq!((open.trouble, &open.tokens), (None, &whole.tokens));
     let short =
         Sampling { max_tokens: 500, min_tokens: 0, stop_token_ids: whole.tokens[3..4].to_vec(), ..ask(0) };
     let open =
