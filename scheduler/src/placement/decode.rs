@@ -193,7 +193,7 @@ impl Conductor {
     /// scales what the others of the batch add, so a request that decodes alone is never refused for it.
     #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
     pub(crate) fn promised_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
-        let slack_us = || instance.step_slack_us(need.tbt_us, need.context_tokens);
+        let slack_us = instance.step_slack_us(need.tbt_us, need.context_tokens);
         need.tbt_us as f64 - self.margins.of_step_slack_us(need.steps_for, slack_us)
     }
 

@@ -142,8 +142,8 @@ fn steps_that_were_too_long_leave_a_margin_to_those_that_follow() {
                 Input::DecodeFinished { request: RequestId(id), output_tokens: 20, first_us, tbt_us: 0 };
             step(&mut conductor, first_us + 19 * step_us, ended);
         }
-        // Alone its step takes 37 ms, beside the other 58 ms.
-        let refused = rejection(&offer(&mut conductor, LATER_US, foretold(99, 27_000, 100)));
+        // Alone its step takes 36 ms, beside the other 57 ms.
+        let refused = rejection(&offer(&mut conductor, LATER_US, foretold(99, 26_000, 100)));
         assert_eq!(refused.map(|r| r.reason), (!admitted).then_some(RejectReason::Tbt), "{step_us}");
         decoded_alone(&mut conductor);
     }
@@ -173,7 +173,7 @@ fn answers_of_few_steps_teach_nothing() {
         let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 5, first_us, tbt_us: 0 };
         step(&mut conductor, first_us + 4 * 90_000, ended);
     }
-    assert!(rejection(&offer(&mut conductor, LATER_US, foretold(99, 27_000, 100))).is_none());
+    assert!(rejection(&offer(&mut conductor, LATER_US, foretold(99, 26_000, 100))).is_none());
 }
 
 /// A step is shared by all that decode there: those of a lower band may not make it too long for a higher one.

@@ -10,13 +10,13 @@ use crate::{
 };
 
 const SECOND_US: u64 = 1_000_000;
-/// Decodes of which one instance keeps the objective: steps take 10 ms alone and 15 ms with 32 more.
+/// Decodes of which one instance keeps the objective less the least margin: steps take 10 ms alone and 15 ms with 32 more.
 const BATCH: usize = 32;
 
 /// A decode instance of `BATCH` decodes, for two bands; the second class is the higher one.
 fn pair(priorities: [i32; 2]) -> Conductor {
     let class =
-        |priority| SloClass { priority, tbt_us: 15_000, ttft_us: 60 * SECOND_US, ..SloClass::default() };
+        |priority| SloClass { priority, tbt_us: 15_440, ttft_us: 60 * SECOND_US, ..SloClass::default() };
     let classes = Vec::from(priorities.map(class));
     let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 30, ..spec(id, role) };
     let specs = [roomy(0, Role::Prefill), roomy(1, Role::Decode)];
