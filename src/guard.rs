@@ -270,7 +270,7 @@ pub fn to_attach(service: &ServiceConfig, control: std::net::SocketAddr) -> Stri
 pub fn open_port(what: &str, address: std::net::SocketAddr, guard: &ClusterGuard) -> Option<String> {
     let open = !guard.has_key() && !address.ip().is_loopback();
     open.then(|| {
-        format!("{what} {address} lets in whoever reaches it: give all processes of the cluster --cluster-key FILE")
+        format!("{what} {address} lets in anyone who reaches it: give all processes of the cluster --cluster-key FILE")
     })
 }
 

@@ -169,7 +169,7 @@ async fn deposed(lead: &Lead) -> String {
         }
         _ => "its election was taken back",
     };
-    format!("serve: this conductor leads no more: {why}; see whether etcd is well, and start it again")
+    format!("serve: this conductor no longer leads: {why}; see whether etcd is well, and start it again")
 }
 
 fn greet(service: &Service, config: &Config, args: &ServeArgs) {

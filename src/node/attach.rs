@@ -244,7 +244,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
     fn check_fencing_token(&self, leader: u64) -> Result<(), tonic::Status> {
         self.leader.check_fencing_token(leader).map_err(|newer| {
             let node = &self.hello.name;
-            tracing::warn!(node, leader, newer, "an order of a conductor that leads no more is refused");
+            tracing::warn!(node, leader, newer, "an order of a conductor that no longer leads is refused");
             tonic::Status::aborted(format!("it led as {leader}, and {newer} leads by now"))
         })
     }

@@ -80,24 +80,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shelf_has_the_shape_of_its_engine_and_computes_nothing() {
+    fn a_memory_only_engine_has_the_shape_of_its_engine_and_computes_nothing() {
         let choice = EngineChoice::Seeded { spec: SeededSpec::default(), pool: PoolSpec::default() };
         let engine = build_engine(&choice).unwrap();
-        let (mut shelf, profile) = build(&choice, 7).unwrap();
+        let (mut memory, profile) = build(&choice, 7).unwrap();
         profile.validate().unwrap();
-        assert_eq!(shelf.shape(), &KvShape { blocks: 7, ..engine.shape().clone() });
-        assert_eq!(shelf.model(), engine.model());
-        let (layers, layer_bytes) = (shelf.shape().layers, shelf.shape().layer_bytes);
+        assert_eq!(memory.shape(), &KvShape { blocks: 7, ..engine.shape().clone() });
+        assert_eq!(memory.model(), engine.model());
+        let (layers, layer_bytes) = (memory.shape().layers, memory.shape().layer_bytes);
         for block in 0..7u8 {
             for layer in 0..layers {
                 let value = block * 16 + u8::try_from(layer).unwrap();
-                shelf.kv_mut().layer_mut(block.into(), layer).fill(value);
+                memory.kv_mut().layer_mut(block.into(), layer).fill(value);
             }
         }
         for block in 0..7u8 {
             let value = block * 16 + u8::try_from(layers - 1).unwrap();
-            assert!(shelf.kv().layer(block.into(), layers - 1).iter().all(|byte| *byte == value));
+            assert!(memory.kv().layer(block.into(), layers - 1).iter().all(|byte| *byte == value));
         }
-        assert_eq!((shelf.load(), shelf.kv().layer(0, 0).len()), ((0, 0), layer_bytes));
+        assert_eq!((memory.load(), memory.kv().layer(0, 0).len()), ((0, 0), layer_bytes));
     }
 }

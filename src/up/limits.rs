@@ -62,10 +62,10 @@ pub(super) fn open_door(service: &ServiceConfig, address: SocketAddr) -> Option<
     let admin = if service.admin_key.is_set() {
         ":"
     } else {
-        ", and its /admin paths let in whoever reaches them: set service.admin_key, and"
+        ", and its /admin paths let in anyone who reaches them: set service.admin_key, and"
     };
     Some(format!(
-        "the front door {address} serves whoever reaches it{admin} give clients keys ([[service.api_keys]]), or listen on 127.0.0.1"
+        "the front door {address} serves anyone who reaches it{admin} give clients keys ([[service.api_keys]]), or listen on 127.0.0.1"
     ))
 }
 

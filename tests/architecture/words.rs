@@ -23,6 +23,32 @@ pub fn check_reminders(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
+/// Words of this project's own that the field does not use, or that readers took for something else; in halves, too.
+const PRIVATE: &[&str] = &[
+    concat!("who", "ever"),
+    concat!("me", "nd"),
+    concat!("me", "nds"),
+    concat!("men", "ded"),
+    concat!("de", "sk"),
+    concat!("she", "lf"),
+    concat!("ber", "th"),
+];
+
+/// Private words of a text, in names, comments and messages.
+pub fn check_private_words(path: &str, text: &str) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let mut words = line.split(|c: char| !c.is_alphanumeric());
+        if let Some(word) =
+            words.find(|word| PRIVATE.iter().any(|private| private.eq_ignore_ascii_case(word)))
+        {
+            let rule = format!("{word:?} is a word of this project's own");
+            found.push(Finding::new(path, at + 1, rule, "use the field's word: docs/glossary.md"));
+        }
+    }
+    found
+}
+
 /// References by a letter and a number to demands, which are listed nowhere here. Invariants (I1, I2 ...) are, in
 /// ARCHITECTURE.md.
 pub fn check_references(path: &str, text: &str) -> Vec<Finding> {
@@ -60,6 +86,31 @@ mod tests {
     fn the_house_refers_to_what_is_in_it() {
         let sources = house::sources().iter();
         assert_clean(sources.flat_map(|(path, text)| check_references(path, text)).collect());
+    }
+
+    #[test]
+    fn the_house_speaks_as_the_field_does() {
+        // A change keeps the words of its day.
+        let spoken = |path: &&String| {
+            *path != "CHANGELOG.md"
+                && [".rs", ".md", ".toml", ".sh", ".py", ".js", ".service"]
+                    .iter()
+                    .any(|end| path.ends_with(end))
+        };
+        let texts = house::files().iter().filter(spoken).filter_map(|path| Some((path, house::read(path)?)));
+        assert_clean(texts.flat_map(|(path, text)| check_private_words(path, &text)).collect());
+    }
+
+    #[test]
+    fn planted_private_word_is_caught() {
+        for word in PRIVATE {
+            assert_caught(
+                &check_private_words("a.rs", &format!("fn a() {{}}\nfn the_{word}_of() {{}}\n")),
+                2,
+                word,
+            );
+        }
+        assert_eq!(check_private_words("a.rs", "recommend, desktop, shelfful"), []);
     }
 
     #[test]

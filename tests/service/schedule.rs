@@ -128,7 +128,7 @@ impl<'a> Nodes<'a> {
         let (mut done, mut troubled) = (Vec::new(), BTreeMap::new());
         while !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(20 + rng.below(400)));
-            self.mend(&mut troubled, Instant::now());
+            self.repair(&mut troubled, Instant::now());
             // The draw depends on the seed alone, not on how quickly nodes come back.
             let (at, kind, still_ms) =
                 (rng.below(self.pids.len() as u64), rng.below(8), 50 + rng.below(1_800));
@@ -155,12 +155,12 @@ impl<'a> Nodes<'a> {
             });
             happened.store(done.len(), Ordering::Relaxed);
         }
-        self.mend(&mut troubled, Instant::now() + Duration::from_secs(60));
+        self.repair(&mut troubled, Instant::now() + Duration::from_secs(60));
         done
     }
 
     /// Ends every trouble that is due by `now`.
-    fn mend(&mut self, troubled: &mut BTreeMap<String, (Instant, RepairAction)>, now: Instant) {
+    fn repair(&mut self, troubled: &mut BTreeMap<String, (Instant, RepairAction)>, now: Instant) {
         let due: Vec<String> =
             troubled.iter().filter(|(_, (until, _))| *until <= now).map(|(name, _)| name.clone()).collect();
         for name in due {

@@ -120,7 +120,7 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
     // A leader that cannot renew its lease stops before it ends: another may have it by then.
     drop(etcd);
     until(LONG, "the second stops", || second.0.try_wait().unwrap().is_none().then(|| log("second")));
-    assert!(log("second").contains("leads no more: its lease could not be renewed"), "{}", log("second"));
+    assert!(log("second").contains("no longer leads: its lease could not be renewed"), "{}", log("second"));
 }
 
 /// The text of a stream so far, whether the stream said that it is whole, and the error at its end.
@@ -192,7 +192,7 @@ fn a_leader_that_slept_past_its_lease_orders_nothing_when_it_wakes() {
     let (told, done, why) = rest_of(begun, said);
     assert!(whole.starts_with(&told) && (!done || told == whole), "{why}: {told:?} {whole:?}");
     until(LONG, "the first stops", || first.0.try_wait().unwrap().is_none().then(|| log("first")));
-    assert!(log("first").contains("leads no more"), "{}", log("first"));
+    assert!(log("first").contains("no longer leads"), "{}", log("first"));
     let asked = completion("once upon a time", 4).to_string();
     http::call(at_second, "POST /v1/completions", &json, &asked).unwrap().ok();
 }

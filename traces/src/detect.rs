@@ -145,7 +145,7 @@ fn dialect_of(
     let Some(row) = objects.first() else {
         return Err(undetected(
             "no row of the sample is a JSON object".into(),
-            "name the dialect, or mend the file",
+            "name the dialect, or fix the file",
         ));
     };
     let found = json_dialect(row, &objects, options).ok_or_else(|| {

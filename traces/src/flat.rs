@@ -116,7 +116,7 @@ pub(crate) fn json_fault(error: serde_json::Error) -> RowFault {
     }
     RowFault::parse(
         format!("{text}{place}"),
-        "mend or remove the row, or name the dialect if it was taken for the wrong one",
+        "fix or remove the row, or name the dialect if it was taken for the wrong one",
     )
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn stamp_ms(stamp: &Stamp, unit: TimeUnit) -> Result<f64, RowFault> {
     if absolute_ms.is_finite() {
         Ok(absolute_ms)
     } else {
-        Err(RowFault::parse("the time is not finite", "mend or remove the row"))
+        Err(RowFault::parse("the time is not finite", "fix or remove the row"))
     }
 }
 

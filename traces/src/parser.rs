@@ -107,7 +107,7 @@ pub(crate) fn session_key(name: &str) -> u64 {
 /// A length that may have been written negative or too large.
 pub(crate) fn length(value: i64, what: &str, limits: &Limits) -> Result<u64, RowFault> {
     let tokens = u64::try_from(value).map_err(|_| {
-        RowFault::check("length", format!("{what} {value} is negative"), "mend or remove the row")
+        RowFault::check("length", format!("{what} {value} is negative"), "fix or remove the row")
     })?;
     if tokens > limits.tokens {
         return Err(RowFault::bound(
@@ -123,7 +123,7 @@ pub(crate) fn required<T>(value: Option<T>, field: &str) -> Result<T, RowFault> 
     value.ok_or_else(|| {
         RowFault::parse(
             format!("the field {field} is missing"),
-            "mend or remove the row, name the dialect, or name the column",
+            "fix or remove the row, name the dialect, or name the column",
         )
     })
 }

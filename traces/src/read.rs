@@ -358,7 +358,7 @@ impl Reader {
             (_, 0) => "output_length",
             _ => return Ok(()),
         };
-        Err(RowFault::check("length", format!("{zero} is 0"), "mend or remove the row"))
+        Err(RowFault::check("length", format!("{zero} is 0"), "fix or remove the row"))
     }
 
     /// Makes the ids cover the whole prompt, one a block.
@@ -403,7 +403,7 @@ impl Reader {
                 "{given} block ids for {tokens} tokens at {} a block; expected {wanted}",
                 self.setup.block_tokens
             ),
-            "pass the block size the file was made with, or mend the row",
+            "pass the block size the file was made with, or fix the row",
         )
     }
 }
@@ -413,7 +413,7 @@ fn check_times(record: &Record) -> Result<(), RowFault> {
     if record.timestamp_ms.is_finite() && record.delay_ms().is_none_or(f64::is_finite) {
         return Ok(());
     }
-    Err(RowFault::bound("its time or delay is more than a number can hold", "mend or remove the row"))
+    Err(RowFault::bound("its time or delay is more than a number can hold", "fix or remove the row"))
 }
 
 impl Iterator for Reader {

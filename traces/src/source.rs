@@ -250,10 +250,9 @@ fn csv_fault(error: &csv::Error, row_bytes: u64) -> RowFault {
     match error.kind() {
         csv::ErrorKind::Io(e) if e.to_string() == "row too long" => too_long(row_bytes),
         csv::ErrorKind::Io(e) => read_fault(e),
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => RowFault::parse(
-            format!("{len} fields under a header of {expected_len}"),
-            "mend or remove the row",
-        ),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            RowFault::parse(format!("{len} fields under a header of {expected_len}"), "fix or remove the row")
+        }
         _ => RowFault::parse(error.to_string(), "save the file as UTF-8 CSV"),
     }
 }

@@ -348,7 +348,7 @@ fn faults_name_the_row_and_a_remedy() {
 }
 
 #[test]
-fn lenient_reading_mends_counts_and_says_so() {
+fn lenient_reading_repairs_counts_and_says_so() {
     let text = "{\"timestamp\":5,\"input_length\":600,\"output_length\":1,\"hash_ids\":[1,2]}\n\
                 {\"timestamp\":3,\"input_length\":700,\"output_length\":1,\"hash_ids\":[1]}\n\
                 garbage\n\

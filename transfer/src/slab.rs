@@ -31,7 +31,7 @@ impl<T> Slab<T> {
 
     pub(crate) fn remove(&mut self, slot: u32) -> T {
         self.free.push(slot);
-        self.entries[slot as usize].take().expect("a slot is removed by whoever filled it, once")
+        self.entries[slot as usize].take().expect("a slot is removed by the one that filled it, once")
     }
 
     pub(crate) fn get(&self, slot: u32) -> Option<&T> {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "removed by whoever filled it, once")]
+    #[should_panic(expected = "removed by the one that filled it, once")]
     fn a_slot_is_not_removed_twice() {
         let mut slab = Slab::default();
         let slot = slab.insert(());

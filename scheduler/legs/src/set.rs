@@ -116,7 +116,7 @@ impl Legs {
             }
             Input::StartDecode { request } => self.start_decode(request, effects),
             Input::Starved { request } => self.grow(request, effects),
-            Input::NotGrown { request } => self.make_room_for(request, effects),
+            Input::NotGrown { request } => self.preempt_for(request, effects),
             Input::Ended { request } | Input::Release { request } => self.release(request, effects),
             Input::Tick { now_us } => self.reap_stranded(now_us, effects),
         }
@@ -358,8 +358,8 @@ impl Legs {
         }
     }
 
-    /// KV is short: the youngest that holds some gives it up. Requests are numbered in order of arrival.
-    fn make_room_for(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+    /// KV is short: preempts the youngest leg that holds some. Requests are numbered in order of arrival.
+    fn preempt_for(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         // A prefill whose KV is on its way elsewhere leaves soon by itself.
         let gives = |leg: &Leg| leg.held().blocks && !leg.leaves();
         let youngest = self.legs.iter().rev().find(|(_, leg)| gives(leg)).map(|(id, _)| *id);

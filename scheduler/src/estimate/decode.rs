@@ -554,7 +554,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_block_is_reserved_once_whoever_comes_and_goes(
+        fn each_block_is_reserved_once_as_requests_come_and_go(
             ops in proptest::collection::vec((0u64..12, 0u64..3, 0u64..6, 0u64..4, 0u64..100, 0u8..6), 0..80),
         ) {
             let (mut ledger, mut naive) = (DecodeLedger::default(), Naive::default());

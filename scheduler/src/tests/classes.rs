@@ -125,7 +125,7 @@ fn a_short_request_does_not_overtake_where_that_breaks_a_promise() {
 }
 
 #[test]
-fn whoever_would_break_a_promise_is_refused() {
+fn a_request_that_would_break_a_promise_is_refused() {
     let tight = SloClass { ttft_us: 1_000_000, ..SloClass::default() };
     let later = SloClass { ttft_us: 1_200_000, sheddable: false, ..SloClass::default() };
     let config = SchedulerConfig { classes: Vec::from([tight, later]), ..patient(Vec::new()) };

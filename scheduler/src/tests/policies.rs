@@ -25,7 +25,7 @@ fn round_robin_takes_turns() {
 }
 
 #[test]
-fn round_robin_goes_on_with_whoever_is_left() {
+fn round_robin_goes_on_with_the_instances_that_are_left() {
     let mut conductor = under(PolicyName::RoundRobin, 3);
     placements(&mut conductor, 1);
     let drained = crate::Input::InstanceDrained { instance: baton_types::InstanceId(1) };

@@ -75,7 +75,7 @@ fn while_a_copy_is_on_its_way_no_other_is_sent_there() {
 }
 
 #[test]
-fn whoever_has_it_is_not_sent_it_again() {
+fn an_instance_that_has_it_is_not_sent_it_again() {
     let mut conductor = conductor(config(true), 2, 1);
     hold(&mut conductor, 0, &shared_chain(10), Tier::Hbm);
     hold(&mut conductor, 1, &shared_chain(10), Tier::Dram);

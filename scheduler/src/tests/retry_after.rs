@@ -139,7 +139,7 @@ fn behind(works: &[u64], tokens: u64, at_us: u64) -> Option<Rejection> {
 }
 
 #[test]
-fn whoever_would_make_others_late_is_told_when_they_are_out_of_the_way() {
+fn a_request_that_would_make_others_late_hears_when_they_are_out_of_the_way() {
     // 19 s of work due at 19.2 s, and two seconds more with an objective of eight: in time for
     // itself by its deadline, but some of the others would be late.
     let works = [19_000; 10];

@@ -196,7 +196,7 @@ fn giving_way_spends_no_try() {
 }
 
 #[test]
-fn whoever_gave_way_waits_for_room_and_the_oldest_goes_first() {
+fn requests_that_gave_way_wait_for_room_and_the_oldest_goes_first() {
     let mut conductor = small_pair(32);
     all_decode(&mut conductor, 3);
     step(&mut conductor, 200_000, Input::RoomOutgrown { request: RequestId(1), emitted_tokens: 600 });
@@ -239,7 +239,7 @@ fn room_is_kept_for_no_more_than_the_client_takes_and_follows_the_answer() {
 }
 
 #[test]
-fn whoever_gives_way_before_its_decode_starts_again_as_well() {
+fn a_request_that_gives_way_before_its_decode_starts_again_as_well() {
     let mut conductor = small_pair(64);
     assert_eq!(starts(&offer(&mut conductor, 0, request(1, 100, 0))).len(), 1);
     let effects = step(&mut conductor, 5_000, Input::Preempted { request: RequestId(1), emitted_tokens: 0 });

@@ -329,7 +329,7 @@ async fn ports_that_strangers_reach_want_a_key() {
         )
     };
     let tried = check(&keyed("0.0.0.0", ""), &[]).await;
-    tried.is("service.cluster_key", State::Warning, "lets in whoever reaches it");
+    tried.is("service.cluster_key", State::Warning, "lets in anyone who reaches it");
     tried.all_good();
     check(&keyed("0.0.0.0", "cluster.key"), &[]).await.is("service.cluster_key", State::Ok, "a key");
     check(&keyed("127.0.0.1", "short.key"), &[]).await.is("service.cluster_key", State::Wrong, "5 bytes");

@@ -130,7 +130,7 @@ async fn an_end_without_a_report_of_its_prefill_still_lets_both_legs_go() {
 }
 
 #[tokio::test]
-async fn tokens_reach_the_client_once_and_in_order_whoever_tells_them() {
+async fn tokens_reach_the_client_once_and_in_order_from_any_node() {
     let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
     bench.submit("r", 6).await;
     let prefill = bench.prefill("r");

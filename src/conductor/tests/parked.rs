@@ -3,7 +3,7 @@
 use super::bench::{Bench, token};
 
 #[tokio::test]
-async fn whoever_lost_the_last_pair_goes_on_when_an_instance_joins() {
+async fn a_request_that_lost_the_last_pair_goes_on_when_an_instance_joins() {
     for lost in ["p0", "d0"] {
         let mut bench = Bench::with(&["p0", "d0"]).await;
         bench.submit("r", 4).await;
@@ -28,7 +28,7 @@ async fn whoever_lost_the_last_pair_goes_on_when_an_instance_joins() {
 }
 
 #[tokio::test]
-async fn whoever_waits_in_vain_is_told_where() {
+async fn a_request_that_waits_in_vain_hears_where() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     bench.submit("r", 4).await;
     bench.do_prefill("r").await;
@@ -96,7 +96,7 @@ async fn nobody_waits_for_a_pair_that_was_drained() {
 
 /// A request that was admitted and held back has cost no node anything: it waits like the others.
 #[tokio::test]
-async fn whoever_was_held_back_when_the_pair_was_lost_waits_too() {
+async fn a_request_that_was_held_back_when_the_pair_was_lost_waits_too() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     for name in ["a", "b"] {
         let sampling = baton_types::Sampling { max_tokens: 2, ..baton_types::Sampling::default() };

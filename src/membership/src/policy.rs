@@ -111,7 +111,7 @@ impl Policies {
             Outcome::Refused { current, .. } => {
                 let now = current.map_or(0, |entry| entry.mod_revision);
                 let why = match now == version {
-                    true => "this conductor leads no more; leave it to the one that does".to_owned(),
+                    true => "this conductor no longer leads; leave it to the one that does".to_owned(),
                     false => format!("version {now} is in force, not {version}; read it and decide anew"),
                 };
                 Err(MembershipError::new(Kind::Conflict, Stage::Write, format!("policy: {why}")))

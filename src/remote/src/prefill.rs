@@ -308,7 +308,7 @@ fn engine_of(page: &[u8], rank: Option<u32>) -> Result<String, RemoteError> {
     found.filter(|id| !id.is_empty()).ok_or_else(|| {
         let text = "the bootstrap server does not know the prefill engine";
         RemoteError::new(Kind::Unavailable, Side::Engine, stage, text)
-            .remedy("wait until the prefill engine has registered, or mend the bootstrap URL")
+            .remedy("wait until the prefill engine has registered, or fix the bootstrap URL")
     })
 }
 

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_the_hand_has_passed_is_met_again_while_others_come_and_go() {
+    fn an_entry_that_the_hand_has_passed_is_met_again_while_others_come_and_go() {
         let mut entries = Entries::new();
         let (mut queue, numbers) = queue_of(&mut entries, 10);
         entries.at_mut(numbers[0]).visited = true;

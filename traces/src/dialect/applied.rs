@@ -44,7 +44,7 @@ impl SessionRow {
             ));
         }
         if self.tool_call_latency.iter().any(|t| !t.is_finite() || *t < 0.0) {
-            return Err(RowFault::parse("a tool_call_latency is negative", "mend the row"));
+            return Err(RowFault::parse("a tool_call_latency is negative", "fix the row"));
         }
         Ok(())
     }

@@ -110,7 +110,7 @@ impl CsvDialect {
         let number = text.parse::<f64>().ok().filter(|v| v.fract() == 0.0 && v.abs() < 9e15);
         #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
         let whole = number.map(|v| v as i64).ok_or_else(|| {
-            RowFault::parse(format!("{name} {text:?} is not a whole number"), "mend or remove the row")
+            RowFault::parse(format!("{name} {text:?} is not a whole number"), "fix or remove the row")
         })?;
         length(whole, name, &self.setup.limits)
     }

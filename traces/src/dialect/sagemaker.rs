@@ -55,7 +55,7 @@ impl Body {
     fn json(&self) -> Result<Value, RowFault> {
         let bytes = match self.encoding.as_deref() {
             Some("BASE64") => base64(self.data.as_bytes())
-                .ok_or_else(|| RowFault::parse("the body is not valid base64", "mend or remove the row"))?,
+                .ok_or_else(|| RowFault::parse("the body is not valid base64", "fix or remove the row"))?,
             _ => self.data.clone().into_bytes(),
         };
         serde_json::from_slice(&bytes).map_err(json_fault)
@@ -117,7 +117,7 @@ impl Parse for Sagemaker {
         }
         let time = &capture.event_metadata.inference_time;
         let timestamp_ms = iso_ms(time)
-            .ok_or_else(|| RowFault::parse(format!("{time:?} is not a time"), "mend or remove the row"))?;
+            .ok_or_else(|| RowFault::parse(format!("{time:?} is not a time"), "fix or remove the row"))?;
         let mut extra = Extra { request_id: capture.event_metadata.event_id, ..Extra::default() };
         if let Some(model) = request.get("model") {
             extra.unknown.insert("model".into(), model.clone());

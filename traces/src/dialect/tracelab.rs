@@ -81,7 +81,7 @@ impl Parse for TraceLab {
         let round: Round = serde_json::from_slice(row.json()?).map_err(json_fault)?;
         let limits = self.setup.limits;
         let (start_ms, end_ms) = span_ms(&round.timing_events)
-            .ok_or_else(|| RowFault::parse("no timing event has a time", "mend or remove the row"))?;
+            .ok_or_else(|| RowFault::parse("no timing event has a time", "fix or remove the row"))?;
         let total = length(round.input_tokens_total, "input_tokens_total", &limits)?;
         let prefix = length(round.prefix_tokens.unwrap_or(0), "prefix_tokens", &limits)?;
         let output_length = length(round.output_tokens, "output_tokens", &limits)?;

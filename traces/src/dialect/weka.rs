@@ -69,7 +69,7 @@ impl Weka {
         for entry in entries {
             let start_ms = entry.t * second_ms;
             if !start_ms.is_finite() {
-                return Err(RowFault::parse("a request's t is not finite", "mend the row"));
+                return Err(RowFault::parse("a request's t is not finite", "fix the row"));
             }
             if entry.kind.as_deref() == Some("subagent") {
                 let agent = entry.agent_id.map_or_else(|| format!("at-{}", entry.t), |name| name.0);
@@ -91,7 +91,7 @@ impl Weka {
 
     fn record(&self, entry: Entry, stream: &Stream, delay_ms: Option<f64>) -> Result<Record, RowFault> {
         let limits = &self.setup.limits;
-        let missing = |field| RowFault::parse(format!("a request has no {field}"), "mend the row");
+        let missing = |field| RowFault::parse(format!("a request has no {field}"), "fix the row");
         let mut extra = Extra {
             session_id: Some(stream.session.clone()),
             parent: stream.parent.clone(),

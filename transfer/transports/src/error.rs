@@ -27,7 +27,7 @@ impl Kind {
     const fn remedy(self) -> &'static str {
         match self {
             Self::Retry => "try again shortly",
-            Self::Invalid => "mend the call or the configuration",
+            Self::Invalid => "fix the call or the configuration",
             Self::Unavailable => "try another peer",
             Self::Corrupt => "discard the flight and start anew",
             Self::Closed => "start anew if still wanted",

@@ -226,7 +226,7 @@ impl Landing {
     }
 }
 
-/// Copies what has arrived to where it belongs; what lies there then must be what was sent.
+/// Copies what has arrived to where it belongs, and verifies there the checksum of what was sent.
 pub(crate) fn land(
     receiver: &dyn Receiver,
     ticket: Ticket,

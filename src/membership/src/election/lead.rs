@@ -328,7 +328,7 @@ impl Candidate {
                 self.standings.send_replace(Standing::Leading { token });
             }
             Effect::Deposed { token, why } => {
-                tracing::warn!(key = self.key, token, ?why, "deposed: this conductor leads no more");
+                tracing::warn!(key = self.key, token, ?why, "deposed: this conductor no longer leads");
                 self.standings.send_replace(Standing::Deposed { token, why });
             }
         }

@@ -152,8 +152,8 @@ async fn a_policy_is_changed_by_who_knows_the_last_one_and_all_follow() {
     let permit = eventually("it leads", || leader.permit()).await;
     let third = policies.put_as_leader("a = 3", second, permit).await.expect("it leads");
     leader.resign().await;
-    let late = policies.put_as_leader("a = 4", third, permit).await.expect_err("it leads no more");
-    assert!(late.kind == Kind::Conflict && late.text.contains("leads no more"), "{late}");
+    let late = policies.put_as_leader("a = 4", third, permit).await.expect_err("it no longer leads");
+    assert!(late.kind == Kind::Conflict && late.text.contains("no longer leads"), "{late}");
     // The last policy stays while etcd is down, and a later write is reported afterwards.
     server.kill();
     server.go();
@@ -185,5 +185,5 @@ async fn the_policy_before_comes_back_by_one_call_and_goes_by_another() {
     let permit = eventually("it leads", || leader.permit()).await;
     assert!(policies.rollback(None, Some(permit)).await.is_ok());
     leader.resign().await;
-    assert!(policies.rollback(None, Some(permit)).await.is_err_and(|e| e.text.contains("leads no more")));
+    assert!(policies.rollback(None, Some(permit)).await.is_err_and(|e| e.text.contains("no longer leads")));
 }

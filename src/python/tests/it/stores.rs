@@ -132,7 +132,7 @@ fn tenants_do_not_see_each_other() {
 }
 
 #[test]
-fn whoever_is_no_store_or_says_nothing_is_a_miss() {
+fn a_peer_that_is_no_store_or_says_nothing_is_a_miss() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let store = store(&address);
     assert_eq!(store.reachable(), (0, 1));

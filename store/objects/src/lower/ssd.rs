@@ -130,8 +130,8 @@ impl SsdThread {
             ended: 0,
             failures: 0,
         };
-        let shelf_tags: Vec<_> = worker.blob_log.listings().collect();
-        shelf_tags.iter().for_each(|one| worker.below.directory.adopt(one.name, one.tag));
+        let listed_tags: Vec<_> = worker.blob_log.listings().collect();
+        listed_tags.iter().for_each(|one| worker.below.directory.adopt(one.name, one.tag));
         worker.publish();
         let thread = std::thread::Builder::new().name("objects-ssd".into()).spawn(move || worker.run());
         let thread = thread.map_err(|e| format!("ssd: start a thread: {e}; lower the number of threads"))?;

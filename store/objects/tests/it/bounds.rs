@@ -70,7 +70,7 @@ fn a_pipeline_may_be_much_larger_than_the_sockets_hold() {
 }
 
 #[test]
-fn clients_may_speak_tls_and_whoever_does_not_is_sent_away() {
+fn clients_may_speak_tls_and_those_that_do_not_are_sent_away() {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let (certificate, private) = (dir.path().join("c.pem"), dir.path().join("k.pem"));

@@ -56,7 +56,7 @@ fn an_address_is_found_where_it_is_published_and_nowhere_else() {
 }
 
 #[test]
-fn whoever_was_told_asks_anew_after_a_change_and_only_then() {
+fn a_peer_that_had_the_answer_asks_anew_after_a_change_and_only_then() {
     let publisher = publisher(|_| {}, 9, 0);
     let directory = Directory::new(DirectoryConfig::default());
     publisher.publish(0x1000, segment(1, 8)).unwrap();

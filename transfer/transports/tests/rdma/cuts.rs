@@ -79,10 +79,10 @@ fn cut_in_the_middle(cut: Cut) {
 
     drop(rail_cut);
     here.fill(6);
-    let mut mended = here.open(4, &there.id, "rxe_a0").unwrap();
-    mended.post_all(&slices);
-    mended.wait_ended(slices.len());
-    assert!(mended.failures().is_empty(), "{cut:?}: {:?}", mended.failures());
+    let mut repaired = here.open(4, &there.id, "rxe_a0").unwrap();
+    repaired.post_all(&slices);
+    repaired.wait_ended(slices.len());
+    assert!(repaired.failures().is_empty(), "{cut:?}: {:?}", repaired.failures());
     assert_eq!(there.bytes(0, BYTES), pattern(6, BYTES), "{cut:?}");
 }
 
