@@ -36,6 +36,8 @@ mod policies;
 mod purity;
 #[path = "architecture/reach.rs"]
 mod reach;
+#[path = "architecture/repeats.rs"]
+mod repeats;
 #[path = "architecture/served.rs"]
 mod served;
 #[path = "architecture/sizes.rs"]

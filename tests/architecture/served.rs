@@ -46,6 +46,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("src/config.rs", "RouterSection"),
 ];
 
+/// The sections of a configuration that only the simulator reads.
+const SIMULATED: &[&str] = &["ClusterConfig", "NetworkSection", "ClientsConfig", "FaultsConfig"];
+
 /// The reader of each setting: the struct, the source that reads it, and the fields.
 const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/policies.rs", &["policy"]),
@@ -54,7 +57,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/admission.rs", &["max_waiting_requests"]),
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["block_tokens", "fetch", "first_token"]),
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["balancing_threshold_permille"]),
-    ("SchedulerConfig", "scheduler/src/config.rs", &["mixed_step_permille"]),
+    ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["mixed_step_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill", "local_room_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["explain_every", "candidates"]),
     ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["decode_duration_us"]),
@@ -130,11 +133,32 @@ pub fn check_read(
     found
 }
 
+/// Sections of the configuration whose settings no list here names.
+pub fn check_sections(source: &str) -> Vec<Finding> {
+    let outline = Outline::of(source);
+    let type_of = |(line, _): &(usize, &str)| {
+        let mut words = outline.tokens.iter().rev().filter(|token| token.kind == Kind::Word);
+        words.find(|token| token.line == *line).map_or("", |token| token.text)
+    };
+    let named = |name: &str| SETTINGS.iter().any(|(_, of)| *of == name) || SIMULATED.contains(&name);
+    let unnamed = fields(source, "Config").into_iter().filter(|field| !named(type_of(field)));
+    let rule = |section: &str| format!("the settings of the section {section} are in no list");
+    let remedy = "add it to SETTINGS, with the readers of its settings, or to SIMULATED";
+    unnamed.map(|(line, section)| Finding::new("src/config.rs", line, rule(section), remedy)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::finding::{assert_caught, assert_clean};
     use crate::reach::house_sources;
+
+    #[test]
+    fn every_section_is_the_services_or_the_simulators() {
+        assert_clean(check_sections(&house_sources()["src/config.rs"]));
+        let planted = "pub struct Config {\n    pub store: StoreSection,\n    pub magic: MagicSection,\n}";
+        assert_caught(&check_sections(planted), 3, "section magic");
+    }
 
     fn planted(files: &[(&str, &str)]) -> BTreeMap<String, String> {
         files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect()
