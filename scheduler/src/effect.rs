@@ -32,7 +32,7 @@ pub enum Effect {
     StartDecode {
         /// Which request.
         request: RequestId,
-        /// Where.
+        /// The decode instance.
         instance: InstanceId,
     },
     /// Hand the KV, complete on `from`, to another decode instance than first planned.
@@ -59,7 +59,7 @@ pub enum Effect {
     Release {
         /// Which request.
         request: RequestId,
-        /// Where.
+        /// The instance that lets go of it.
         instance: InstanceId,
     },
     /// Refuse the request.

@@ -266,7 +266,7 @@ pub struct PredictionFigures {
 /// How the predictions for one path held.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathFigures {
-    /// Which.
+    /// The way to their first tokens.
     pub path: PredictionPath,
     /// Time to first token.
     pub ttft: PredictionFigures,

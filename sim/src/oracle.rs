@@ -2,7 +2,7 @@
 
 use crate::metrics::Status;
 
-/// See the module's documentation.
+/// Counts how requests end, and says when the cores are audited.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     every: u64,

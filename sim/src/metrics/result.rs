@@ -53,7 +53,7 @@ impl Objective {
 /// One instance's totals.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct InstanceResult {
-    /// Which.
+    /// Its number.
     pub instance: u32,
     /// Its role.
     pub role: Role,

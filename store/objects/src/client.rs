@@ -121,7 +121,7 @@ struct Copies {
     trouble: Option<Trouble>,
 }
 
-/// Several stores as one. See the module.
+/// Several stores as one: each key has its place by rendezvous hashing.
 #[derive(Debug)]
 pub struct Cluster {
     config: ClusterConfig,

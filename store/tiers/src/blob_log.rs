@@ -307,7 +307,7 @@ impl<S: Slab> BlobLogCore<S> {
     }
 }
 
-/// Values of any length in one preallocated file that outlives the process. See the module.
+/// Values of any length in one preallocated file that outlives the process.
 ///
 /// One thread uses it: it asks, calls [`BlobLog::wait`] and takes the results from [`BlobLog::next_done`]. A value
 /// reported as kept survives a kill or a power cut, until it is removed, evicted or damaged.
