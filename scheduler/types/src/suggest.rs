@@ -59,6 +59,8 @@ mod tests {
         assert_eq!(edit_distance("kitten", "sitting"), 3);
         assert_eq!(edit_distance("same", "same"), 0);
         assert_eq!(edit_distance("smae", "same"), 1);
+        // No letter is edited twice: by way of "cb" it would be a swap and one letter more.
+        assert_eq!(edit_distance("bc", "cab"), 3);
     }
 
     /// The distance by trying everything, without a table.
@@ -98,11 +100,10 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_distance_is_the_least_number_of_edits(a in "[abc]{0,6}", b in "[abc]{0,6}", c in "[abc]{0,6}") {
+        fn the_distance_is_the_least_number_of_edits(a in "[abc]{0,6}", b in "[abc]{0,6}") {
             let distance = edit_distance(&a, &b);
             proptest::prop_assert_eq!(distance, naive(&letters(&a), &letters(&b)));
             proptest::prop_assert_eq!(distance, edit_distance(&b, &a));
-            proptest::prop_assert!(edit_distance(&a, &c) <= distance + edit_distance(&b, &c), "no way round is shorter");
         }
     }
 }
