@@ -165,14 +165,15 @@ impl Links {
         take_slots(before);
     }
 
-    /// A request's KV is not let in for now. False: an offer was accepted, and its KV may be on its way.
+    /// The KV of a request that is expected is not let in for now. False: an offer was accepted. Its KV may be on its
+    /// way, or here: what has come completely is expected no longer, and the worker may not have read the messages.
     pub(super) fn withdraw(&self, request: u64) -> bool {
         let mut expected = self.expected.lock();
-        let accepted = expected.get(&request).is_some_and(|e| e.accepted.load(Ordering::Relaxed));
-        if !accepted {
+        let open = expected.get(&request).is_some_and(|e| !e.accepted.load(Ordering::Relaxed));
+        if open {
             take_slots(expected.remove(&request));
         }
-        !accepted
+        open
     }
 
     /// Nothing more comes in or goes out for a request. Waits for a copy into its slots that is under way.
@@ -456,6 +457,9 @@ mod tests {
         assert!(links.offer(ticket, &plan).is_ok() && offered());
         assert!(!links.withdraw(7));
         assert!(links.still_expected(ticket).is_ok_and(|expected| expected.slots.lock().is_some()));
+        // All of it has come, and the worker has yet to learn even of the offer.
+        links.complete(ticket);
+        assert!(!links.withdraw(7));
     }
 
     #[tokio::test]

@@ -11,8 +11,21 @@ fn pool(blocks: u32) -> PoolSpec {
 }
 
 /// Long answers, all at once, of which nobody has seen any: far more are let in than can stay to their end. The
-/// tries that a failure may cost are those of every configuration: none of them is spent on this.
+/// tries that a failure may cost are those of every configuration: none of them is spent on this. On a busy machine
+/// the first answers may end before the last callers ask: their length is known then, most are refused or nobody gives
+/// way, and it is tried again.
 async fn crowd(layout: &str, callers: u32, blocks: u32) {
+    for _ in 0..4 {
+        if one_gives_way(layout, callers, blocks).await {
+            return;
+        }
+    }
+    panic!("{layout}: none of four crowds was let in and gave way");
+}
+
+/// Whether most of the crowd was let in and at least one answer gave way to others. All that are let in are served to
+/// their end.
+async fn one_gives_way(layout: &str, callers: u32, blocks: u32) -> bool {
     let tune = |config: &mut Config| config.scheduler.prior_output_tokens = 8;
     let cluster = Cluster::start(layout, &small_model(pool(blocks)), tune).await;
     assert_eq!(cluster.config.scheduler.max_retries, Config::default().scheduler.max_retries);
@@ -44,15 +57,11 @@ async fn crowd(layout: &str, callers: u32, blocks: u32) {
         served += 1;
         long += u32::from(answer.tokens.len() == 150);
     }
-    assert!(served * 2 > callers, "{layout}: {served} of {callers} were let in");
     assert!(long * 2 > served, "{layout}: most answers are long");
-    let page = cluster.metrics.page();
-    assert!(
-        page.contains("baton_leg_failures_total{stage=\"preempted\"}"),
-        "{layout}: nobody gave way: {page}"
-    );
+    let gave_way = cluster.metrics.page().contains("baton_leg_failures_total{stage=\"preempted\"}");
     cluster.quiet().await;
     cluster.stop().await;
+    gave_way && served * 2 > callers
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
