@@ -328,10 +328,11 @@ impl Driver {
     /// full. Beyond that it could go on nowhere.
     fn within_pools(&self, mut submission: Submission) -> Submission {
         let longest_tokens = self.core.longest_answer_tokens(submission.tokens.len() as u64);
-        if submission.asked_tokens.is_none() && longest_tokens > 0 {
+        let longest_tokens = u32::try_from(longest_tokens).unwrap_or(u32::MAX);
+        let bounded = submission.asked_tokens.is_some() || longest_tokens >= submission.sampling.max_tokens;
+        if !bounded && longest_tokens > 0 {
             let sampling = Arc::make_mut(&mut submission.sampling);
-            let longest_tokens = u32::try_from(longest_tokens).unwrap_or(u32::MAX).max(sampling.min_tokens);
-            sampling.max_tokens = sampling.max_tokens.min(longest_tokens);
+            sampling.max_tokens = longest_tokens.max(sampling.min_tokens);
         }
         submission
     }

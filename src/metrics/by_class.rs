@@ -264,6 +264,8 @@ mod tests {
                 assert!(page.contains(&line), "{line} is missing: {page}");
             }
         }
+        let covered = page.lines().filter(|line| line.starts_with("baton_prediction_covered_total"));
+        assert_eq!(covered.count(), 6, "two of each target that was measured");
         assert!(page.contains(&format!("baton_prediction_error_ratio_count{{{}}} 3", of("tbt"))), "{page}");
         assert!(!page.contains(&of("decode_start")), "nothing was measured");
         assert_eq!(by_class.classes.lock().len(), MAX_CLASSES + 1);

@@ -76,7 +76,7 @@ impl Outlook for WaitOutlook {
 }
 
 /// The steps of an answer as its placement sees them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct StepOutlook {
     /// The step of its batch, µs.
     pub step_us: u64,

@@ -10,7 +10,7 @@ use super::text::{count, escape, percent};
 
 const NOTE: &str = "Of completed requests that were served where they were first placed, by their class and the way to \
                     their first token. An error is measured less predicted, over predicted: below 0, less than predicted \
-                    was measured. Within: requests that did not exceed what was promised, beside the share that should not.";
+                    was measured. Within: requests that did not exceed the most that was predicted, beside the share that should not.";
 
 /// A row for each class, path and prediction of each run; nothing where nothing was predicted.
 #[must_use]

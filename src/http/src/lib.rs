@@ -2,8 +2,8 @@
 //!
 //! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
 //! within [`Bounds`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
-//! Prometheus reads. [`Acceptor`], [`Places`] and
-//! [`Identity`] are for ports of any protocol, the front door's included.
+//! Prometheus reads. [`Acceptor`], [`Places`] and [`Identity`] are for ports of any protocol, the front door's
+//! included.
 
 mod client;
 mod connect;
