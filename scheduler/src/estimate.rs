@@ -4,6 +4,7 @@ mod correct;
 mod decode;
 mod excess;
 mod length;
+mod link;
 mod margin;
 mod prefill;
 mod transfer;
@@ -12,9 +13,10 @@ pub(crate) use correct::Residual;
 pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, place_among};
 pub(crate) use excess::{StepOutlook, WaitOutlook};
 pub(crate) use length::LengthEstimator;
+pub(crate) use link::LinkLedger;
 pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};
-pub(crate) use transfer::{alone_us, fetch_us, load_us};
+pub(crate) use transfer::{alone_us, fetch_us, load_us, send_us};
 
 /// A prediction that no placement can keep: far beyond any objective, and small enough that sums do not overflow.
 pub(crate) const NEVER_US: u64 = 1 << 52;

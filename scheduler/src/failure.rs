@@ -33,6 +33,7 @@ impl Conductor {
         }
         let from = entry.prefill;
         let old = entry.decode.take().expect("a request that is handed over has a decode instance (I8)");
+        self.end_handoff(id, from, old);
         self.release_decode(id, old);
         effects.push(Effect::Release { request: id, instance: old });
         entry.retries += 1;
@@ -50,6 +51,7 @@ impl Conductor {
         assert!(to != from, "request {id} would be handed over to where it is");
         let now_us = self.now_us;
         self.reserve_decode(&mut entry, to, now_us);
+        self.begin_handoff(&entry, entry.request.prompt_tokens, true);
         effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
         self.share_placement(&entry, PeerStage::Prefilled, effects);
         self.requests.insert(entry);
@@ -124,7 +126,10 @@ impl Conductor {
             self.retry(entry, stage, effects);
         }
         let lost = self.fleet.known_mut(id);
-        assert!(lost.owes_nothing() && lost.egress_flights == 0, "lost instance {id} has work still (I13)");
+        assert!(
+            lost.owes_nothing() && lost.prefill.outbound.flights() == 0,
+            "lost instance {id} has work still (I13)"
+        );
     }
 
     /// A lost instance delivers nothing. The driver's later reports about its fetches are stale.

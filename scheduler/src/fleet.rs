@@ -11,8 +11,7 @@ use baton_types::{CostProfile, Epoch, InstanceId, RequestId, Role};
 use core::ops::{Deref, DerefMut};
 use serde::{Deserialize, Serialize};
 
-use crate::estimate::DecodeLedger;
-use crate::estimate::Residual;
+use crate::estimate::{DecodeLedger, LinkLedger, Residual};
 use crate::queue::PrefillLedger;
 
 pub(crate) use orders::FleetOrders;
@@ -100,8 +99,9 @@ pub(crate) struct Instance {
     pub prefill_residual: Residual,
     /// Measured over predicted decode duration.
     pub decode_residual: Residual,
-    pub egress_flights: u32,
-    pub ingress_flights: u32,
+    /// The KV on its way here; what leaves is with the prefills.
+    #[serde(default)]
+    pub inbound: LinkLedger,
     /// A replica is being copied here.
     pub replicating: bool,
     /// Until then no last copy is sent here, because the links serve others too.
@@ -126,8 +126,7 @@ impl Instance {
             decode: DecodeLedger::default(),
             prefill_residual: Residual::default(),
             decode_residual: Residual::default(),
-            egress_flights: 0,
-            ingress_flights: 0,
+            inbound: LinkLedger::default(),
             replicating: false,
             rests_until_us: 0,
             role_since: 0,
@@ -159,9 +158,9 @@ impl Instance {
         tokens.saturating_mul(self.spec.profile.kv_bytes_per_token)
     }
 
-    /// Backlog before work that is appended now, µs.
+    /// Backlog of its engine before work that is appended now, µs.
     pub(crate) fn backlog_us(&self, now_us: u64) -> u64 {
-        self.prefill.dispatched_left_us(now_us) + self.prefill.waiting_us()
+        self.prefill.computing_left_us(now_us) + self.prefill.waiting_us()
     }
 }
 

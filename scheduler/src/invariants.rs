@@ -102,29 +102,38 @@ impl Conductor {
         }
     }
 
-    /// The flights of an instance's links are the fetches of its prefills, and the replica on its way there.
+    /// The flights of an instance's links are the fetches of its prefills, and hand-offs.
     fn check_flights(&self) -> Result<(), String> {
-        let mut flights = vec![[0u32; 2]; self.fleet.bound()];
-        let fetching = self.requests.iter().filter(|e| e.stage == Stage::Prefilling);
-        for (entry, fetch) in fetching.filter_map(|e| e.fetch.map(|fetch| (e, fetch))) {
-            for (at, way) in [(fetch.from, 0), (entry.prefill, 1)] {
-                if self.fleet.get(at).is_none_or(|i| i.state == InstanceState::Lost) {
-                    return Err(format!(
-                        "I5: request {} fetches by way of {at}, which is not there",
-                        entry.request.id
-                    ));
+        let mut flights = vec![[const { Vec::new() }; 2]; self.fleet.bound()];
+        for entry in self.requests.iter() {
+            let fetch =
+                entry.fetch.filter(|_| entry.stage == Stage::Prefilling).map(|f| (f.from, entry.prefill));
+            let sent = matches!(entry.stage, Stage::Prefilling | Stage::HandingOff);
+            let handoff =
+                entry.decode.filter(|to| sent && *to != entry.prefill).map(|to| (entry.prefill, to));
+            for (from, to) in fetch.into_iter().chain(handoff) {
+                for (at, way) in [(from, 0), (to, 1)] {
+                    if self.fleet.get(at).is_none_or(|i| i.state == InstanceState::Lost) {
+                        let id = entry.request.id;
+                        return Err(format!(
+                            "I5: KV of request {id} goes by way of {at}, which is not there"
+                        ));
+                    }
+                    flights[at.index()][way].push(entry.request.id);
                 }
-                flights[at.index()][way] += 1;
             }
         }
         for instance in self.fleet.iter() {
-            let id = instance.spec.id;
-            let [out, into] = flights[id.index()];
-            let known = (instance.egress_flights, instance.ingress_flights);
-            if known != (out, into + u32::from(instance.replicating)) {
-                return Err(format!(
-                    "I5: {out} fetches go out of instance {id} and {into} into it, its links say {known:?}"
-                ));
+            let links = [&instance.prefill.outbound, &instance.inbound];
+            for (link, expected) in links.into_iter().zip(&mut flights[instance.spec.id.index()]) {
+                link.check()?;
+                let mut known: Vec<RequestId> = link.requests().collect();
+                known.sort_unstable();
+                expected.sort_unstable();
+                if known != *expected {
+                    let id = instance.spec.id;
+                    return Err(format!("I5: a link of instance {id} carries {known:?}, not {expected:?}"));
+                }
             }
         }
         Ok(())

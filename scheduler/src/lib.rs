@@ -22,6 +22,7 @@ mod input;
 mod invariants;
 mod last_copies;
 mod lifecycle;
+mod links;
 mod peers;
 mod placement;
 mod policies;

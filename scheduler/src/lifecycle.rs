@@ -28,7 +28,7 @@ impl Conductor {
         let foreign = entry.peer.is_some();
         self.prefill_over(id);
         if let Some(fetch) = fetch {
-            self.end_fetch(fetch.from, at);
+            self.end_fetch(id, fetch.from, at);
         }
         let (now_us, target_us) = (self.now_us, self.config.step_target_us());
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
@@ -48,8 +48,11 @@ impl Conductor {
         if !foreign && self.refuse_at_decode(id, effects) {
             return;
         }
-        let local = self.requests.get(id).is_some_and(|e| e.decode == Some(at));
-        if local {
+        let decode = self.requests.get(id).and_then(|e| e.decode);
+        if let Some(decode) = decode {
+            self.handoff_is_ready(id, at, decode);
+        }
+        if decode == Some(at) {
             self.handoff_finished(id, effects);
         }
     }
@@ -60,8 +63,9 @@ impl Conductor {
             return;
         };
         let decode = entry.decode.expect("a request that is handed over has a decode instance (I8)");
-        let now_us = self.now_us;
+        let (from, now_us) = (entry.prefill, self.now_us);
         self.learn_margin(id);
+        self.end_handoff(id, from, decode);
         self.fleet.known_mut(decode).decode.start(id, now_us);
         if let Some(entry) = self.requests.get_mut(id) {
             entry.stage = Stage::Decoding;
@@ -170,21 +174,11 @@ impl Conductor {
         };
         let Some(fetch) = entry.fetch.take() else { return };
         let to = entry.prefill;
-        self.end_fetch(fetch.from, to);
+        self.end_fetch(id, fetch.from, to);
         self.stats.fetches += 1;
         self.stats.fetches_failed += u64::from(!ok);
         let lent = self.fleet.get(fetch.from).is_some_and(|i| i.spec.role == Role::Store);
         self.stats.lent_fetches += u64::from(ok && lent);
-    }
-
-    fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {
-        let mut source = self.fleet.known_mut(from);
-        assert!(source.egress_flights > 0, "a fetch from {from} ends that never began");
-        source.egress_flights -= 1;
-        drop(source);
-        let mut target = self.fleet.known_mut(to);
-        assert!(target.ingress_flights > 0, "a fetch to {to} ends that never began");
-        target.ingress_flights -= 1;
     }
 
     fn prefill_over(&mut self, id: RequestId) {
@@ -272,7 +266,7 @@ impl Conductor {
             Stage::Prefilling => {
                 self.prefill_over(id);
                 if let Some(fetch) = entry.fetch {
-                    self.end_fetch(fetch.from, entry.prefill);
+                    self.end_fetch(id, fetch.from, entry.prefill);
                 }
                 let sent = self.fleet.known_mut(entry.prefill).prefill.finish(now_us, id);
                 assert!(sent.is_some(), "request {id} leaves an engine that it was not sent to (I5)");
@@ -284,6 +278,7 @@ impl Conductor {
         }
         assert!(entry.decode.is_some(), "request {id} was sent without room to decode it (I8)");
         if let Some(decode) = entry.decode {
+            self.end_handoff(id, entry.prefill, decode);
             self.release_decode(id, decode);
         }
         if entry.peer.is_none() {

@@ -179,10 +179,17 @@ impl Conductor {
                 self.sequence = self.sequence.max(order);
                 let weight = self.class(&entry.request).weight;
                 self.fair.charge(entry.request.tenant, weight, entry.work_us);
+                let now_us = self.now_us;
+                self.fleet.known_mut(prefill).prefill.note_pace(now_us, entry.work_us);
                 self.dispatch(&entry);
-                self.begin_fetch(&entry);
+                self.begin_handoff(&entry, entry.request.prompt_tokens, false);
+                let fetched = entry.fetch.map_or(0, |fetch| self.tokens_of(&entry.request, fetch.blocks));
+                self.begin_fetch(&entry, fetched);
             }
-            PeerStage::Prefilled => entry.stage = Stage::HandingOff,
+            PeerStage::Prefilled => {
+                entry.stage = Stage::HandingOff;
+                self.begin_handoff(&entry, entry.request.prompt_tokens, true);
+            }
         }
         self.timers.set(prefill, self.now_us);
         self.requests.insert(entry);

@@ -14,7 +14,7 @@ use crate::index::WideMatch;
 use crate::queue::NewWork;
 use crate::{FetchPlan, RejectReason};
 
-pub(crate) use decode::DecodeChoice;
+pub(crate) use decode::{DecodeChoice, PlannedEnd};
 pub(crate) use dispatch::TURN_US;
 pub(crate) use retry_after::MIN_RETRY_AFTER_US;
 
@@ -176,7 +176,7 @@ impl From<&Candidate> for PlannedPrefill {
     fn from(candidate: &Candidate) -> Self {
         let Candidate { instance, plan, new, .. } = candidate;
         // Beside decodes that leave no time for it, it is they that it waits for.
-        let work_us = if plan.breaks_decodes { 0 } else { plan.work_us };
+        let work_us = if plan.breaks_decodes { 0 } else { new.work_us };
         let takes_us = if plan.breaks_decodes { 0 } else { plan.load_us.saturating_add(plan.work_us) };
         Self { instance: *instance, work_us, takes_us, due_us: new.deadline_us }
     }

@@ -13,6 +13,7 @@ use baton_types::{RequestId, TenantId};
 use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
+use crate::estimate::{LinkLedger, Residual};
 use crate::shares::FairShares;
 use crate::tickets::KeptPrefill;
 
@@ -95,6 +96,15 @@ pub(crate) struct PrefillLedger {
     active_tokens: u64,
     /// Since when the engine works on what is dispatched, µs.
     head_since_us: u64,
+    /// The KV that leaves the instance.
+    #[serde(default)]
+    pub outbound: LinkLedger,
+    /// Time between prefills that are sent while others wait, over their work: links and passes lose some.
+    #[serde(default)]
+    pace: Residual,
+    /// When a prefill was sent last while others waited, µs, and its work, µs.
+    #[serde(default)]
+    paced_from: Option<(u64, u64)>,
 }
 
 impl PrefillLedger {
@@ -117,6 +127,11 @@ impl PrefillLedger {
 
     /// Work left at the engine by the predictions, µs.
     pub(crate) fn dispatched_left_us(&self, now_us: u64) -> u64 {
+        self.computing_left_us(now_us).max(self.outbound.left_us(now_us))
+    }
+
+    /// As [`Self::dispatched_left_us`], of what the engine computes alone.
+    pub(crate) fn computing_left_us(&self, now_us: u64) -> u64 {
         self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
     }
 
@@ -127,7 +142,7 @@ impl PrefillLedger {
         } else {
             self.head_since_us.saturating_add(self.dispatched_us)
         };
-        sent_until_us.saturating_add(self.waiting_us)
+        sent_until_us.max(self.outbound.free_at_us()).saturating_add(self.waiting_us)
     }
 
     /// Requests of this router that are held back for want of room, with their arrivals.
@@ -148,6 +163,28 @@ impl PrefillLedger {
     pub(crate) fn end_hold(&mut self, request: RequestId) {
         let waiting = self.waiting.iter_mut().find(|w| w.request == request);
         waiting.expect("who is let go waits here").held_until_us = 0;
+    }
+
+    /// The time that work of the queue takes, with what is lost between prefills in whole twentieths, µs: a promise is to
+    /// hold although the pace has changed a little since.
+    pub(crate) fn paced_us(&self, work_us: u64) -> u64 {
+        let lost_us = self.pace.scale_us(work_us).saturating_sub(work_us);
+        let twentieth_us = work_us.div_ceil(20).max(1);
+        work_us + lost_us / twentieth_us * twentieth_us
+    }
+
+    /// Nothing that waits may be sent: the time until then is not lost between prefills.
+    pub(crate) const fn pause_pace(&mut self) {
+        self.paced_from = None;
+    }
+
+    /// One of those that waited is sent: learns the pace.
+    pub(crate) fn note_pace(&mut self, now_us: u64, work_us: u64) {
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        if let Some((since_us, before_us)) = self.paced_from {
+            self.pace.observe(before_us as f64, now_us.saturating_sub(since_us) as f64);
+        }
+        self.paced_from = (!self.waiting.is_empty()).then_some((now_us, work_us));
     }
 
     pub(crate) fn enqueue(&mut self, waiting: WaitingPrefill) {
@@ -227,7 +264,9 @@ impl PrefillLedger {
 
     /// When the engine will have at most `ahead_us` of work left, by the predictions.
     pub(crate) const fn runs_low_at_us(&self, ahead_us: u64) -> u64 {
-        self.head_since_us + self.dispatched_us.saturating_sub(ahead_us)
+        let computed_us = self.head_since_us + self.dispatched_us.saturating_sub(ahead_us);
+        let sent_us = self.outbound.free_at_us().saturating_sub(ahead_us);
+        if computed_us > sent_us { computed_us } else { sent_us }
     }
 
     /// The time until which work of `work_us` over `new_tokens` tokens must not be sent, µs, if there is one. Work that
@@ -242,7 +281,7 @@ impl PrefillLedger {
         let (work_us, new_tokens) = work;
         let begins_us = self.head_since_us + BEGINS_US;
         let begun = usize::from(now_us >= begins_us);
-        let end_us = now_us + self.dispatched_left_us(now_us);
+        let end_us = now_us + self.computing_left_us(now_us);
         let mut room = pass_tokens;
         for sent in self.dispatched.iter().skip(begun).rev() {
             let shared = new_tokens.min(room);

@@ -109,7 +109,6 @@ impl Conductor {
         let mut target = self.fleet.known_mut(to);
         assert!(!target.replicating, "instance {to} gets a second copy beside the first");
         target.replicating = true;
-        target.ingress_flights += 1;
     }
 
     /// A store instance that may take the chain just matched. A hot chain outlives its holders there, if no store
@@ -127,8 +126,6 @@ impl Conductor {
         let now_us = self.now_us;
         let Some(mut instance) = self.fleet.get_mut(to).filter(|i| i.replicating) else { return };
         instance.replicating = false;
-        assert!(instance.ingress_flights > 0, "a copy to {to} ends that never began");
-        instance.ingress_flights -= 1;
         let (role, rested_us) = (instance.spec.role, instance.rests_until_us);
         drop(instance);
         if role != Role::Store {

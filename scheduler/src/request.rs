@@ -7,6 +7,8 @@ use baton_types::{BlockHash, ClassId, InstanceId, RequestId, RequestObjectives, 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
+use crate::placement::PlannedEnd;
+
 /// A request, parsed and hashed before it reaches the conductor.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -145,6 +147,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Its prefill where it is placed, which ends at that time, µs.
+    pub(crate) const fn planned_end(&self, at_us: u64) -> PlannedEnd {
+        PlannedEnd { on: self.prefill, at_us, work_us: self.work_us }
+    }
+
     /// A request that holds nothing yet.
     pub(crate) fn new(request: Request, arrived_us: u64) -> Self {
         Self {

@@ -234,7 +234,7 @@ impl Conductor {
         }
         self.expect_higher(&entry.request);
         let refusal = self.kept.expected.and_then(|_| {
-            let choice = self.choose_decode(&entry.request, entry.prefill, at_us);
+            let choice = self.choose_decode(&entry.request, entry.planned_end(at_us));
             let DecodeChoice::Never(reason @ (RejectReason::Tbt | RejectReason::Room)) = choice else {
                 return None;
             };

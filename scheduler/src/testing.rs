@@ -129,6 +129,9 @@ pub(crate) fn conductor(config: SchedulerConfig, prefills: u32, decodes: u32) ->
     conductor_of(config, &specs)
 }
 
+/// Bytes/s of links so fast that they hold nothing up, for tests that are about something else.
+pub(crate) const FAST_LINK: u64 = 1 << 50;
+
 /// A conductor over the given instances.
 pub(crate) fn conductor_of(config: SchedulerConfig, specs: &[InstanceSpec]) -> Conductor {
     let mut conductor = Conductor::new(config).expect("a valid test config");

@@ -13,6 +13,7 @@ mod fetch;
 mod higher;
 mod kinds;
 mod last_copies;
+mod links;
 mod local;
 mod objectives;
 mod parts;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use baton_scheduler::{AdmissionMode, PolicyName, SchedulerConfig};
 use baton_sim::engine::Mix;
-use baton_sim::faults::Fault;
+use baton_sim::faults::{Fault, FaultPlan};
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::setup::NO_STAGE_LIMIT_US;
 use baton_sim::{Pool, Setup, TraceWorkload, World, profiles};
@@ -28,10 +28,33 @@ struct Load {
     engine_permille: u64,
     /// Prompt tokens that a coupled engine puts into a step, with a fixed budget.
     chunk: u32,
+    /// KV tokens in DRAM of each instance.
+    dram_tokens: u64,
+    /// Network rate each way, Gbit/s.
+    net_gbps: u64,
+    /// The GPUs of the first half of each pool, and of the second.
+    gpus: [&'static str; 2],
+    /// Instances that die and come back empty.
+    deaths: u32,
+    /// Instances of a fifth to four fifths of their speed, for the whole run.
+    slow_nodes: u32,
 }
 
 const fn load(name: &'static str, workload: &'static str, instances: [u32; 3], speed: f64) -> Load {
-    Load { name, workload, instances, objective_ms: (30_000, 100), speed, engine_permille: 1000, chunk: 512 }
+    Load {
+        name,
+        workload,
+        instances,
+        objective_ms: (30_000, 100),
+        speed,
+        engine_permille: 1000,
+        chunk: 512,
+        dram_tokens: 0,
+        net_gbps: 800,
+        gpus: ["8xa100"; 2],
+        deaths: 0,
+        slow_nodes: 0,
+    }
 }
 
 /// Each near or beyond what the cluster serves.
@@ -83,6 +106,21 @@ const LOADS: &[Load] = &[
     load("classes3 x8", "classes3", [8, 8, 0], 8.0),
     load("flood x3", "flood", [8, 8, 0], 3.0),
     load("flood x5", "flood", [8, 8, 0], 5.0),
+    Load { dram_tokens: 1_500_000, ..load("conversation DRAM 13+3 x8.75", "conversation", [13, 3, 0], 8.75) },
+    Load { dram_tokens: 1_500_000, ..load("conversation DRAM 14+2 x6.8", "conversation", [14, 2, 0], 6.8) },
+    Load { net_gbps: 25, ..load("conversation 25 Gbit/s x2.7", "conversation", [8, 8, 0], 2.7) },
+    Load { net_gbps: 10, ..load("conversation 10 Gbit/s x1", "conversation", [8, 8, 0], 1.0) },
+    Load { net_gbps: 25, ..load("agents 25 Gbit/s x6", "agents", [8, 8, 0], 6.0) },
+    Load { net_gbps: 25, objective_ms: (2_000, 60), ..load("chat 25 Gbit/s x14", "chat", [8, 8, 0], 14.0) },
+    Load { gpus: ["8xa100", "8xh100"], ..load("conversation mixed GPUs x5", "conversation", [8, 8, 0], 5.0) },
+    Load {
+        gpus: ["8xa100", "8xh100"],
+        ..load("conversation mixed coupled x2", "conversation", [0, 0, 16], 2.0)
+    },
+    Load { engine_permille: 1500, ..load("conversation fast misfit x5", "conversation", [8, 8, 0], 5.0) },
+    Load { slow_nodes: 4, ..load("conversation slow nodes x3", "conversation", [8, 8, 0], 3.0) },
+    Load { slow_nodes: 4, ..load("conversation slow coupled x1", "conversation", [0, 0, 16], 1.0) },
+    Load { deaths: 8, ..load("conversation deaths x3", "conversation", [8, 8, 0], 3.0) },
 ];
 
 /// What Baton is compared with; the last two take Baton's admission.
@@ -132,15 +170,30 @@ fn classes(load: &Load) -> Vec<SloClass> {
 type Way = (PolicyName, AdmissionMode, bool);
 
 fn setup(load: &Load, (policy, admission, keeps_target): Way) -> Result<Setup, String> {
-    let profile = Arc::new(profiles::named("llama3-70b-8xa100").map_err(|e| e.to_string())?);
+    let gpus =
+        |name: &str| profiles::named(&format!("llama3-70b-{name}")).map(Arc::new).map_err(|e| e.to_string());
+    let [profile, second] = [gpus(load.gpus[0])?, gpus(load.gpus[1])?];
     let config = SchedulerConfig { policy, admission, classes: classes(load), ..SchedulerConfig::default() };
     let [prefills, decodes, both] = load.instances;
     let chunk = if both > 0 { load.chunk } else { 8192 };
     let mix = if keeps_target { Mix::Target(config.step_target_us()) } else { Mix::Fixed(chunk) };
     let mut setup = Setup::disaggregated(prefills, decodes, &profile, config);
     setup.pools.push(Pool::new(Role::Both, both, profile));
+    if load.gpus[0] != load.gpus[1] {
+        let halves = setup.pools.iter_mut().map(|pool| {
+            pool.count /= 2;
+            Pool { profile: Arc::clone(&second), ..pool.clone() }
+        });
+        let halves: Vec<Pool> = halves.collect();
+        setup.pools.extend(halves);
+    }
     setup.pools.retain(|pool| pool.count > 0);
-    setup.pools.iter_mut().for_each(|pool| pool.mix = mix);
+    for pool in &mut setup.pools {
+        (pool.mix, pool.dram_tokens) = (mix, load.dram_tokens);
+        pool.net_bytes_per_s = load.net_gbps * 125_000_000;
+    }
+    let (deaths, slow_nodes) = (load.deaths, load.slow_nodes);
+    setup.faults = FaultPlan { deaths, slow_nodes, slow_nodes_last: true, ..FaultPlan::default() };
     (setup.keep_outcomes, setup.sample_us) = (true, 0);
     if policy != PolicyName::Baton {
         // They serve every request, however late.

@@ -34,6 +34,17 @@ impl Residual {
         (self.measured_us / self.prior_us).clamp(1.0 / FURTHEST, FURTHEST)
     }
 
+    /// A prior with the correction, µs.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a positive time far below 2^53 µs"
+    )]
+    pub(crate) fn scale_us(&self, prior_us: u64) -> u64 {
+        (prior_us as f64 * self.ratio()) as u64
+    }
+
     /// Error of the corrected predictions so far: Σ|measured − predicted| / Σ measured.
     pub(crate) fn mean_error(&self) -> f64 {
         if self.total_us <= 0.0 { 0.0 } else { self.error_us / self.total_us }

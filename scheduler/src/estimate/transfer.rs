@@ -1,39 +1,44 @@
 //! How long it takes to bring blocks: from a slower tier of the same node, or from another node
 //! over links that others use too.
 
-use super::NEVER_US;
+use super::{LinkLedger, NEVER_US};
 use crate::fleet::Instance;
 
-/// `bytes` at `bytes_per_s` shared among `sharers`, µs.
-fn shared_us(bytes: u64, bytes_per_s: u64, sharers: u32) -> u64 {
+/// `bytes` at `bytes_per_s`, µs.
+fn transfer_us(bytes: u64, bytes_per_s: u64) -> u64 {
     if bytes == 0 {
         return 0;
     }
     if bytes_per_s == 0 {
         return NEVER_US;
     }
-    let us = u128::from(bytes) * u128::from(sharers.max(1)) * 1_000_000 / u128::from(bytes_per_s);
+    let us = u128::from(bytes) * 1_000_000 / u128::from(bytes_per_s);
     u64::try_from(us).unwrap_or(NEVER_US).min(NEVER_US)
 }
 
-/// Predicted time to fetch `tokens` tokens of KV from `source` to `target`, µs. Both links are shared with the
-/// transfers in progress.
+/// Predicted time to fetch `tokens` tokens of KV from `source` to `target`, µs. Both links are shared with the KV that is
+/// on its way.
 pub(crate) fn fetch_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
-    let bytes = source.kv_bytes(tokens);
-    let out = shared_us(bytes, source.spec.net_bytes_per_s, source.egress_flights + 1);
-    let into = shared_us(bytes, target.spec.net_bytes_per_s, target.ingress_flights + 1);
-    out.max(into)
+    let shared = |end: &Instance, link: &LinkLedger| {
+        transfer_us(source.kv_bytes(tokens), end.spec.net_bytes_per_s).saturating_mul(link.flights() + 1)
+    };
+    shared(source, &source.prefill.outbound).max(shared(target, &target.inbound)).min(NEVER_US)
 }
 
 /// Time to move `tokens` tokens of KV from `source` to `target` over idle links, µs.
 pub(crate) fn alone_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
-    shared_us(source.kv_bytes(tokens), source.spec.net_bytes_per_s.min(target.spec.net_bytes_per_s), 1)
+    transfer_us(source.kv_bytes(tokens), source.spec.net_bytes_per_s.min(target.spec.net_bytes_per_s))
+}
+
+/// Time for which `tokens` tokens of KV keep the instance's link to themselves, µs.
+pub(crate) fn send_us(instance: &Instance, tokens: u64) -> u64 {
+    transfer_us(instance.kv_bytes(tokens), instance.spec.net_bytes_per_s)
 }
 
 /// Predicted time to load blocks from the instance's own DRAM and SSD into its HBM, µs.
 pub(crate) fn load_us(instance: &Instance, dram_tokens: u64, ssd_tokens: u64) -> u64 {
-    let dram = shared_us(instance.kv_bytes(dram_tokens + ssd_tokens), instance.spec.host_bytes_per_s, 1);
-    let ssd = shared_us(instance.kv_bytes(ssd_tokens), instance.spec.ssd_bytes_per_s, 1);
+    let dram = transfer_us(instance.kv_bytes(dram_tokens + ssd_tokens), instance.spec.host_bytes_per_s);
+    let ssd = transfer_us(instance.kv_bytes(ssd_tokens), instance.spec.ssd_bytes_per_s);
     dram.max(ssd)
 }
 
@@ -42,7 +47,7 @@ mod tests {
     use super::*;
     use crate::fleet::Fleet;
     use crate::testing::spec;
-    use baton_types::{InstanceId, Role};
+    use baton_types::{InstanceId, RequestId, Role};
 
     #[test]
     fn contention_on_either_end_slows_a_fetch() {
@@ -52,7 +57,7 @@ mod tests {
         let mut target = source.clone();
         let alone = fetch_us(&source, &target, 10_000);
         assert_eq!(alone, source.kv_bytes(10_000) * 1_000_000 / source.spec.net_bytes_per_s);
-        target.ingress_flights = 3;
+        (1..4).for_each(|id| target.inbound.begin(0, RequestId(id), 1, true));
         assert_eq!(fetch_us(&source, &target, 10_000), alone * 4);
         assert_eq!(alone_us(&source, &target, 10_000), alone);
         target.spec.net_bytes_per_s /= 2;

@@ -15,10 +15,20 @@ use crate::{RejectReason, Request};
 /// The outcome of choosing a decode instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DecodeChoice {
-    /// This one, with its predicted step time, µs.
-    At(InstanceId, f64),
+    /// This one, and how long after the prefill its KV is there, µs.
+    At(InstanceId, u64),
     /// None, and why.
     Never(RejectReason),
+}
+
+/// A prefill as its decode sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedEnd {
+    pub on: InstanceId,
+    /// When it ends, µs.
+    pub at_us: u64,
+    /// How long it takes, µs; the KV leaves meanwhile.
+    pub work_us: u64,
 }
 
 /// The needs of a request on a decode instance.
@@ -237,25 +247,28 @@ impl Conductor {
         together.then(|| instance.spec.profile.decode_us(batch + 1, context_tokens))
     }
 
-    /// The decode instance with the least predicted step time that keeps the objective, among those that take KV `from`
-    /// this prefill instance.
-    pub(crate) fn choose_decode(&self, request: &Request, from: InstanceId, at_us: u64) -> DecodeChoice {
-        let need = self.decode_need(request, at_us);
-        let mut best: Option<(f64, InstanceId)> = None;
+    /// The decode instance with the soonest first step among those that keep the objective and take KV from where the
+    /// prefill is.
+    pub(crate) fn choose_decode(&self, request: &Request, prefill: PlannedEnd) -> DecodeChoice {
+        let need = self.decode_need(request, prefill.at_us);
+        let mut best: Option<(f64, InstanceId, u64)> = None;
         let mut reason = RejectReason::NoInstance;
-        for id in self.roomiest_decodes(request, from) {
+        for id in self.roomiest_decodes(request, prefill.on) {
             let instance = self.fleet.known(id);
             match self.decode_fits(instance, &need) {
                 Ok(step_us) => {
-                    if best.is_none_or(|(least, _)| step_us < least) {
-                        best = Some((step_us, id));
+                    let delay_us = self.landing_delay_us(instance, request, prefill);
+                    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+                    let first_us = step_us + delay_us as f64;
+                    if best.is_none_or(|(least, ..)| first_us < least) {
+                        best = Some((first_us, id, delay_us));
                     }
                 }
                 Err(why) => reason = why,
             }
         }
         match best {
-            Some((step_us, id)) => DecodeChoice::At(id, step_us),
+            Some((_, id, delay_us)) => DecodeChoice::At(id, delay_us),
             None => DecodeChoice::Never(reason),
         }
     }
@@ -314,13 +327,7 @@ impl Conductor {
         let instance = self.fleet.known(decode);
         let step_us = self.predicted_step_us(instance, &need);
         let prior_us = self.decode_duration_us(&entry.request, step_us);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a positive time"
-        )]
-        let duration = (prior_us as f64 * instance.decode_residual.ratio()) as u64;
+        let duration = instance.decode_residual.scale_us(prior_us);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the objective")]
         let promised_us = self.promised_step_us(instance, &need) as u64;
         entry.promised_step_us = promised_us;

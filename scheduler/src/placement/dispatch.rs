@@ -4,9 +4,9 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
-use super::{Candidate, DecodeChoice, Placement, within_reach};
+use super::{Candidate, DecodeChoice, Placement, PlannedEnd, within_reach};
 use crate::conductor::Conductor;
-use crate::estimate::{StepOutlook, WaitOutlook};
+use crate::estimate::{StepOutlook, WaitOutlook, send_us};
 use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
@@ -127,10 +127,11 @@ impl Conductor {
 
     pub(crate) fn waiting_of(&self, entry: &Entry) -> WaitingPrefill {
         let class = self.class(&entry.request);
-        let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
+        let instance = self.fleet.known(entry.prefill);
+        let tail_us = self.handoff_tail_us(instance);
         WaitingPrefill {
             request: entry.request.id,
-            work_us: entry.work_us,
+            work_us: instance.prefill.paced_us(entry.work_us),
             arrived_us: entry.arrived_us,
             deadline_us: entry.promised_us.saturating_sub(tail_us),
             priority: class.priority,
@@ -153,7 +154,10 @@ impl Conductor {
         entry.stage = Stage::Prefilling;
         entry.gave_way = false;
         self.dispatch(&entry);
-        self.begin_fetch(&entry);
+        self.begin_handoff(&entry, self.tokens_to_send(&entry.request, decode), false);
+        let fetched = entry.fetch.map_or(0, |fetch| self.tokens_of(&entry.request, fetch.blocks));
+        let here = self.tokens_of(&entry.request, self.hits.of(entry.prefill).by_its_turn());
+        self.begin_fetch(&entry, fetched.saturating_sub(here));
         self.note_use(&entry, decode);
         self.sequence += 1;
         effects.push(Effect::StartPrefill {
@@ -247,12 +251,16 @@ impl Conductor {
             let Some(at) = next else {
                 if let Some(wake_us) = instance.prefill.held_until_us(now_us) {
                     self.timers.set(id, wake_us);
+                    self.fleet.known_mut(id).prefill.pause_pace();
                 }
                 return;
             };
             if left_us > ahead_us {
                 let wake_us = instance.prefill.runs_low_at_us(ahead_us);
-                self.timers.set(id, wake_us.max(now_us + 1));
+                // A link that is behind its rate is looked at again, at the latest when a flight ends.
+                let again_us =
+                    if wake_us > now_us { wake_us } else { now_us + (left_us - ahead_us).max(1_000) };
+                self.timers.set(id, again_us);
                 return;
             }
             let waiting = &instance.prefill.waiting()[at];
@@ -321,11 +329,20 @@ impl Conductor {
         };
         entry.stage = Stage::Prefilling;
         entry.fetch = plan.fetch;
+        let planned_us = entry.work_us;
         entry.work_us = plan.work_us;
+        if !local {
+            let tokens = self.tokens_to_send(&entry.request, decode);
+            entry.work_us = entry.work_us.max(send_us(self.fleet.known(id), tokens));
+        }
         entry.new_tokens = plan.new_tokens;
-        let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);
+        let now_us = self.now_us;
+        let mut instance = self.fleet.known_mut(id);
+        let waiting = instance.prefill.take_waiting(at);
+        instance.prefill.note_pace(now_us, entry.work_us);
+        drop(instance);
         assert!(waiting.request == request, "request {request} is sent, and another leaves the queue");
-        self.fair.charge(waiting.tenant, waiting.weight, waiting.work_us);
+        self.fair.charge(waiting.tenant, waiting.weight, planned_us);
         self.reserve_decode(&mut entry, decode, at_us);
         self.send(entry, decode, effects);
         true
@@ -384,7 +401,7 @@ impl Conductor {
 
     /// The decode instance to hand the KV to. The one that the KV did not reach is avoided if there is another.
     pub(crate) fn decode_for(&self, entry: &Entry, at_us: u64) -> Option<InstanceId> {
-        let best = self.decode_by_then(&entry.request, entry.prefill, at_us);
+        let best = self.decode_by_then(&entry.request, entry.planned_end(at_us));
         if best.is_none() || best != entry.excluded {
             return best;
         }
@@ -406,10 +423,11 @@ impl Conductor {
     /// The decode instance to hand the KV to: one predicted to keep the objective and to have room by `at_us`, else of
     /// those with room the one with the shortest steps, else the one with the most room. If the request waited here for room it would delay those behind it, which may need less.
     /// The decode instance itself admits KV as room becomes free (I8).
-    fn decode_by_then(&self, request: &Request, from: InstanceId, at_us: u64) -> Option<InstanceId> {
-        if let DecodeChoice::At(id, _) = self.choose_decode(request, from, at_us) {
+    fn decode_by_then(&self, request: &Request, prefill: PlannedEnd) -> Option<InstanceId> {
+        if let DecodeChoice::At(id, _) = self.choose_decode(request, prefill) {
             return Some(id);
         }
+        let PlannedEnd { on: from, at_us, .. } = prefill;
         let need = self.decode_need(request, at_us);
         let able = self.roomiest_decodes(request, from).into_iter().filter_map(|id| self.fleet.get(id));
         let roomy = able.filter(|i| self.decode_fits(i, &need) == Err(RejectReason::Tbt));

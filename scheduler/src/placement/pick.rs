@@ -3,8 +3,9 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Rng, Role};
 
-use super::{Candidate, DecodeChoice, Placement, PlannedPrefill, Refusal, within_reach};
+use super::{Candidate, DecodeChoice, Placement, PlannedEnd, PlannedPrefill, Refusal, within_reach};
 use crate::conductor::Conductor;
+use crate::estimate::send_us;
 use crate::fleet::{FleetOrders, Instance};
 use crate::policies::{Choice, Ties};
 use crate::{CandidateTerms, Decision, RejectReason, Request};
@@ -268,21 +269,53 @@ impl Conductor {
         let at_us = self.now_us + candidate.latest_us;
         let instance = self.fleet.get(candidate.instance)?;
         let local = instance.spec.role != Role::Prefill;
-        let found = if local {
-            self.decode_fits(instance, &self.decode_need(request, at_us)).map(|_| candidate.instance)
-        } else {
-            match self.choose_decode(request, candidate.instance, at_us) {
-                DecodeChoice::At(id, _) => Ok(id),
-                DecodeChoice::Never(reason) => Err(reason),
+        let choice = if local {
+            match self.decode_fits(instance, &self.decode_need(request, at_us)) {
+                Ok(_) => DecodeChoice::At(candidate.instance, 0),
+                Err(reason) => DecodeChoice::Never(reason),
             }
+        } else {
+            let (on, work_us) = (candidate.instance, candidate.plan.work_us);
+            self.choose_decode(request, PlannedEnd { on, at_us, work_us })
         };
-        if let Err(reason) = found {
-            candidate.feasible = false;
-            if kept.no_decode.is_none_or(|(earliest, _)| candidate.latest_us < earliest.latest_us) {
-                kept.no_decode = Some((*candidate, reason));
+        match choice {
+            DecodeChoice::At(id, delay_us) => {
+                if local || self.lands_in_time(candidate, request, (id, delay_us)) {
+                    return Some(id);
+                }
+                if kept.late.is_none_or(|c| candidate.latest_us < c.latest_us) {
+                    kept.late = Some(*candidate);
+                }
+            }
+            DecodeChoice::Never(reason) => {
+                if kept.no_decode.is_none_or(|(earliest, _)| candidate.latest_us < earliest.latest_us) {
+                    kept.no_decode = Some((*candidate, reason));
+                }
             }
         }
-        found.ok()
+        candidate.feasible = false;
+        None
+    }
+
+    /// Whether a candidate keeps its promise, and all others there theirs, with the time that its KV takes to this decode
+    /// instance. The candidate's terms become those of this hand-off.
+    fn lands_in_time(
+        &self,
+        candidate: &mut Candidate,
+        request: &Request,
+        (decode, delay_us): (InstanceId, u64),
+    ) -> bool {
+        let instance = self.fleet.known(candidate.instance);
+        candidate.latest_us += delay_us;
+        let mut keeps = self.now_us + candidate.latest_us <= candidate.deadline_us;
+        let sends_us = send_us(instance, self.tokens_to_send(request, decode));
+        if sends_us > candidate.plan.work_us {
+            candidate.plan.work_us = sends_us;
+            candidate.new.work_us = instance.prefill.paced_us(sends_us);
+            let kept = self.kept.prefills(candidate.instance);
+            keeps &= instance.prefill.outlook(self.now_us, candidate.new, kept).keeps_promises;
+        }
+        keeps
     }
 
     /// The refusal with the earliest Retry-After.

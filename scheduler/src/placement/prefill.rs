@@ -8,7 +8,6 @@ use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work};
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
 use crate::queue::NewWork;
-use crate::request::Entry;
 use crate::{FetchPlan, FirstToken, Request};
 
 impl Plan {
@@ -82,6 +81,7 @@ impl Conductor {
         // The prefill behind these blocks loads them first.
         let local_load = if hit.coming > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
         let new_tokens = request.prompt_tokens - cached;
+        let sends_us = self.sends_us(instance, request);
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
             let new_tokens = request.prompt_tokens - cached_tokens;
             let work = prefill_work(instance, new_tokens, cached_tokens, target_us);
@@ -89,7 +89,7 @@ impl Conductor {
                 cached_tokens,
                 new_tokens,
                 load_us,
-                work_us: work.us,
+                work_us: work.us.max(sends_us),
                 breaks_decodes: work.breaks_decodes,
                 fetch,
             }
@@ -147,7 +147,7 @@ impl Conductor {
         usable
             .filter(|(b, _)| *b == longest)
             .filter_map(|(b, id)| self.fleet.get(*id).map(|i| (*b, i)))
-            .min_by_key(|(_, i)| (i.egress_flights, i.spec.id))
+            .min_by_key(|(_, i)| (i.prefill.outbound.flights(), i.spec.id))
     }
 
     /// A candidate's terms, without score.
@@ -161,7 +161,7 @@ impl Conductor {
         let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
         let deadline_us = deadline_us - margin_us.min(deadline_us);
         let new = NewWork {
-            work_us: plan.work_us,
+            work_us: instance.prefill.paced_us(plan.work_us),
             deadline_us: deadline_us.saturating_sub(tail_us),
             priority: self.class(request).priority,
         };
@@ -242,16 +242,5 @@ impl Conductor {
             d.spec.profile.decode_us(batch + 1, context)
         });
         (step_us * 1.5) as u64
-    }
-
-    /// Counts the fetch of a sent request on the links that it uses.
-    pub(crate) fn begin_fetch(&mut self, entry: &Entry) {
-        let Some(fetch) = entry.fetch else { return };
-        assert!(fetch.from != entry.prefill, "request {} fetches what is there", entry.request.id);
-        let mut source = self.fleet.known_mut(fetch.from);
-        assert!(source.state != crate::InstanceState::Lost, "a fetch from lost instance {}", fetch.from);
-        source.egress_flights += 1;
-        drop(source);
-        self.fleet.known_mut(entry.prefill).ingress_flights += 1;
     }
 }

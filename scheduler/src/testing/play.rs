@@ -169,16 +169,24 @@ impl Play {
         effects
     }
 
-    /// Checks that the transfers that the conductor counts on each link are those in progress.
+    /// Checks that the flights that the conductor counts on each link are those in progress.
     fn audit_flights(&self) {
         for instance in self.conductor.fleet.iter().filter(|i| i.state != InstanceState::Lost) {
             let id = instance.spec.id;
-            let from = |a: &&super::oracle::Account| a.fetch == Some(id);
-            let out = self.oracle.live.values().filter(from).count();
-            let into =
-                self.oracle.live.values().filter(|a| a.fetch.is_some() && a.prefill == Some(id)).count();
-            let into = into + usize::from(instance.replicating);
-            let counted = (instance.egress_flights as usize, instance.ingress_flights as usize);
+            let (mut out, mut into) = (0, 0);
+            for account in self.oracle.live.values() {
+                let moves = matches!(account.phase, Phase::Prefilling | Phase::HandingOff);
+                let handoff = moves && account.prefill != account.decode;
+                out += usize::from(account.fetch == Some(id));
+                out += usize::from(handoff && account.prefill == Some(id));
+                into += usize::from(account.fetch.is_some() && account.prefill == Some(id));
+                into += usize::from(handoff && account.decode == Some(id));
+            }
+            // Those of other routers are not in the oracle's books.
+            let own = |link: &crate::estimate::LinkLedger| {
+                link.requests().filter(|id| self.oracle.live.contains_key(id)).count()
+            };
+            let counted = (own(&instance.prefill.outbound), own(&instance.inbound));
             assert_eq!(counted, (out, into), "flights out of and into {id}");
         }
     }

@@ -104,6 +104,8 @@ fn stage(config: SchedulerConfig, scene: &Scene) -> (Conductor, Vec<Paper>) {
             prefix_blocks: *blocks,
             queue_us: *work_us,
             net_bytes_per_s: scene.net_bytes_per_s,
+            // What keeps it busy leaves for a decode instance.
+            egress: 1,
             ..Paper::default()
         });
     }
@@ -112,6 +114,7 @@ fn stage(config: SchedulerConfig, scene: &Scene) -> (Conductor, Vec<Paper>) {
         hold(&mut conductor, prefills + at, &shared_chain(40), Tier::Hbm);
         let load = crate::Request { id: RequestId(2_000 + u64::from(at)), ..request(0, tokens + 1, 0) };
         burden(&mut conductor, load, (0, prefills + at), 0);
+        paper[0].egress += 1;
     }
     (conductor, paper)
 }
@@ -157,6 +160,8 @@ fn follow(paper: &mut [Paper], view: &[Paper], chosen: PrefillStart, ttft_us: u6
         paper[fetch.from.index()].egress += 1;
         paper[at].ingress += 1;
     }
+    // Its own KV leaves, too.
+    paper[at].egress += 1;
     let work_us = naive_prefill_us(prompt - cached_tokens(blocks, prompt));
     assert!(work_us <= ttft_us);
     paper[at].queue_us += work_us + 1;

@@ -23,7 +23,8 @@ fn lax() -> SloClass {
 }
 
 fn fleet(config: SchedulerConfig, prefills: u32) -> Conductor {
-    let roomy = |s| InstanceSpec { capacity_tokens: 1 << 40, ..s };
+    let roomy =
+        |s| InstanceSpec { capacity_tokens: 1 << 40, net_bytes_per_s: crate::testing::FAST_LINK, ..s };
     let mut specs: Vec<InstanceSpec> = (0..prefills).map(|id| roomy(spec(id, Role::Prefill))).collect();
     specs.push(roomy(spec(prefills, Role::Decode)));
     let mut conductor = conductor_of(config, &specs);

@@ -13,9 +13,9 @@ use crate::{AdmissionMode, Conductor, Effect, InstanceSpec, PolicyName, Schedule
 /// A network on which a token takes as long as computing it does.
 const EVEN_BYTES_PER_S: u64 = 1000 * 1_000_000 / TOKEN_US;
 
-/// `prefills` prefill instances and one decode, all on a network of that rate.
+/// `prefills` instances of both roles, which hand nothing off, and one that decodes, all on a network of that rate.
 fn networked(prefills: u32, net_bytes_per_s: u64) -> Conductor {
-    let role = |id| if id < prefills { Role::Prefill } else { Role::Decode };
+    let role = |id| if id < prefills { Role::Both } else { Role::Decode };
     let specs: Vec<InstanceSpec> =
         (0..=prefills).map(|id| InstanceSpec { net_bytes_per_s, ..spec(id, role(id)) }).collect();
     let config = SchedulerConfig { explain_every: 1, ..plain(PolicyName::Baton, AdmissionMode::Slo) };

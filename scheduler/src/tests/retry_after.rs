@@ -18,8 +18,17 @@ type Load = Vec<(u64, u64, u32)>;
 
 /// One prefill instance, one decode instance and that load.
 fn stage(load: &[(u64, u64, u32)], capacity_tokens: u64) -> Conductor {
-    let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens, ..spec(1, Role::Decode) };
-    let prefill = InstanceSpec { capacity_tokens: 1_000_000, ..spec(0, Role::Prefill) };
+    let decode = InstanceSpec {
+        profile: heavy_decode(),
+        capacity_tokens,
+        net_bytes_per_s: crate::testing::FAST_LINK,
+        ..spec(1, Role::Decode)
+    };
+    let prefill = InstanceSpec {
+        capacity_tokens: 1_000_000,
+        net_bytes_per_s: crate::testing::FAST_LINK,
+        ..spec(0, Role::Prefill)
+    };
     let mut config = plain(PolicyName::Baton, AdmissionMode::Slo);
     config.classes.push(SloClass { name: "hurried".into(), ttft_us: 3_000_000, ..SloClass::default() });
     let mut conductor = conductor_of(config, &[prefill, decode]);
@@ -129,7 +138,11 @@ fn behind(works: &[u64], tokens: u64, at_us: u64) -> Option<Rejection> {
         classes: Vec::from([class("patient", 20_000_000), class("urgent", 8_000_000)]),
         ..plain(PolicyName::Baton, AdmissionMode::Slo)
     };
-    let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) };
+    let roomy = |id, role| InstanceSpec {
+        capacity_tokens: 1 << 40,
+        net_bytes_per_s: crate::testing::FAST_LINK,
+        ..spec(id, role)
+    };
     let mut conductor = conductor_of(config, &[roomy(0, Role::Prefill), roomy(1, Role::Decode)]);
     let mut arrivals: Vec<(u64, Request)> =
         (1..).zip(works).map(|(id, t)| (0, foretold(id, *t, 1))).collect();

@@ -1,12 +1,13 @@
 //! Prompts with a common beginning: blocks that one of them holds, or is about to hold, are not computed again for
 //! another.
 
-use baton_types::RequestId;
+use baton_types::{RequestId, Role};
 
 use crate::testing::{
-    BLOCK, conductor, failure, finished, naive_prefill_us, offer, plain, rejection, request, started, step,
+    BLOCK, FAST_LINK, conductor_of, failure, finished, naive_prefill_us, offer, plain, rejection, request,
+    spec, started, step,
 };
-use crate::{AdmissionMode, Conductor, Decision, Effect, Input, PolicyName, SchedulerConfig};
+use crate::{AdmissionMode, Conductor, Decision, Effect, Input, InstanceSpec, PolicyName, SchedulerConfig};
 
 /// Blocks that all prompts begin with.
 const SHARED: u64 = 80;
@@ -15,7 +16,9 @@ const OWN: u64 = 100;
 
 fn pair() -> Conductor {
     let plain = plain(PolicyName::Baton, AdmissionMode::Slo);
-    conductor(SchedulerConfig { explain_every: 1, ..plain }, 1, 1)
+    let fast = |id, role| InstanceSpec { net_bytes_per_s: FAST_LINK, ..spec(id, role) };
+    let specs = [fast(0, Role::Prefill), fast(1, Role::Decode)];
+    conductor_of(SchedulerConfig { explain_every: 1, ..plain }, &specs)
 }
 
 fn ask(conductor: &mut Conductor, now_us: u64, id: u64) -> alloc::vec::Vec<Effect> {

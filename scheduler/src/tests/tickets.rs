@@ -11,7 +11,11 @@ fn stage() -> Conductor {
     let classes = [0, 1].map(|priority| SloClass { ttft_us: 10_000_000, priority, ..SloClass::default() });
     let config =
         SchedulerConfig { classes: classes.to_vec(), ..plain(PolicyName::Baton, AdmissionMode::Slo) };
-    let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) };
+    let roomy = |id, role| InstanceSpec {
+        capacity_tokens: 1 << 40,
+        net_bytes_per_s: crate::testing::FAST_LINK,
+        ..spec(id, role)
+    };
     conductor_of(config, &[roomy(0, Role::Prefill), roomy(1, Role::Decode)])
 }
 

@@ -15,5 +15,6 @@ mod routers;
 mod scenario;
 mod seeds;
 mod sharing;
+mod slow_links;
 mod stepping;
 mod written;
