@@ -15,6 +15,12 @@ impl Conductor {
         request.prompt_tokens - self.tokens_of(request, self.hits.of(to).by_tier[0])
     }
 
+    /// The time that work takes in an instance's queue, µs. Several routers would learn different paces, and place each
+    /// other's requests again for ever.
+    pub(crate) fn paced_us(&self, instance: &Instance, work_us: u64) -> u64 {
+        if self.router.is_some() { work_us } else { instance.prefill.paced_us(work_us) }
+    }
+
     /// Time for which the KV of a request that is prefilled there keeps the instance's link to itself at least, µs: where
     /// the decode instance is the one that has most of it. KV leaves while it is computed, so the slower of the two sets
     /// the pace of the instance.
@@ -22,8 +28,7 @@ impl Conductor {
         if instance.spec.role != Role::Prefill || !self.config.policy.orders_queues() {
             return 0;
         }
-        let there = self.fleet.decodes_of(instance.spec.id).map(|to| self.hits.of(to).by_tier[0]).max();
-        let there_tokens = self.tokens_of(request, there.unwrap_or(0));
+        let there_tokens = self.tokens_of(request, self.hits.decode_blocks);
         send_us(instance, request.prompt_tokens - there_tokens)
     }
 

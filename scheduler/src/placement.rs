@@ -43,6 +43,8 @@ pub(crate) struct Hits {
     top: Vec<(u32, InstanceId)>,
     /// Holders of the beginning, where they are many: those without a hit of their own hold no more.
     pub wide: WideMatch,
+    /// The most leading blocks that a decode instance has in its fastest memory.
+    pub decode_blocks: u32,
 }
 
 impl Hits {
@@ -58,6 +60,7 @@ impl Hits {
         }
         self.top.clear();
         self.wide.clear();
+        self.decode_blocks = 0;
     }
 
     pub(crate) fn record(&mut self, instance: InstanceId, hit: Hit) {

@@ -12,8 +12,12 @@ fn transfer_us(bytes: u64, bytes_per_s: u64) -> u64 {
     if bytes_per_s == 0 {
         return NEVER_US;
     }
-    let us = u128::from(bytes) * 1_000_000 / u128::from(bytes_per_s);
-    u64::try_from(us).unwrap_or(NEVER_US).min(NEVER_US)
+    // A decision asks for many of these; 128 bits are for absurd sizes alone.
+    let us = match bytes.checked_mul(1_000_000) {
+        Some(scaled) => scaled / bytes_per_s,
+        None => u64::try_from(u128::from(bytes) * 1_000_000 / u128::from(bytes_per_s)).unwrap_or(NEVER_US),
+    };
+    us.min(NEVER_US)
 }
 
 /// Predicted time to fetch `tokens` tokens of KV from `source` to `target`, µs. Both links are shared with the KV that is

@@ -131,7 +131,7 @@ impl Conductor {
         let tail_us = self.handoff_tail_us(instance);
         WaitingPrefill {
             request: entry.request.id,
-            work_us: instance.prefill.paced_us(entry.work_us),
+            work_us: self.paced_us(instance, entry.work_us),
             arrived_us: entry.arrived_us,
             deadline_us: entry.promised_us.saturating_sub(tail_us),
             priority: class.priority,
@@ -154,7 +154,12 @@ impl Conductor {
         entry.stage = Stage::Prefilling;
         entry.gave_way = false;
         self.dispatch(&entry);
-        self.begin_handoff(&entry, self.tokens_to_send(&entry.request, decode), false);
+        let tokens = match self.router {
+            // What the others count.
+            Some(_) => entry.request.prompt_tokens,
+            None => self.tokens_to_send(&entry.request, decode),
+        };
+        self.begin_handoff(&entry, tokens, false);
         let fetched = entry.fetch.map_or(0, |fetch| self.tokens_of(&entry.request, fetch.blocks));
         let here = self.tokens_of(&entry.request, self.hits.of(entry.prefill).by_its_turn());
         self.begin_fetch(&entry, fetched.saturating_sub(here));

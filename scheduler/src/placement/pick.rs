@@ -311,7 +311,7 @@ impl Conductor {
         let sends_us = send_us(instance, self.tokens_to_send(request, decode));
         if sends_us > candidate.plan.work_us {
             candidate.plan.work_us = sends_us;
-            candidate.new.work_us = instance.prefill.paced_us(sends_us);
+            candidate.new.work_us = self.paced_us(instance, sends_us);
             let kept = self.kept.prefills(candidate.instance);
             keeps &= instance.prefill.outlook(self.now_us, candidate.new, kept).keeps_promises;
         }

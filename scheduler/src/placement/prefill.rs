@@ -10,6 +10,9 @@ use crate::policies::FetchRule;
 use crate::queue::NewWork;
 use crate::{FetchPlan, FirstToken, Request};
 
+/// Holders that are asked, about, for what a decode instance has of a prompt.
+const HOLDERS: usize = 32;
+
 impl Plan {
     /// The weight of the prefill when plans are compared, µs: its work, or more than any work if it breaks decodes.
     pub(crate) const fn burden_us(&self) -> u64 {
@@ -54,6 +57,9 @@ impl Conductor {
             }
         }
         hits.wide = wide;
+        let decodes = |id: &InstanceId| fleet.get(*id).is_some_and(|i| i.serves() && i.spec.role.decodes());
+        let most = hits.some_holders(HOLDERS).filter(decodes).map(|id| hits.of(id).by_tier[0]).max();
+        hits.decode_blocks = most.unwrap_or(0);
         if anywhere {
             let (hits, requests) = (&mut self.hits, &self.requests);
             self.coming.holders(
@@ -161,7 +167,7 @@ impl Conductor {
         let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
         let deadline_us = deadline_us - margin_us.min(deadline_us);
         let new = NewWork {
-            work_us: instance.prefill.paced_us(plan.work_us),
+            work_us: self.paced_us(instance, plan.work_us),
             deadline_us: deadline_us.saturating_sub(tail_us),
             priority: self.class(request).priority,
         };
