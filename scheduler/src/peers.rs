@@ -92,6 +92,10 @@ const fn is_shared(input: &Input) -> Option<RequestId> {
     }
 }
 
+/// How often a request makes way for those of other routers. Routers that hear of each other's placements in different
+/// orders could send one to and fro without end.
+const MOST_WAYS: u32 = 8;
+
 impl Conductor {
     /// From now on every step also returns what the other routers must be given, as [`Effect::Share`]. This one is known to
     /// them by that number.
@@ -230,9 +234,11 @@ impl Conductor {
             let new = NewWork { work_us, deadline_us, priority };
             let outlook = self.fleet.known(at).prefill.outlook(self.now_us, new, &[]);
             let in_time = self.now_us + outlook.deadline_wait_us + work_us <= deadline_us;
-            if in_time && outlook.keeps_promises {
+            let entry = self.requests.get_mut(waiting.request).expect("a request that waits is live");
+            if in_time && outlook.keeps_promises || entry.made_way == MOST_WAYS {
                 self.put_back(place);
             } else {
+                entry.made_way += 1;
                 displaced.push(waiting.request);
             }
         }

@@ -125,6 +125,9 @@ pub(crate) struct Entry {
     pub work_us: u64,
     /// Predicted tokens to compute.
     pub new_tokens: u64,
+    /// How often it left a queue for a request of another router.
+    #[serde(default)]
+    pub made_way: u32,
     /// Predicted output tokens reserved for.
     pub room_tokens: u32,
     /// When the decode started or is predicted to start, µs.
@@ -171,6 +174,7 @@ impl Entry {
             fetch: None,
             work_us: 0,
             new_tokens: 0,
+            made_way: 0,
             room_tokens: 0,
             decode_at_us: 0,
             finish_us: 0,

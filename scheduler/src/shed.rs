@@ -224,25 +224,47 @@ impl Conductor {
         self.reject(entry, refusal, effects);
     }
 
-    /// The refusal of a request whose turn has come, if its decode would take a place that higher bands are expected to
-    /// need. It was admitted for a moment to come, and requests that came later, or last longer than predicted, are
-    /// there before it. Nothing overtakes a decode that has begun, so the promise gives way here, before its work begins.
-    pub(crate) fn crowds_higher(&mut self, entry: &Entry, at_us: u64) -> Option<Refusal> {
+    /// The refusal of a request whose turn has come, if its decode fits nowhere any more. It was admitted for a moment to
+    /// come, and requests that came later, or last longer than predicted, are there before it. Nothing overtakes a decode
+    /// that has begun, so the promise gives way here, before its work begins. `since_us` is when it was placed.
+    pub(crate) fn refusal_at_turn(&mut self, entry: &Entry, since_us: u64, at_us: u64) -> Option<Refusal> {
         let refuses = self.config.effective_admission() == AdmissionMode::Slo;
         if !refuses || !self.may_be_displaced(entry) {
             return None;
         }
         self.expect_higher(&entry.request);
-        let refusal = self.kept.expected.and_then(|_| {
-            let choice = self.choose_decode(&entry.request, entry.planned_end(at_us));
-            let DecodeChoice::Never(reason @ (RejectReason::Tbt | RejectReason::Room)) = choice else {
-                return None;
-            };
+        let refusal = self.misfit_at_turn(entry, since_us, at_us).map(|reason| {
             let instance = self.fleet.known(entry.prefill);
             let candidate = self.candidate(instance, &entry.request, entry.deadline_us);
-            Some(self.no_decode(&entry.request, candidate, reason))
+            self.no_decode(&entry.request, candidate, reason)
         });
         self.kept.clear();
         refusal
+    }
+
+    /// Why the decode of a request whose turn has come must not be: it would take a place that higher bands are expected
+    /// to need, or make the steps of all that decode beside it too long.
+    fn misfit_at_turn(&self, entry: &Entry, since_us: u64, at_us: u64) -> Option<RejectReason> {
+        let choice = self.choose_decode(&entry.request, entry.planned_end(at_us));
+        let DecodeChoice::Never(reason @ (RejectReason::Tbt | RejectReason::Room)) = choice else {
+            return None;
+        };
+        if self.kept.expected.is_some() {
+            return Some(reason);
+        }
+        // What was placed at this moment was judged at this moment.
+        let waited = since_us < self.now_us;
+        (waited && self.spends_step_margins(entry, at_us)).then_some(RejectReason::Tbt)
+    }
+
+    /// Whether on every decode instance the steps with this request would use up more than half of their margin.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    fn spends_step_margins(&self, entry: &Entry, at_us: u64) -> bool {
+        let need = self.decode_need(&entry.request, at_us);
+        let able = self.roomiest_decodes(&entry.request, entry.prefill).into_iter();
+        able.filter_map(|id| self.fleet.get(id)).all(|instance| {
+            let most_us = f64::midpoint(need.tbt_us as f64, self.promised_step_us(instance, &need));
+            self.predicted_step_us(instance, &need) > most_us
+        })
     }
 }

@@ -97,6 +97,8 @@ const LOADS: &[Load] = &[
     load("doctree x10", "doctree", [8, 8, 0], 10.0),
     load("flash x2", "flash", [8, 8, 0], 2.0),
     load("agents x12", "agents", [8, 8, 0], 12.0),
+    load("agents 13+3 x6", "agents", [13, 3, 0], 6.0),
+    load("agents 13+3 x12", "agents", [13, 3, 0], 12.0),
     load("classes2 x6", "classes2", [8, 8, 0], 6.0),
     load("classes2 13+3", "classes2", [13, 3, 0], 5.0),
     load("classes2 14+2", "classes2", [14, 2, 0], 4.0),

@@ -319,7 +319,8 @@ impl Conductor {
         let instance = self.fleet.known(id);
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
-        if !local && let Some(refusal) = self.crowds_higher(&entry, at_us) {
+        let since_us = instance.prefill.waiting()[at].since_us;
+        if !local && let Some(refusal) = self.refusal_at_turn(&entry, since_us, at_us) {
             let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);
             assert!(waiting.request == request, "request {request} is refused, and another leaves the queue");
             self.refuse_displaced(&entry, refusal, effects);

@@ -6,7 +6,8 @@ use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantI
 use proptest::prelude::*;
 
 use crate::testing::{
-    burden, conductor_of, foretold, offer, plain, rejection, request, run, spec, starts, step,
+    burden, conductor_of, finished, foretold, offer, plain, rejection, request, run, spec, started, starts,
+    step,
 };
 use crate::{
     AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
@@ -217,5 +218,26 @@ proptest! {
             let took_us = played.prefilled[&request.id.0] - arrived_us;
             prop_assert!(took_us <= 2_000_000, "request {} took {took_us} µs", request.id);
         }
+    }
+}
+
+/// A regression: it was sent all the same. Agents on 13+3 at twelve times their pace had 2,702 of 13,586 in SLO, and three
+/// quarters of those that were let in had steps that were too long.
+#[test]
+fn what_would_make_the_steps_of_all_too_long_is_refused_at_its_turn() {
+    for (beside, costly) in [(10, false), (60, true)] {
+        let classes = alloc::vec![SloClass { tbt_us: 16_000, ..SloClass::default() }];
+        let config = SchedulerConfig { classes, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
+        let decode = InstanceSpec { mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+        started(&offer(&mut conductor, 0, request(1, 9_000, 0)));
+        assert_eq!(rejection(&offer(&mut conductor, 0, request(2, 9_000, 0))), None, "it waits for its turn");
+        // Others decode there by then, for longer than predicted.
+        for id in 0..beside {
+            burden(&mut conductor, request(900 + id, 100, 0), (0, 1), 0);
+        }
+        let effects = step(&mut conductor, 1_000_000, finished(1));
+        let refused = rejection(&effects).map(|refusal| (refusal.request.0, refusal.reason));
+        assert_eq!(refused, costly.then_some((2, RejectReason::Costly)), "{beside} beside it: {effects:?}");
     }
 }
