@@ -353,9 +353,9 @@ async fn under_overload_clients_are_refused_and_come_back_alike() {
 #[tokio::test]
 async fn hand_offs_that_fail_are_tried_again_alike() {
     let mut kinds = BTreeMap::new();
-    for seed in 10..13 {
+    for seed in 10..15 {
         let tune = |setup: &mut Setup| {
-            setup.faults = FaultPlan { lost_links: 4, news_delay_us: 50_000, seed, ..FaultPlan::default() };
+            setup.faults = FaultPlan { lost_links: 24, news_delay_us: 50_000, seed, ..FaultPlan::default() };
             setup.pools.iter_mut().for_each(|pool| pool.net_bytes_per_s = 3_000_000_000);
         };
         count(&mut kinds, &same_orders(seed, AdmissionMode::Auto, tune).await);
