@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
-use crate::placement::{DecodeChoice, MIN_RETRY_AFTER_US, Placement, PlannedEnd, Refusal, within_reach};
+use crate::placement::{DecodeChoice, MIN_RETRY_AFTER_US, Placement, Refusal, within_reach};
 use crate::policies::QueueLocation;
 use crate::request::Entry;
 use crate::{AdmissionMode, Effect, RejectReason, Rejection, Request};
@@ -286,9 +286,8 @@ impl Conductor {
 
     fn shadow_decode_refuses(&self, request: &Request, placement: &Placement) -> bool {
         let candidate = &placement.candidate;
-        let (on, work_us) = (candidate.instance, candidate.plan.work_us);
-        let prefill = PlannedEnd { on, at_us: self.now_us + candidate.ttft_us, work_us };
-        self.fleet.get(on).is_some_and(|i| i.spec.role == Role::Prefill)
+        let prefill = candidate.planned_end(self.now_us + candidate.ttft_us);
+        self.fleet.get(prefill.on).is_some_and(|i| i.spec.role == Role::Prefill)
             && matches!(self.choose_decode(request, prefill), DecodeChoice::Never(..))
     }
 

@@ -100,7 +100,6 @@ pub(crate) struct Instance {
     /// Measured over predicted decode duration.
     pub decode_residual: Residual,
     /// The KV on its way here; what leaves is with the prefills.
-    #[serde(default)]
     pub inbound: LinkLedger,
     /// A replica is being copied here.
     pub replicating: bool,

@@ -126,7 +126,6 @@ impl Conductor {
         for instance in self.fleet.iter() {
             let links = [&instance.prefill.outbound, &instance.inbound];
             for (link, expected) in links.into_iter().zip(&mut flights[instance.spec.id.index()]) {
-                link.check()?;
                 let mut known: Vec<RequestId> = link.requests().collect();
                 known.sort_unstable();
                 expected.sort_unstable();

@@ -28,7 +28,7 @@ impl Conductor {
         let foreign = entry.peer.is_some();
         self.prefill_over(id);
         if let Some(fetch) = fetch {
-            self.end_fetch(id, fetch.from, at);
+            self.end_flight(id, fetch.from, at);
         }
         let (now_us, target_us) = (self.now_us, self.config.step_target_us());
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
@@ -174,7 +174,7 @@ impl Conductor {
         };
         let Some(fetch) = entry.fetch.take() else { return };
         let to = entry.prefill;
-        self.end_fetch(id, fetch.from, to);
+        self.end_flight(id, fetch.from, to);
         self.stats.fetches += 1;
         self.stats.fetches_failed += u64::from(!ok);
         let lent = self.fleet.get(fetch.from).is_some_and(|i| i.spec.role == Role::Store);
@@ -266,7 +266,7 @@ impl Conductor {
             Stage::Prefilling => {
                 self.prefill_over(id);
                 if let Some(fetch) = entry.fetch {
-                    self.end_fetch(id, fetch.from, entry.prefill);
+                    self.end_flight(id, fetch.from, entry.prefill);
                 }
                 let sent = self.fleet.known_mut(entry.prefill).prefill.finish(now_us, id);
                 assert!(sent.is_some(), "request {id} leaves an engine that it was not sent to (I5)");
@@ -278,7 +278,12 @@ impl Conductor {
         }
         assert!(entry.decode.is_some(), "request {id} was sent without room to decode it (I8)");
         if let Some(decode) = entry.decode {
-            self.end_handoff(id, entry.prefill, decode);
+            match entry.stage {
+                // Its place to decode is free for what waits there.
+                Stage::Decoding if decode != entry.prefill => self.timers.set(entry.prefill, now_us),
+                Stage::Decoding => {}
+                _ => self.end_handoff(id, entry.prefill, decode),
+            }
             self.release_decode(id, decode);
         }
         if entry.peer.is_none() {

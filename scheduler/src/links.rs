@@ -21,6 +21,11 @@ impl Conductor {
         if self.router.is_some() { work_us } else { instance.prefill.paced_us(work_us) }
     }
 
+    /// Time for which the KV that a decode instance lacks keeps an instance's link to itself, µs.
+    pub(crate) fn handoff_takes_us(&self, link_of: &Instance, request: &Request, to: InstanceId) -> u64 {
+        send_us(link_of, self.tokens_to_send(request, to))
+    }
+
     /// Time for which the KV of a request that is prefilled there keeps the instance's link to itself at least, µs: where
     /// the decode instance is the one that has most of it. KV leaves while it is computed, so the slower of the two sets
     /// the pace of the instance.
@@ -43,9 +48,9 @@ impl Conductor {
         if instance.spec.id == prefill.on || !self.config.policy.orders_queues() {
             return 0;
         }
-        let tokens = self.tokens_to_send(request, instance.spec.id);
-        let sent_us = send_us(self.fleet.known(prefill.on), tokens).saturating_sub(prefill.work_us);
-        let taken_us = self.now_us + instance.inbound.left_us(self.now_us) + send_us(instance, tokens);
+        let takes_us = |link_of| self.handoff_takes_us(link_of, request, instance.spec.id);
+        let sent_us = takes_us(self.fleet.known(prefill.on)).saturating_sub(prefill.work_us);
+        let taken_us = self.now_us + instance.inbound.left_us(self.now_us) + takes_us(instance);
         sent_us.max(taken_us.saturating_sub(prefill.at_us))
     }
 
@@ -68,21 +73,20 @@ impl Conductor {
         target.inbound.begin(now_us, id, takes_us, ready);
     }
 
-    fn end_flight(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
+    /// It has arrived, or never will.
+    pub(crate) fn end_flight(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
         let now_us = self.now_us;
         self.fleet.known_mut(from).prefill.outbound.end(now_us, id);
         self.fleet.known_mut(to).inbound.end(now_us, id);
     }
 
-    /// Counts the fetch of a sent request, of so many tokens, on the links that it uses.
-    pub(crate) fn begin_fetch(&mut self, entry: &Entry, tokens: u64) {
+    /// Counts the fetch of a sent request on the links that it uses; so many blocks are where they go already.
+    pub(crate) fn begin_fetch(&mut self, entry: &Entry, here_blocks: u32) {
         let Some(fetch) = entry.fetch else { return };
         assert!(fetch.from != entry.prefill, "request {} fetches what is there", entry.request.id);
-        self.begin_flight(entry.request.id, (fetch.from, entry.prefill), tokens, true);
-    }
-
-    pub(crate) fn end_fetch(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
-        self.end_flight(id, from, to);
+        let [all, here] = [fetch.blocks, here_blocks].map(|blocks| self.tokens_of(&entry.request, blocks));
+        let (id, tokens) = (entry.request.id, all.saturating_sub(here));
+        self.begin_flight(id, (fetch.from, entry.prefill), tokens, true);
     }
 
     /// Counts the hand-off of a request, of so many tokens, on the links that it uses.
@@ -101,7 +105,7 @@ impl Conductor {
         }
     }
 
-    /// Its KV has arrived, or never will.
+    /// A hand-off is over, or never will be.
     pub(crate) fn end_handoff(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
         if from != to {
             self.end_flight(id, from, to);

@@ -187,8 +187,7 @@ impl Conductor {
                 self.fleet.known_mut(prefill).prefill.note_pace(now_us, entry.work_us);
                 self.dispatch(&entry);
                 self.begin_handoff(&entry, entry.request.prompt_tokens, false);
-                let fetched = entry.fetch.map_or(0, |fetch| self.tokens_of(&entry.request, fetch.blocks));
-                self.begin_fetch(&entry, fetched);
+                self.begin_fetch(&entry, 0);
             }
             PeerStage::Prefilled => {
                 entry.stage = Stage::HandingOff;

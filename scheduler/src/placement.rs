@@ -155,6 +155,13 @@ pub(crate) struct Candidate {
     pub feasible: bool,
 }
 
+impl Candidate {
+    /// Its prefill, which ends at that time, µs.
+    pub(crate) const fn planned_end(&self, at_us: u64) -> PlannedEnd {
+        PlannedEnd { on: self.instance, at_us, work_us: self.plan.work_us }
+    }
+}
+
 /// A placement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Placement {

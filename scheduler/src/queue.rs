@@ -97,13 +97,10 @@ pub(crate) struct PrefillLedger {
     /// Since when the engine works on what is dispatched, µs.
     head_since_us: u64,
     /// The KV that leaves the instance.
-    #[serde(default)]
     pub outbound: LinkLedger,
     /// Time between prefills that are sent while others wait, over their work: links and passes lose some.
-    #[serde(default)]
     pace: Residual,
     /// When a prefill was sent last while others waited, µs, and its work, µs.
-    #[serde(default)]
     paced_from: Option<(u64, u64)>,
 }
 

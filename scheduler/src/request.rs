@@ -126,7 +126,6 @@ pub(crate) struct Entry {
     /// Predicted tokens to compute.
     pub new_tokens: u64,
     /// How often it left a queue for a request of another router.
-    #[serde(default)]
     pub made_way: u32,
     /// Predicted output tokens reserved for.
     pub room_tokens: u32,

@@ -245,16 +245,16 @@ impl Conductor {
     /// Why the decode of a request whose turn has come must not be: it would take a place that higher bands are expected
     /// to need, or make the steps of all that decode beside it too long.
     fn misfit_at_turn(&self, entry: &Entry, since_us: u64, at_us: u64) -> Option<RejectReason> {
-        let choice = self.choose_decode(&entry.request, entry.planned_end(at_us));
-        let DecodeChoice::Never(reason @ (RejectReason::Tbt | RejectReason::Room)) = choice else {
-            return None;
-        };
-        if self.kept.expected.is_some() {
-            return Some(reason);
-        }
         // What was placed at this moment was judged at this moment.
-        let waited = since_us < self.now_us;
-        (waited && self.spends_step_margins(entry, at_us)).then_some(RejectReason::Tbt)
+        let own_band = self.kept.expected.is_none();
+        if own_band && (since_us >= self.now_us || !self.spends_step_margins(entry, at_us)) {
+            return None;
+        }
+        match self.choose_decode(&entry.request, entry.planned_end(at_us)) {
+            DecodeChoice::Never(RejectReason::Room) if !own_band => Some(RejectReason::Room),
+            DecodeChoice::Never(RejectReason::Tbt | RejectReason::Room) => Some(RejectReason::Tbt),
+            _ => None,
+        }
     }
 
     /// Whether on every decode instance the steps with this request would use up more than half of their margin.

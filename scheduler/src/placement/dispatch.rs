@@ -6,7 +6,7 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{Candidate, DecodeChoice, Placement, PlannedEnd, within_reach};
 use crate::conductor::Conductor;
-use crate::estimate::{StepOutlook, WaitOutlook, send_us};
+use crate::estimate::{StepOutlook, WaitOutlook};
 use crate::fleet::Instance;
 use crate::policies::QueueLocation;
 use crate::queue::{DispatchedPrefill, WaitingPrefill};
@@ -160,9 +160,7 @@ impl Conductor {
             None => self.tokens_to_send(&entry.request, decode),
         };
         self.begin_handoff(&entry, tokens, false);
-        let fetched = entry.fetch.map_or(0, |fetch| self.tokens_of(&entry.request, fetch.blocks));
-        let here = self.tokens_of(&entry.request, self.hits.of(entry.prefill).by_its_turn());
-        self.begin_fetch(&entry, fetched.saturating_sub(here));
+        self.begin_fetch(&entry, self.hits.of(entry.prefill).by_its_turn());
         self.note_use(&entry, decode);
         self.sequence += 1;
         effects.push(Effect::StartPrefill {
@@ -338,8 +336,8 @@ impl Conductor {
         let planned_us = entry.work_us;
         entry.work_us = plan.work_us;
         if !local {
-            let tokens = self.tokens_to_send(&entry.request, decode);
-            entry.work_us = entry.work_us.max(send_us(self.fleet.known(id), tokens));
+            let takes_us = self.handoff_takes_us(self.fleet.known(id), &entry.request, decode);
+            entry.work_us = entry.work_us.max(takes_us);
         }
         entry.new_tokens = plan.new_tokens;
         let now_us = self.now_us;

@@ -3,9 +3,8 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Rng, Role};
 
-use super::{Candidate, DecodeChoice, Placement, PlannedEnd, PlannedPrefill, Refusal, within_reach};
+use super::{Candidate, DecodeChoice, Placement, PlannedPrefill, Refusal, within_reach};
 use crate::conductor::Conductor;
-use crate::estimate::send_us;
 use crate::fleet::{FleetOrders, Instance};
 use crate::policies::{Choice, Ties};
 use crate::{CandidateTerms, Decision, RejectReason, Request};
@@ -275,8 +274,7 @@ impl Conductor {
                 Err(reason) => DecodeChoice::Never(reason),
             }
         } else {
-            let (on, work_us) = (candidate.instance, candidate.plan.work_us);
-            self.choose_decode(request, PlannedEnd { on, at_us, work_us })
+            self.choose_decode(request, candidate.planned_end(at_us))
         };
         match choice {
             DecodeChoice::At(id, delay_us) => {
@@ -308,7 +306,7 @@ impl Conductor {
         let instance = self.fleet.known(candidate.instance);
         candidate.latest_us += delay_us;
         let mut keeps = self.now_us + candidate.latest_us <= candidate.deadline_us;
-        let sends_us = send_us(instance, self.tokens_to_send(request, decode));
+        let sends_us = self.handoff_takes_us(instance, request, decode);
         if sends_us > candidate.plan.work_us {
             candidate.plan.work_us = sends_us;
             candidate.new.work_us = self.paced_us(instance, sends_us);

@@ -87,7 +87,7 @@ fn a_state_that_contradicts_itself_is_refused_by_name() {
         ("\"active_tokens\":1000", "\"active_tokens\":0", "I5"),
         ("\"running\":false", "\"running\":true", "I8"),
         ("\"running\":0", "\"running\":1", "I8"),
-        ("\"ready_us\":0", "\"ready_us\":1", "I5"),
+        ("\"flights\":[{\"request\":1,", "\"flights\":[{\"request\":2,", "I5"),
         ("\"unplaced\":[]", "\"unplaced\":[1]", "I5"),
         ("\"prompt_tokens\":1000", "\"prompt_tokens\":0", "no prompt"),
         ("\"prefills\":[0,1]", "\"prefills\":[0,1,9]", "pools"),
