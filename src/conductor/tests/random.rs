@@ -150,6 +150,10 @@ impl Play {
             if !again {
                 self.bench.send_facts(leg, vec![first, prefilled()]).await;
             }
+            // It was placed again after its first token.
+            if leg.name.starts_with("canary") && last(index) != 0 {
+                self.bench.open_legs.finished(&leg.name);
+            }
         } else if !leg.prefills && !std::mem::replace(&mut done.landed, true) {
             self.bench.send_facts(leg, vec![Fact::Handoff(true)]).await;
         }
