@@ -98,10 +98,13 @@ pub(crate) struct PrefillLedger {
     head_since_us: u64,
     /// The KV that leaves the instance.
     pub outbound: LinkLedger,
-    /// Time between prefills that are sent while others wait, over their work: links and passes lose some.
+    /// Time between prefills that are sent while others wait for the link, over their work.
     pace: Residual,
     /// When a prefill was sent last while others waited, µs, and its work, µs.
     paced_from: Option<(u64, u64)>,
+    /// Since then, what waits has waited for the link, and not for the engine.
+    #[serde(default)]
+    link_bound: bool,
 }
 
 impl PrefillLedger {
@@ -175,13 +178,21 @@ impl PrefillLedger {
         self.paced_from = None;
     }
 
-    /// One of those that waited is sent: learns the pace.
+    /// Work waits, and what was sent is not over: notes whether it is the link that is behind.
+    pub(crate) fn note_wait(&mut self, now_us: u64) {
+        self.link_bound |= self.outbound.left_us(now_us) > self.computing_left_us(now_us);
+    }
+
+    /// One of those that waited is sent: learns the pace. An engine that is behind is at its work, so nothing is lost
+    /// between prefills however unevenly they are sent.
     pub(crate) fn note_pace(&mut self, now_us: u64, work_us: u64) {
-        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         if let Some((since_us, before_us)) = self.paced_from {
-            self.pace.observe(before_us as f64, now_us.saturating_sub(since_us) as f64);
+            let between_us = if self.link_bound { now_us.saturating_sub(since_us) } else { before_us };
+            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+            self.pace.observe(before_us as f64, between_us as f64);
         }
         self.paced_from = (!self.waiting.is_empty()).then_some((now_us, work_us));
+        self.link_bound = false;
     }
 
     pub(crate) fn enqueue(&mut self, waiting: WaitingPrefill) {

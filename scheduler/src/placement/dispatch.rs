@@ -264,6 +264,7 @@ impl Conductor {
                 let again_us =
                     if wake_us > now_us { wake_us } else { now_us + (left_us - ahead_us).max(1_000) };
                 self.timers.set(id, again_us);
+                self.fleet.known_mut(id).prefill.note_wait(now_us);
                 return;
             }
             let waiting = &instance.prefill.waiting()[at];

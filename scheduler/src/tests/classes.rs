@@ -161,7 +161,7 @@ fn timed(arrivals: &[(u64, u64, u32, u16)]) -> Vec<(u64, Request)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1_500, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// An admitted request is in time, if the predictions are true.
     #[test]
