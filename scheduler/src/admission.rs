@@ -146,6 +146,9 @@ impl Conductor {
         // A client that comes back was counted when it was refused.
         if ticket.is_none() {
             self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
+            let need = self.decode_need(request, self.now_us);
+            let (room_tokens, context_tokens) = (need.tokens, need.context_tokens);
+            self.needs.note(room_tokens, context_tokens);
         }
         if only_feasible {
             self.learn_reserve(request, verdict.as_ref().err().map(|refusal| refusal.reason));

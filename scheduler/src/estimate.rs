@@ -6,6 +6,7 @@ mod excess;
 mod length;
 mod link;
 mod margin;
+mod needs;
 mod prefill;
 mod transfer;
 
@@ -15,6 +16,7 @@ pub(crate) use excess::{StepOutlook, WaitOutlook};
 pub(crate) use length::LengthEstimator;
 pub(crate) use link::LinkLedger;
 pub(crate) use margin::MarginEstimator;
+pub(crate) use needs::NeedEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};
 pub(crate) use transfer::{alone_us, fetch_us, load_us, send_us};
 

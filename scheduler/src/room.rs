@@ -78,7 +78,8 @@ impl Conductor {
     pub(crate) fn held_until_us(&self, entry: &Entry, placement: &Placement, at_us: u64) -> u64 {
         let candidate = &placement.candidate;
         if entry.gave_way {
-            let roomy = self.has_room(self.fleet.known(placement.decode), entry, at_us);
+            let decode = self.fleet.known(placement.decode);
+            let roomy = self.has_room(decode, entry, (self.now_us, at_us));
             return if roomy { 0 } else { u64::MAX };
         }
         match candidate.room_wait_us {
@@ -87,11 +88,11 @@ impl Conductor {
         }
     }
 
-    /// Whether all requests that are on an instance, or will be by then, leave room for the entry. Held requests do not
-    /// count.
-    fn has_room(&self, instance: &Instance, entry: &Entry, at_us: u64) -> bool {
-        let need = self.decode_need(&entry.request, at_us);
-        let (when, capacity_tokens) = ((self.now_us, at_us), instance.spec.capacity_tokens);
+    /// Whether all requests that are on an instance, or will be at the second moment, leave room for the entry. Held
+    /// requests do not count, nor those that are predicted to end between the two moments.
+    pub(crate) fn has_room(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
+        let need = self.decode_need(&entry.request, when.1);
+        let capacity_tokens = instance.spec.capacity_tokens;
         let roomy =
             |chain_position| instance.decode.has_room(when, need.tokens, capacity_tokens, chain_position);
         roomy(ChainPosition::default()) || roomy(self.chain_position(&instance.decode, need.chain))
@@ -138,7 +139,7 @@ impl Conductor {
             return entry.decode.map(|planned| (from, planned));
         }
         let roomy = able.into_iter().filter_map(|id| self.fleet.get(id));
-        let roomy = roomy.filter(|i| self.has_room(i, entry, at_us));
+        let roomy = roomy.filter(|i| self.has_room(i, entry, (self.now_us, at_us)));
         roomy.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| (from, i.spec.id))
     }
 }

@@ -243,18 +243,37 @@ impl Conductor {
     }
 
     /// Why the decode of a request whose turn has come must not be: it would take a place that higher bands are expected
-    /// to need, or make the steps of all that decode beside it too long.
+    /// to need, find no room in time, or make the steps of all that decode beside it too long.
     fn misfit_at_turn(&self, entry: &Entry, since_us: u64, at_us: u64) -> Option<RejectReason> {
-        // What was placed at this moment was judged at this moment.
-        let own_band = self.kept.expected.is_none();
-        if own_band && (since_us >= self.now_us || !self.spends_step_margins(entry, at_us)) {
-            return None;
+        if self.kept.expected.is_none() {
+            // What was placed at this moment was judged at this moment.
+            if since_us >= self.now_us {
+                return None;
+            }
+            if !self.finds_room_in_time(entry, at_us) {
+                return Some(RejectReason::Room);
+            }
+            if !self.spends_step_margins(entry, at_us) {
+                return None;
+            }
         }
         match self.choose_decode(&entry.request, entry.planned_end(at_us)) {
-            DecodeChoice::Never(RejectReason::Room) if !own_band => Some(RejectReason::Room),
+            DecodeChoice::Never(RejectReason::Room) if self.kept.expected.is_some() => {
+                Some(RejectReason::Room)
+            }
             DecodeChoice::Never(RejectReason::Tbt | RejectReason::Room) => Some(RejectReason::Tbt),
             _ => None,
         }
+    }
+
+    /// Whether some decode instance is predicted to have room for the request by the time of its objective: later it would
+    /// wait there in vain. A decode that is overdue may end at any moment.
+    fn finds_room_in_time(&self, entry: &Entry, at_us: u64) -> bool {
+        let due_us = entry.arrived_us.saturating_add(self.ttft_us(&entry.request));
+        let able = self.roomiest_decodes(&entry.request, entry.prefill);
+        able.is_empty()
+            || due_us <= at_us
+            || able.into_iter().any(|id| self.has_room(self.fleet.known(id), entry, (0, due_us)))
     }
 
     /// Whether on every decode instance the steps with this request would use up more than half of their margin.

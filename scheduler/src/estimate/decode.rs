@@ -7,7 +7,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{BlockHash, CostProfile, RequestId};
+use baton_types::{BlockHash, RequestId};
 use serde::{Deserialize, Serialize};
 
 /// A request that decodes on the instance, or will.
@@ -333,40 +333,23 @@ impl DecodeLedger {
         self.load(|s| s.running)
     }
 
-    /// Whether `tokens` more may be promised for `at_us`: they must fit, and once half of
-    /// `capacity_tokens` is promised they may take at most a quarter of what is free then. So the
-    /// room that is left under overload goes to many small requests rather than to the next large
-    /// one (a dynamic threshold, after Choudhury and Hahne 1998), and predictions that were a
-    /// little off still find room.
-    ///
-    /// Looked at when the request would start and three times more until it would end: others
-    /// that are promised room later must still find it. Of its prompt only what nobody else holds by then counts.
-    /// `kept` is what is kept for others besides, at a moment or in all, tokens.
-    pub(crate) fn fits_fairly(
+    /// Whether a request fits from when it would start until it would end: looked at when it would start and three times
+    /// more, since others that are promised room later must still find it. `fits` is asked with what is promised at a
+    /// moment, or in all, and with what of its prompt somebody else holds by then, tokens.
+    pub(crate) fn fits_throughout(
         &self,
         when: (u64, u64),
-        need: (u64, u64),
-        (capacity_tokens, chain_position): (u64, ChainPosition),
-        kept: impl Fn(Option<u64>) -> u64,
+        stay_us: u64,
+        chain_position: ChainPosition,
+        fits: impl Fn(Option<u64>, u64, u64) -> bool,
     ) -> bool {
-        let (tokens, stay_us) = need;
-        let fair = |promised: u64, shared: u64| {
-            let (free, tokens) = (capacity_tokens.saturating_sub(promised), tokens.saturating_sub(shared));
-            tokens <= free && (promised * 2 <= capacity_tokens || tokens * 4 <= free)
-        };
         // Everything promised counted together: no need to look at when each starts and ends.
-        fair(self.reserved_tokens + kept(None), self.shared_with(chain_position))
+        fits(None, self.reserved_tokens, self.shared_with(chain_position))
             || (0..4).all(|third| {
                 let at_us = when.1 + stay_us * third / 3;
                 let there = Self::there_at(when.0, at_us);
-                fair(self.load(there).2 + kept(Some(at_us)), self.shared(chain_position, there))
+                fits(Some(at_us), self.load(there).2, self.shared(chain_position, there))
             })
-    }
-
-    /// Predicted step time with so many more requests and so much more context, at `at_us`, µs.
-    pub(crate) fn step_us(&self, profile: &CostProfile, when: (u64, u64), more: (u32, u64)) -> f64 {
-        let (batch, context, _) = self.at(when.0, when.1);
-        profile.decode_us(batch + more.0, context + more.1)
     }
 
     /// Checks that the sums are those of the slots, and that the first slot shares nothing.
@@ -491,13 +474,15 @@ mod tests {
 
     #[test]
     fn room_frees_in_order_of_predicted_ends() {
-        let fits = |ledger: &DecodeLedger, at_us, tokens| {
-            ledger.fits_fairly((0, at_us), (tokens, 0), (50, ChainPosition::default()), |_| 0)
+        let fits = |ledger: &DecodeLedger, at_us, tokens: u64| {
+            ledger.fits_throughout((0, at_us), 0, ChainPosition::default(), |_, promised, _| {
+                promised + tokens <= 50
+            })
         };
         let mut ledger = DecodeLedger::default();
         alone(&mut ledger, slot(1, 0, 100, 10));
         alone(&mut ledger, slot(2, 0, 300, 10));
-        assert!(fits(&ledger, 0, 2) && !fits(&ledger, 0, 3), "a quarter of ten");
+        assert!(fits(&ledger, 0, 10) && !fits(&ledger, 0, 11));
         assert!(fits(&ledger, 150, 30), "by then the first has ended and most is free");
         assert!(!fits(&ledger, 150, 31));
     }

@@ -138,6 +138,11 @@ impl MarginEstimator {
         slack_us / 100 * self.classes[self.slot(class)].first_tokens[Self::path(role)].margin_percent
     }
 
+    /// The part of the slack that is not promised to a request of that class on an instance of that role, per cent.
+    pub(crate) fn percent(&self, class: ClassId, role: Role) -> u64 {
+        self.classes[self.slot(class)].first_tokens[Self::path(role)].margin_percent
+    }
+
     /// Records that a first token came `over_us` after the promised time, for a request with that slack.
     pub(crate) fn observe(
         &mut self,

@@ -46,7 +46,9 @@ pub(crate) struct DecodeNeed<'a> {
     pub context_tokens: u64,
     /// TBT objective, µs.
     pub tbt_us: u64,
-    /// The class whose objective that is.
+    /// Its class.
+    pub class: ClassId,
+    /// The class whose TBT objective holds for its steps.
     pub steps_for: ClassId,
     /// Whether every ticket counts as if its client came back, and not by the chance that it does.
     pub counts_all_tickets: bool,
@@ -97,20 +99,24 @@ impl Conductor {
             tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.config.classes[steps_for.index()].tbt_us,
+            class: request.class,
             steps_for,
             counts_all_tickets: false,
         }
     }
 
-    /// Predicted step time of the instance with the request in its batch, and without prompt tokens, µs.
-    fn lone_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
+    /// Batch and context that are predicted beside the request: what is there, and what is kept for others.
+    fn load_beside(&self, instance: &Instance, need: &DecodeNeed<'_>) -> (u32, u64) {
         let kept = self.kept.decodes_at(need.at_us, need.counts_all_tickets, self.fleet.decodes.len());
         let coming = self.still_expected(instance, Some(need.at_us));
-        let more = (
-            1 + kept.batch() + coming.batch,
-            need.context_tokens + kept.context_tokens + coming.context_tokens,
-        );
-        instance.decode.step_us(&instance.spec.profile, (self.now_us, need.at_us), more)
+        let (batch, context_tokens, _) = instance.decode.at(self.now_us, need.at_us);
+        (batch + kept.batch() + coming.batch, context_tokens + kept.context_tokens + coming.context_tokens)
+    }
+
+    /// Predicted step time of the instance with the request in its batch, and without prompt tokens, µs.
+    fn lone_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
+        let (batch, context_tokens) = self.load_beside(instance, need);
+        instance.spec.profile.decode_us(batch + 1, context_tokens + need.context_tokens)
     }
 
     /// Predicted step time of the instance with the request in its batch, µs.
@@ -169,17 +175,10 @@ impl Conductor {
         chain_position: &OnceCell<ChainPosition>,
     ) -> Result<f64, RejectReason> {
         let (when, stay_us) = ((self.now_us, need.at_us), self.lengths.mean_duration_us(1));
-        let (claim, capacity_tokens) = ((need.tokens, stay_us), instance.spec.capacity_tokens);
-        let decodes = self.fleet.decodes.len();
-        let kept = |at_us: Option<u64>| {
-            let by_tickets = match at_us {
-                Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
-                None => self.kept.room_tokens(need.counts_all_tickets, decodes),
-            };
-            by_tickets + self.still_expected(instance, at_us).room_tokens
-        };
         let fits = |chain_position| {
-            instance.decode.fits_fairly(when, claim, (capacity_tokens, chain_position), kept)
+            instance.decode.fits_throughout(when, stay_us, chain_position, |at_us, promised, shared| {
+                self.takes_room(instance, need, (at_us, promised, shared))
+            })
         };
         // Mostly there is room for all of it: then nobody asks what others hold of it.
         if !fits(ChainPosition::default())
@@ -188,15 +187,62 @@ impl Conductor {
             return Err(RejectReason::Room);
         }
         // Prompt tokens stretch steps up to the target, which is within the objective: the margin is for the batch.
-        let alone_us = self.lone_step_us(instance, need);
+        let (batch, context_tokens) = self.load_beside(instance, need);
+        let alone_us = instance.spec.profile.decode_us(batch + 1, context_tokens + need.context_tokens);
         let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
         let promised_us = self.promised_step_us(instance, need);
-        if longest_us > promised_us || self.later_step_us(instance, need, stay_us) > Some(promised_us) {
+        if longest_us > promised_us
+            || !self.takes_step(instance, need, (batch, context_tokens), promised_us)
+            || self.later_step_us(instance, need, stay_us) > Some(promised_us)
+        {
             Err(RejectReason::Tbt)
         } else {
             Ok(self.step_beside_prefills_us(instance, need, alone_us))
         }
+    }
+
+    /// Whether the request may take its room beside what is promised to others, at a moment or in all. Up to half of an
+    /// instance, it may take whatever is free; beyond, it leaves the more to smaller ones the larger it is. Of its prompt
+    /// only what nobody else holds counts.
+    fn takes_room(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        (at_us, promised_tokens, shared_tokens): (Option<u64>, u64, u64),
+    ) -> bool {
+        let decodes = self.fleet.decodes.len();
+        let by_tickets = match at_us {
+            Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
+            None => self.kept.room_tokens(need.counts_all_tickets, decodes),
+        };
+        let promised_tokens = promised_tokens + by_tickets + self.still_expected(instance, at_us).room_tokens;
+        let capacity_tokens = instance.spec.capacity_tokens;
+        let tokens = need.tokens.saturating_sub(shared_tokens);
+        let free_tokens = capacity_tokens.saturating_sub(promised_tokens);
+        let path = if instance.spec.role == Role::Both { Role::Both } else { Role::Prefill };
+        let unpromised_percent = self.margins.percent(need.class, path);
+        tokens <= free_tokens
+            && (promised_tokens <= capacity_tokens / 2
+                || self.needs.may_take_room(tokens, (free_tokens, capacity_tokens), unpromised_percent))
+    }
+
+    /// As [`Self::takes_room`], of a step with that batch and context beside the request, of which so much may be
+    /// promised, µs.
+    fn takes_step(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        (batch, context_tokens): (u32, u64),
+        promised_us: f64,
+    ) -> bool {
+        let profile = &instance.spec.profile;
+        let without_us = profile.decode_us(batch, context_tokens);
+        let (left_us, most_us) = (promised_us - without_us, promised_us - profile.decode_us(1, 0));
+        let mean_us =
+            || profile.decode_us(batch + 1, context_tokens + self.needs.context_tokens()) - without_us;
+        left_us * 2.0 >= most_us
+            || self.needs.may_take_step(need.context_tokens, (left_us, most_us), mean_us())
     }
 
     /// The longest step that may be predicted for a request there, µs: the objective less the learnt margin. The margin

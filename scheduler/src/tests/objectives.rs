@@ -107,7 +107,7 @@ fn a_tbt_below_that_of_the_steps_it_shares_is_refused_before_any_work() {
 #[test]
 fn a_longer_tbt_does_not_make_the_steps_of_others_longer() {
     let started = |tbt_us: Option<u64>| {
-        let mut config = config(&[SloClass { tbt_us: 22_000, ..of_ttft(60_000_000) }], AdmissionMode::Slo);
+        let mut config = config(&[SloClass { tbt_us: 12_000, ..of_ttft(60_000_000) }], AdmissionMode::Slo);
         config.decode_duration_us = 1_000_000;
         let mut conductor = conductor(config, 1, 1);
         let asked = |id| Request {

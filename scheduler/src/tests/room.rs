@@ -6,7 +6,8 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use crate::placement::MIN_RETRY_AFTER_US;
 use crate::testing::{
-    burden, conductor_of, failure, finished, offer, plain, rejection, releases, request, spec, starts, step,
+    burden, conductor_of, failure, finished, foretold, offer, plain, rejection, releases, request, spec,
+    starts, step,
 };
 use crate::{
     AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
@@ -48,6 +49,8 @@ struct Stage {
     answers: BTreeMap<u64, Answer>,
     prompt_tokens: u32,
     failed: Vec<u64>,
+    /// Refused at their turn.
+    refused: u64,
     preempted: u64,
     done: u64,
 }
@@ -61,8 +64,21 @@ impl Stage {
             (answer.prefills, answer.room, answer.given) = (true, started.room_tokens, answer.emitted);
         }
         for effect in effects {
-            if let Effect::StartDecode { request, .. } = effect {
-                self.answers.get_mut(&request.0).expect("it was started").decodes = true;
+            match effect {
+                Effect::StartDecode { request, .. } => {
+                    self.answers.get_mut(&request.0).expect("it was started").decodes = true;
+                }
+                Effect::Reject(refused) if refused.reason == RejectReason::Costly => {
+                    let answer = self.answers.remove(&refused.request.0).expect("it was let in");
+                    let untouched = !answer.prefills && !answer.decodes && answer.emitted == 0;
+                    assert!(
+                        untouched && refused.wasted_tokens == 0,
+                        "{refused:?} after work was done for it"
+                    );
+                    assert!(refused.retry_after_us >= MIN_RETRY_AFTER_US, "{refused:?}");
+                    self.refused += 1;
+                }
+                _ => {}
             }
         }
     }
@@ -134,6 +150,7 @@ fn crowd(count: u64, output_tokens: u32) -> Stage {
         answers: BTreeMap::new(),
         prompt_tokens: 20,
         failed: Vec::new(),
+        refused: 0,
         preempted: 0,
         done: 0,
     };
@@ -153,7 +170,8 @@ fn crowd(count: u64, output_tokens: u32) -> Stage {
         stage.pass(output_tokens);
     }
     assert_eq!(stage.failed, Vec::<u64>::new(), "nobody who was let in is lost");
-    assert_eq!((stage.done, live(&stage)), (let_in, 0), "{:?}", stage.answers);
+    assert_eq!((stage.done + stage.refused, live(&stage)), (let_in, 0), "{:?}", stage.answers);
+    assert!(stage.done * 2 > let_in, "{} of {let_in} were served", stage.done);
     stage
 }
 
@@ -314,6 +332,26 @@ fn who_waited_for_room_as_long_as_its_objective_allows_goes_anyway() {
     let wake_us = conductor.next_deadline().expect("it will be looked at");
     assert!((3_000_000..5_200_000).contains(&wake_us), "{wake_us}");
     assert_eq!(starts(&step(&mut conductor, wake_us, Input::TimerFired)).len(), 1);
+}
+
+/// One request in five is ten times as large as the others.
+#[test]
+fn what_is_left_goes_to_the_small() {
+    let refused = |promised_tokens: u64, prompt_tokens| {
+        let mut config = config(64);
+        config.classes[0].ttft_us = 3_000_000;
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), spec(1, Role::Decode)]);
+        for at in 0..600 {
+            let tokens = if at % 5 == 0 { 50_000 } else { 5_000 };
+            conductor.needs.note(tokens, tokens);
+        }
+        burden(&mut conductor, foretold(900, promised_tokens - 10_000, 10_000), (0, 1), 0);
+        rejection(&offer(&mut conductor, 0, foretold(1, prompt_tokens, 10))).map(|refusal| refusal.reason)
+    };
+    assert_eq!(refused(65_000, 20_000), Some(RejectReason::Room), "of 35,000 it must leave most");
+    assert_eq!(refused(65_000, 10_000), None);
+    assert_eq!(refused(45_000, 20_000), None, "not half is promised");
+    assert_eq!(refused(45_000, 60_000), Some(RejectReason::Unreachable), "its prefill takes six seconds");
 }
 
 #[test]

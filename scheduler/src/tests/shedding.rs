@@ -241,3 +241,25 @@ fn what_would_make_the_steps_of_all_too_long_is_refused_at_its_turn() {
         assert_eq!(refused, costly.then_some((2, RejectReason::Costly)), "{beside} beside it: {effects:?}");
     }
 }
+
+/// A regression: it was sent all the same, waited at the decode instance until it was late, and its prefill was for nothing.
+#[test]
+fn what_finds_no_room_in_time_is_refused_at_its_turn() {
+    for (decodes_s, costly) in [(20, false), (60, true)] {
+        let config = plain(PolicyName::Baton, AdmissionMode::Slo);
+        let decode =
+            InstanceSpec { capacity_tokens: 30_000, mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+        started(&offer(&mut conductor, 0, foretold(1, 9_000, 10)));
+        assert_eq!(
+            rejection(&offer(&mut conductor, 0, foretold(2, 9_000, 10))),
+            None,
+            "it waits for its turn"
+        );
+        // Another router's request takes the room, for so many seconds of at least ten steps each.
+        burden(&mut conductor, foretold(900, 15_000, decodes_s * 100), (0, 1), 0);
+        let effects = step(&mut conductor, 1_000_000, finished(1));
+        let refused = rejection(&effects).map(|refusal| (refusal.request.0, refusal.reason));
+        assert_eq!(refused, costly.then_some((2, RejectReason::Costly)), "{decodes_s} s: {effects:?}");
+    }
+}
