@@ -192,8 +192,10 @@ impl Conductor {
         let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
         let promised_us = self.promised_step_us(instance, need);
+        // Where the step takes half of what may be promised, half is left.
+        let ample = alone_us * 2.0 <= promised_us;
         if longest_us > promised_us
-            || !self.takes_step(instance, need, (batch, context_tokens), promised_us)
+            || !(ample || self.takes_step(instance, need, (batch, context_tokens), promised_us))
             || self.later_step_us(instance, need, stay_us) > Some(promised_us)
         {
             Err(RejectReason::Tbt)
