@@ -146,9 +146,7 @@ impl Conductor {
         // A client that comes back was counted when it was refused.
         if ticket.is_none() {
             self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
-            let need = self.decode_need(request, self.now_us);
-            let (room_tokens, context_tokens) = (need.tokens, need.context_tokens);
-            self.needs.note(room_tokens, context_tokens);
+            self.note_need(request);
         }
         if only_feasible {
             self.learn_reserve(request, verdict.as_ref().err().map(|refusal| refusal.reason));
@@ -175,6 +173,15 @@ impl Conductor {
             },
         }
         self.place_displaced(&displaced, effects);
+    }
+
+    /// Counts what a request needs. It competes with its own band and with lower ones, and what they leave is left for it.
+    fn note_need(&mut self, request: &Request) {
+        let need = self.decode_need(request, self.now_us);
+        let (needed, priority) = ((need.tokens, need.context_tokens), self.class(request).priority);
+        let classes = self.config.classes.iter().enumerate();
+        let lower = classes.filter(|(_, class)| class.priority <= priority).map(|(at, _)| at);
+        self.margins.note_need(lower, needed);
     }
 
     /// Emits the record of the last decision, if it is one of those recorded.

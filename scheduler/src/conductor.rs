@@ -5,7 +5,7 @@ use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
 use core::hash::{BuildHasher, Hasher};
 
 use crate::coming::PendingPrefixes;
-use crate::estimate::{LengthEstimator, MarginEstimator, NeedEstimator};
+use crate::estimate::{LengthEstimator, MarginEstimator};
 use crate::expected::ReserveEstimator;
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
@@ -73,7 +73,6 @@ pub struct Conductor {
     pub(crate) kept: KeptPlaces,
     pub(crate) lengths: LengthEstimator,
     pub(crate) margins: MarginEstimator,
-    pub(crate) needs: NeedEstimator,
     pub(crate) demand: DemandWindow,
     pub(crate) reserve: ReserveEstimator,
     pub(crate) replicator: Replicator,
@@ -115,7 +114,6 @@ impl Conductor {
             kept: KeptPlaces::default(),
             margins: MarginEstimator::new(config.classes.len()),
             lengths,
-            needs: NeedEstimator::default(),
             demand: DemandWindow::default(),
             reserve: ReserveEstimator::default(),
             replicator: Replicator::default(),

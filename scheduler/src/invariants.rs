@@ -34,11 +34,10 @@ impl Conductor {
         let classes = self.config.classes.len();
         if !self.lengths.is_sound(classes)
             || !self.margins.knows(classes)
-            || !self.needs.is_sound()
             || !self.demand.is_sound(classes, self.now_us)
         {
             return Err(String::from(
-                "what was learnt of lengths, margins, needs and demand is of other classes than are configured, or of a time \
+                "what was learnt of lengths, margins and demand is of other classes than are configured, or of a time \
                  to come",
             ));
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::coming::PendingPrefixes;
 use crate::conductor::{Conductor, LATEST_US};
-use crate::estimate::{LengthEstimator, MarginEstimator, NeedEstimator};
+use crate::estimate::{LengthEstimator, MarginEstimator};
 use crate::expected::ReserveEstimator;
 use crate::fleet::Fleet;
 use crate::index::PrefixIndex;
@@ -35,8 +35,6 @@ pub struct SavedConductor {
     tickets: TicketLedger,
     lengths: LengthEstimator,
     margins: MarginEstimator,
-    #[serde(default)]
-    needs: NeedEstimator,
     #[serde(default)]
     demand: DemandWindow,
     reserve: ReserveEstimator,
@@ -110,7 +108,6 @@ impl Conductor {
             tickets: self.tickets.clone(),
             lengths: self.lengths.clone(),
             margins: self.margins.clone(),
-            needs: self.needs,
             demand: self.demand.clone(),
             reserve: self.reserve,
             replicator: self.replicator.clone(),
@@ -153,7 +150,6 @@ impl Conductor {
         conductor.tickets = saved.tickets;
         conductor.lengths = saved.lengths;
         conductor.margins = saved.margins;
-        conductor.needs = saved.needs;
         conductor.demand = saved.demand;
         conductor.reserve = saved.reserve;
         conductor.replicator = saved.replicator;

@@ -12,6 +12,7 @@ use baton_types::{ClassId, Role};
 use serde::{Deserialize, Serialize};
 
 use super::excess::ExcessSamples;
+use super::needs::NeedEstimator;
 
 /// Histogram of overshoots in hundredths of the slack. The first bin counts requests in time, the last one everything
 /// from its value on. A margin beyond a third of the slack would not help: a request that is so late waits for
@@ -91,6 +92,9 @@ struct ClassMargins {
     /// Times beside what placements expected of them, by path.
     #[serde(default)]
     samples: [PathSamples; PATHS],
+    /// What the requests of its band and of higher ones need of a decode instance.
+    #[serde(default)]
+    needs: NeedEstimator,
 }
 
 impl ClassMargins {
@@ -99,6 +103,7 @@ impl ClassMargins {
             first_tokens: core::array::from_fn(|_| OvershootHistogram::new(BINS, LEAST)),
             steps: OvershootHistogram::new(STEP_BINS, LEAST_STEP),
             samples: core::array::from_fn(|_| PathSamples::default()),
+            needs: NeedEstimator::default(),
         }
     }
 
@@ -106,6 +111,7 @@ impl ClassMargins {
         self.first_tokens.iter().all(|path| path.is_sound(BINS))
             && self.steps.is_sound(STEP_BINS)
             && self.samples.iter().all(PathSamples::is_sound)
+            && self.needs.is_sound()
     }
 }
 
@@ -141,6 +147,22 @@ impl MarginEstimator {
     /// The part of the slack that is not promised to a request of that class on an instance of that role, per cent.
     pub(crate) fn percent(&self, class: ClassId, role: Role) -> u64 {
         self.classes[self.slot(class)].first_tokens[Self::path(role)].margin_percent
+    }
+
+    /// What the requests of that class's band and of higher ones need.
+    pub(crate) fn needs(&self, class: ClassId) -> &NeedEstimator {
+        &self.classes[self.slot(class)].needs
+    }
+
+    /// Counts a request that needs so much room, and has so much context in the mean, tokens, for these classes.
+    pub(crate) fn note_need(
+        &mut self,
+        classes: impl Iterator<Item = usize>,
+        (room_tokens, context_tokens): (u64, u64),
+    ) {
+        for at in classes {
+            self.classes[at].needs.note(room_tokens, context_tokens);
+        }
     }
 
     /// Records that a first token came `over_us` after the promised time, for a request with that slack.

@@ -226,7 +226,11 @@ impl Conductor {
         let unpromised_percent = self.margins.percent(need.class, path);
         tokens <= free_tokens
             && (promised_tokens <= capacity_tokens / 2
-                || self.needs.may_take_room(tokens, (free_tokens, capacity_tokens), unpromised_percent))
+                || self.margins.needs(need.class).may_take_room(
+                    tokens,
+                    (free_tokens, capacity_tokens),
+                    unpromised_percent,
+                ))
     }
 
     /// As [`Self::takes_room`], of a step with that batch and context beside the request, of which so much may be
@@ -241,10 +245,9 @@ impl Conductor {
         let profile = &instance.spec.profile;
         let without_us = profile.decode_us(batch, context_tokens);
         let (left_us, most_us) = (promised_us - without_us, promised_us - profile.decode_us(1, 0));
-        let mean_us =
-            || profile.decode_us(batch + 1, context_tokens + self.needs.context_tokens()) - without_us;
-        left_us * 2.0 >= most_us
-            || self.needs.may_take_step(need.context_tokens, (left_us, most_us), mean_us())
+        let needs = self.margins.needs(need.class);
+        let mean_us = || profile.decode_us(batch + 1, context_tokens + needs.context_tokens()) - without_us;
+        left_us * 2.0 >= most_us || needs.may_take_step(need.context_tokens, (left_us, most_us), mean_us())
     }
 
     /// The longest step that may be predicted for a request there, µs: the objective less the learnt margin. The margin

@@ -1,8 +1,9 @@
 //! Answers are longer than predicted and KV runs short: no admitted request is lost.
 
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId, Role};
+use baton_types::{ClassId, InstanceId, RequestId, Role, SloClass};
 
 use crate::placement::MIN_RETRY_AFTER_US;
 use crate::testing::{
@@ -343,7 +344,7 @@ fn what_is_left_goes_to_the_small() {
         let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), spec(1, Role::Decode)]);
         for at in 0..600 {
             let tokens = if at % 5 == 0 { 50_000 } else { 5_000 };
-            conductor.needs.note(tokens, tokens);
+            conductor.margins.note_need(core::iter::once(0), (tokens, tokens));
         }
         burden(&mut conductor, foretold(900, promised_tokens - 10_000, 10_000), (0, 1), 0);
         rejection(&offer(&mut conductor, 0, foretold(1, prompt_tokens, 10))).map(|refusal| refusal.reason)
@@ -352,6 +353,28 @@ fn what_is_left_goes_to_the_small() {
     assert_eq!(refused(65_000, 10_000), None);
     assert_eq!(refused(45_000, 20_000), None, "not half is promised");
     assert_eq!(refused(45_000, 60_000), Some(RejectReason::Unreachable), "its prefill takes six seconds");
+}
+
+/// A class of long prompts above one of short ones leaves nothing to it: the short ones would take it.
+#[test]
+fn what_is_left_is_left_to_the_own_band_and_to_higher_ones() {
+    for (priority, refused) in [(1, false), (0, true)] {
+        let mut config = config(64);
+        let long =
+            SloClass { name: String::from("long"), ttft_us: 3_000_000, priority, ..SloClass::default() };
+        config.classes = Vec::from([SloClass { ttft_us: 3_000_000, ..SloClass::default() }, long]);
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), spec(1, Role::Decode)]);
+        let of_long = |id| Request { class: ClassId(1), ..foretold(id, 20_000, 10) };
+        for id in 100..500 {
+            let small = id % 8 > 0;
+            let asked = if small { foretold(id, 1_000, 10) } else { of_long(id) };
+            offer(&mut conductor, id * 10_000_000, asked);
+            step(&mut conductor, id * 10_000_000, Input::RequestCancelled { request: RequestId(id) });
+        }
+        burden(&mut conductor, foretold(900, 55_000, 10_000), (0, 1), 0);
+        let effects = offer(&mut conductor, 5_000_000_000, of_long(1));
+        assert_eq!(rejection(&effects).is_some(), refused, "band {priority}: {effects:?}");
+    }
 }
 
 #[test]

@@ -33,9 +33,10 @@ pub struct SloClass {
     /// would otherwise be refused: one of a higher band, one of an unsheddable class of the same band, one of a tenant
     /// that is far behind this one's tenant in its share, or a smaller one of the same band, whose tenant is this one's
     /// or has had no more of its share. The fewest and largest leave, at most 16, of one instance; of the same band at
-    /// most one for one. It may also be refused when its turn comes, if its decode would take a place that higher bands are
-    /// expected to need. A stream has its status with its first token, or after 10 s without one. Refused before, its
-    /// client gets 429 with a Retry-After; later it finds the refusal in the stream.
+    /// most one for one. It may also be refused when its turn comes, if its decode would take a place that higher bands
+    /// are expected to need, find no room in time, or make the steps of all beside it too long. A stream has its status
+    /// with its first token, or after 10 s without one. Refused before, its client gets 429 with a Retry-After; later it
+    /// finds the refusal in the stream.
     pub sheddable: bool,
     /// Share of each pool's SLO budget kept free for higher bands, per mille of `ttft_us`.
     pub headroom_permille: u32,
