@@ -85,7 +85,8 @@ impl Conductor {
         if self.too_long(request) || self.answer_too_long(request) {
             return refusal(RejectReason::TooLong, 0);
         }
-        if self.config.effective_admission() != AdmissionMode::None && self.wants_shorter_steps(request) {
+        let judged = self.config.effective_admission() != AdmissionMode::None && !request.let_in;
+        if judged && self.wants_shorter_steps(request) {
             return refusal(RejectReason::Unreachable, 0);
         }
         None
@@ -122,12 +123,13 @@ impl Conductor {
         request.prompt_tokens < capacity && blocks <= capacity / u64::from(block)
     }
 
-    /// Places an entry under the admission mode in force, or refuses it.
+    /// Places an entry under the admission mode in force, or refuses it. An admitted request is not refused because our
+    /// fault made it late.
     pub(crate) fn admit(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
         assert!(!self.requests.contains(entry.request.id), "request {} is let in twice", entry.request.id);
-        let mode = self.config.effective_admission();
-        let only_feasible = mode == AdmissionMode::Slo;
         let request = &entry.request;
+        let mode = if request.let_in { AdmissionMode::None } else { self.config.effective_admission() };
+        let only_feasible = mode == AdmissionMode::Slo;
         let ticket = self.take_ticket(request, effects);
         if only_feasible && !self.is_time_of(ticket.as_ref()) {
             self.see_tickets(request);
@@ -143,8 +145,8 @@ impl Conductor {
         {
             (verdict, displaced) = (Ok(placement), from);
         }
-        // A client that comes back was counted when it was refused.
-        if ticket.is_none() {
+        // A client that comes back was counted when it was refused, and who was let in when it arrived.
+        if ticket.is_none() && !request.let_in {
             self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
             self.note_need(request);
         }
@@ -164,7 +166,7 @@ impl Conductor {
                 Some(refusal) => self.reject(&entry, refusal, effects),
                 None => {
                     let entry = Entry { returned: ticket.is_some(), ..entry };
-                    self.stats.admitted += 1;
+                    self.stats.admitted += u64::from(!entry.request.let_in);
                     self.stats.tickets_used += u64::from(ticket.is_some());
                     self.replicator.note(&self.hits, &entry.request);
                     self.commit(entry, &placement, effects);

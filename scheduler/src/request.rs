@@ -37,6 +37,9 @@ pub struct Request {
     /// Output tokens, in all, that its client asks for by number. It is refused where no instance can hold so many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_output_tokens: Option<u32>,
+    /// It was let in before, and lost its place because instances died: it is placed again, and not judged again.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub let_in: bool,
 }
 
 /// As derived, without what the client does not name, as in the JSON: requests without keep their digests.
@@ -55,6 +58,9 @@ impl fmt::Debug for Request {
         fields.field("known_work_bound_us", &self.known_work_bound_us);
         if self.asked_output_tokens.is_some() {
             fields.field("asked_output_tokens", &self.asked_output_tokens);
+        }
+        if self.let_in {
+            fields.field("let_in", &true);
         }
         fields.finish()
     }

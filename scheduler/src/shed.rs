@@ -136,7 +136,8 @@ impl Conductor {
 
     /// A request that lost its instance was promised more, and its client may have half of the answer.
     fn may_be_displaced(&self, entry: &Entry) -> bool {
-        let untouched = entry.retries == 0 && entry.request.emitted_tokens == 0 && !entry.gave_way;
+        let again = entry.retries > 0 || entry.gave_way || entry.request.let_in;
+        let untouched = !again && entry.request.emitted_tokens == 0;
         untouched && self.class(&entry.request).sheddable
     }
 
@@ -246,8 +247,8 @@ impl Conductor {
     /// to need, find no room in time, or make the steps of all that decode beside it too long.
     fn misfit_at_turn(&self, entry: &Entry, since_us: u64, at_us: u64) -> Option<RejectReason> {
         if self.kept.expected.is_none() {
-            // What was placed at this moment was judged at this moment.
-            if since_us >= self.now_us {
+            // What was placed at this moment was judged at this moment, and who came back for its place has it.
+            if since_us >= self.now_us || entry.returned {
                 return None;
             }
             if !self.finds_room_in_time(entry, at_us) {

@@ -45,7 +45,7 @@ pub(super) fn refusal_text(rejection: &Rejection, request: &RefusedRequest<'_>) 
         }
         RejectReason::Room => (429, format!("no decode instance has room for its KV; {wait}")),
         RejectReason::Costly => {
-            (429, format!("under the present overload its work would displace others; {wait}"))
+            (429, format!("under the present overload its place is worth more to others; {wait}"))
         }
         RejectReason::Unreachable => return unreachable_text(rejection, request),
         RejectReason::QueueFull => (429, format!("the queue is full; {wait}")),

@@ -142,7 +142,12 @@ fn who_is_refused_for_room_is_let_in_when_told() {
                         tries.lock().unwrap().push(attempt);
                         return;
                     }
-                    assert_eq!((reply.status, reply.error_code().as_str()), (429, "room"), "{reply:?}");
+                    // Where decodes last longer than predicted, one that was let in finds no room in its turn.
+                    let reason = reply.error_code();
+                    assert!(
+                        reply.status == 429 && ["room", "costly"].contains(&reason.as_str()),
+                        "{reply:?}"
+                    );
                     let wait_ms = reply.header("retry-after-ms").and_then(|v| v.parse().ok()).unwrap();
                     std::thread::sleep(Duration::from_millis(wait_ms));
                 }

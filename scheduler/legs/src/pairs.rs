@@ -10,7 +10,8 @@
 //! - a leg says only what belongs to its stage and to the present attempt; anything else is out of date;
 //! - each stage has a time limit that follows from the objectives of the request's class, and a stage that
 //!   is late behind others is given more as long as its instances get on;
-//! - a request that was admitted and fits nowhere is parked, and tried again until its time is over;
+//! - a request that was admitted and fits nowhere is parked, and tried again until its time is over: the conductor
+//!   places it, and does not judge it anew;
 //! - a request's first failed hand-off is retried at once, each further one after a back-off, which doubles;
 //! - a request that was in an engine when it died is tried once more, and not with others like it.
 
@@ -326,6 +327,7 @@ impl Pairs {
         debug_assert_eq!(pair.legs(), [None; 2], "{request} is asked for while it is sent");
         let promised = !pair.is_unpromised();
         let Some(submitted) = core.request(request, pair.emitted_tokens) else { return };
+        let submitted = Request { let_in: promised, ..submitted };
         self.feed(Input::RequestArrived(submitted), core, effects);
         if promised || self.parked.contains(&request) {
             return;

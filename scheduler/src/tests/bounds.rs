@@ -167,6 +167,7 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
             known_output_tokens: n[2].is_multiple_of(2).then_some(low(n[3])),
             known_work_bound_us: n[1].is_multiple_of(5).then_some(n[2]),
             asked_output_tokens: n[0].is_multiple_of(2).then_some(low(n[3])),
+            let_in: n[2].is_multiple_of(3),
         }),
         2 => Input::PrefillFinished { request, compute_us: n[1], cached_tokens: n[2] },
         3 => Input::HandoffFinished { request },

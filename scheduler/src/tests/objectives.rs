@@ -7,7 +7,8 @@ use baton_types::{ClassId, InstanceId, RequestId, RequestObjectives, Role, SloCl
 use proptest::prelude::*;
 
 use crate::testing::{
-    burden, conductor, conductor_of, finished, foretold, offer, plain, rejection, request, run, spec, step,
+    burden, conductor, conductor_of, finished, foretold, offer, plain, rejection, request, run, spec, starts,
+    step,
 };
 use crate::{
     AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
@@ -76,6 +77,23 @@ fn a_ttft_that_no_idle_instance_keeps_is_unreachable_and_says_what_would_be_pred
     let step_us = conductor.idle_step_us(10_000).expect("a decode instance");
     assert_eq!(step_us, 10_001, "10 ms, and 100 ps for each token of context");
     assert_eq!(Conductor::new(SchedulerConfig::default()).map(|none| none.idle_step_us(1)), Ok(None));
+}
+
+/// A regression: it was judged as if it came anew, and refused for ever where its objective could no longer be kept.
+#[test]
+fn who_was_let_in_before_its_instances_died_is_placed_whatever_its_objective() {
+    for mode in MODES {
+        let mut conductor = conductor(config(&[of_ttft(10_000_000)], mode), 1, 1);
+        let asked = |id, let_in| {
+            let objectives = RequestObjectives { ttft_us: Some(1_000), tbt_us: Some(1_000) };
+            Request { objectives, let_in, ..foretold(id, 10_000, 2) }
+        };
+        assert!(rejection(&offer(&mut conductor, 0, asked(1, false))).is_some(), "{mode:?}");
+        let effects = offer(&mut conductor, 0, asked(2, true));
+        assert_eq!((rejection(&effects), starts(&effects).len()), (None, 1), "{mode:?}: {effects:?}");
+        let effects = step(&mut conductor, 1_100_000, finished(2));
+        assert_eq!(rejection(&effects), None, "{mode:?}: nor is it refused after its prefill");
+    }
 }
 
 /// Two bands, of which the higher one has the shorter steps, and a third with still shorter ones below both.

@@ -74,4 +74,6 @@ fn a_request_shows_the_length_that_its_client_names_only_where_there_is_one() {
     };
     assert!(!shown(None).contains("asked") && shown(None).ends_with("known_work_bound_us: None }"));
     assert!(shown(Some(7)).ends_with("asked_output_tokens: Some(7) }"));
+    let let_in = alloc::format!("{:?}", crate::Request { let_in: true, ..crate::Request::default() });
+    assert!(let_in.ends_with("let_in: true }") && !shown(None).contains("let_in"));
 }

@@ -300,9 +300,12 @@ fn what_was_parked_or_promised_is_not_refused_and_what_comes_new_is() {
         assert_eq!(bench.wait(50_000), []);
         assert_eq!(bench.wait(1_000), []);
     }
-    assert_eq!(bench.inputs().len(), 3);
+    let let_in = |input: &Input| matches!(input, Input::RequestArrived(r) if r.let_in);
+    let asked = bench.inputs();
+    assert!(asked.len() == 3 && asked.iter().all(let_in), "{asked:?}");
     // One that comes new waits alike, and is promised nothing.
     assert_eq!(bench.arrive(B, 10), []);
+    assert!(!bench.inputs().iter().any(let_in), "nothing was promised to it");
     (bench.core.refuses, bench.core.serves) = (None, true);
     let effects = bench.wait(50_000);
     assert!(

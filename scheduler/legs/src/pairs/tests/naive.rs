@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection};
+use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection, Request};
 use baton_types::{Epoch, InstanceId, RequestId};
 
 use super::super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Phase};
@@ -498,8 +498,8 @@ impl Naive {
 
     fn submit(&mut self, request: RequestId) {
         let Some(row) = self.copy(request) else { return };
-        let submitted = self.core.request(request, row.emitted).unwrap();
-        self.feed(Input::RequestArrived(submitted));
+        let asked = self.core.request(request, row.emitted).unwrap();
+        self.feed(Input::RequestArrived(Request { let_in: row.admitted, ..asked }));
         let Some(now) = self.copy(request).filter(|now| !now.waits && !row.admitted) else { return };
         if !now.admitted {
             self.find(request).unwrap().admitted = true;
