@@ -267,14 +267,16 @@ impl Conductor {
         }
     }
 
-    /// Whether some decode instance is predicted to have room for the request by the time of its objective: later it would
-    /// wait there in vain. A decode that is overdue may end at any moment.
+    /// Whether some decode instance is predicted to have room for the request when its prefill ends, or by the time of its
+    /// objective: later it would wait there in vain. A decode that is overdue may end at any moment.
     fn finds_room_in_time(&self, entry: &Entry, at_us: u64) -> bool {
         let due_us = entry.arrived_us.saturating_add(self.ttft_us(&entry.request));
         let able = self.roomiest_decodes(&entry.request, entry.prefill);
-        able.is_empty()
-            || due_us <= at_us
-            || able.into_iter().any(|id| self.has_room(self.fleet.known(id), entry, (0, due_us)))
+        let roomy = |id: &InstanceId| {
+            let instance = self.fleet.known(*id);
+            [at_us, due_us].into_iter().any(|by_us| self.has_room(instance, entry, (0, by_us)))
+        };
+        able.is_empty() || due_us <= at_us || able.iter().any(roomy)
     }
 
     /// Whether on every decode instance the steps with this request would use up more than half of their margin.

@@ -6,11 +6,12 @@ use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantI
 use proptest::prelude::*;
 
 use crate::testing::{
-    burden, conductor_of, finished, foretold, offer, plain, rejection, request, run, spec, started, starts,
-    step,
+    burden, conductor_of, finished, foretold, offer, peer_sent, plain, rejection, request, run, spec,
+    started, starts, step,
 };
 use crate::{
-    AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
+    AdmissionMode, Conductor, Effect, Input, InstanceSpec, PeerPlacement, PolicyName, RejectReason, Request,
+    SchedulerConfig,
 };
 
 const CHEAP: u16 = 0;
@@ -245,7 +246,8 @@ fn what_would_make_the_steps_of_all_too_long_is_refused_at_its_turn() {
 /// A regression: it was sent all the same, waited at the decode instance until it was late, and its prefill was for nothing.
 #[test]
 fn what_finds_no_room_in_time_is_refused_at_its_turn() {
-    for (decodes_s, costly) in [(20, false), (60, true)] {
+    // One that is prefilled first takes the room at once, one that comes later finds it taken.
+    for (decodes_s, begins_s, costly) in [(20, 0, false), (60, 0, true), (60, 10, false)] {
         let config = plain(PolicyName::Baton, AdmissionMode::Slo);
         let decode =
             InstanceSpec { capacity_tokens: 30_000, mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
@@ -256,10 +258,17 @@ fn what_finds_no_room_in_time_is_refused_at_its_turn() {
             None,
             "it waits for its turn"
         );
-        // Another router's request takes the room, for so many seconds of at least ten steps each.
-        burden(&mut conductor, foretold(900, 15_000, decodes_s * 100), (0, 1), 0);
+        // Another router's request takes the room then, for so many seconds of at least ten steps each.
+        let at = (InstanceId(0), InstanceId(1));
+        let other = PeerPlacement {
+            decode_at_us: begins_s * 1_000_000,
+            ..peer_sent(foretold(900, 15_000, decodes_s * 100), at, 0)
+        };
+        step(&mut conductor, 0, Input::PeerPlaced(alloc::boxed::Box::new(other)));
         let effects = step(&mut conductor, 1_000_000, finished(1));
         let refused = rejection(&effects).map(|refusal| (refusal.request.0, refusal.reason));
-        assert_eq!(refused, costly.then_some((2, RejectReason::Costly)), "{decodes_s} s: {effects:?}");
+        let expected = costly.then_some((2, RejectReason::Costly));
+        assert_eq!(refused, expected, "{decodes_s} s from {begins_s} s on: {effects:?}");
+        assert_eq!(starts(&effects).len(), usize::from(!costly), "{effects:?}");
     }
 }
