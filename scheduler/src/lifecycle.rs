@@ -79,8 +79,7 @@ impl Conductor {
     /// The first token of a request is due about now: learns by how much it misses its promise. Requests that were
     /// placed again teach nothing about predictions.
     fn learn_margin(&mut self, id: RequestId) {
-        let first = |e: &&Entry| e.retries == 0 && !e.gave_way && !e.request.let_in;
-        let Some(entry) = self.requests.get(id).filter(first) else {
+        let Some(entry) = self.requests.get(id).filter(|entry| !entry.is_placed_again()) else {
             return;
         };
         let instance = self.fleet.known(entry.prefill);
@@ -152,7 +151,7 @@ impl Conductor {
         let looks =
             matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict);
         // A request that lost its instance was admitted before, and its client may have half of the answer.
-        if !looks || entry.retries > 0 || entry.request.let_in {
+        if !looks || entry.is_placed_again() {
             return None;
         }
         let instance = self.fleet.get(entry.decode?)?;

@@ -155,6 +155,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Whether it had a place before and lost it, to a fault or to an older request.
+    pub(crate) const fn is_placed_again(&self) -> bool {
+        self.retries > 0 || self.gave_way || self.request.let_in
+    }
+
     /// Its prefill where it is placed, which ends at that time, µs.
     pub(crate) const fn planned_end(&self, at_us: u64) -> PlannedEnd {
         PlannedEnd { on: self.prefill, at_us, work_us: self.work_us }

@@ -136,8 +136,7 @@ impl Conductor {
 
     /// A request that lost its instance was promised more, and its client may have half of the answer.
     fn may_be_displaced(&self, entry: &Entry) -> bool {
-        let again = entry.retries > 0 || entry.gave_way || entry.request.let_in;
-        let untouched = !again && entry.request.emitted_tokens == 0;
+        let untouched = !entry.is_placed_again() && entry.request.emitted_tokens == 0;
         untouched && self.class(&entry.request).sheddable
     }
 

@@ -141,7 +141,7 @@ impl MarginEstimator {
 
     /// The part of a slack that is not promised to a request of that class on an instance of that role, µs.
     pub(crate) fn of_slack_us(&self, class: ClassId, role: Role, slack_us: u64) -> u64 {
-        slack_us / 100 * self.classes[self.slot(class)].first_tokens[Self::path(role)].margin_percent
+        slack_us / 100 * self.percent(class, role)
     }
 
     /// The part of the slack that is not promised to a request of that class on an instance of that role, per cent.

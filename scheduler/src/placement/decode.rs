@@ -192,10 +192,8 @@ impl Conductor {
         let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
         let promised_us = self.promised_step_us(instance, need);
-        // Where the step takes half of what may be promised, half is left.
-        let ample = alone_us * 2.0 <= promised_us;
         if longest_us > promised_us
-            || !(ample || self.takes_step(instance, need, (batch, context_tokens), promised_us))
+            || !self.takes_step(instance, need, (batch, context_tokens), (alone_us, promised_us))
             || self.later_step_us(instance, need, stay_us) > Some(promised_us)
         {
             Err(RejectReason::Tbt)
@@ -233,15 +231,18 @@ impl Conductor {
                 ))
     }
 
-    /// As [`Self::takes_room`], of a step with that batch and context beside the request, of which so much may be
-    /// promised, µs.
+    /// As [`Self::takes_room`], of a step with that batch and context beside the request: it is `alone_us` long with it, and
+    /// may be promised to be `promised_us` long.
     fn takes_step(
         &self,
         instance: &Instance,
         need: &DecodeNeed<'_>,
         (batch, context_tokens): (u32, u64),
-        promised_us: f64,
+        (alone_us, promised_us): (f64, f64),
     ) -> bool {
+        if alone_us * 2.0 <= promised_us {
+            return true;
+        }
         let profile = &instance.spec.profile;
         let without_us = profile.decode_us(batch, context_tokens);
         let (left_us, most_us) = (promised_us - without_us, promised_us - profile.decode_us(1, 0));
