@@ -324,19 +324,23 @@ mod tests {
         fn the_bound_holds_as_often_as_it_should(
             seed in any::<u64>(), spread_us in 100_000u64..20_000_000, drift_permille in 0u64..500,
         ) {
-            let (mut waits, mut rng) = (ExcessSamples::default(), baton_types::Rng::new(seed));
+            let mut rng = baton_types::Rng::new(seed);
             let (mut held, mut judged) = (0u32, 0u32);
-            for at in 0..3_000 {
-                let outlook = outlook(rng.next_u64() % 5_000_000, rng.next_u64() % 3_000_000);
-                let came_us = outlook.by_order_us + rng.next_u64() % spread_us + at * spread_us / 1_000 * drift_permille / 1_000;
-                let most_us = waits.predict(&outlook).map_or(outlook.by_order_us, |(_, most_us)| most_us);
-                if at >= 500 {
-                    (held, judged) = (held + u32::from(came_us <= most_us), judged + 1);
+            // Of several runs together: one alone is off by a hundredth now and then.
+            for _ in 0..4 {
+                let mut waits = ExcessSamples::default();
+                for at in 0..3_000 {
+                    let outlook = outlook(rng.next_u64() % 5_000_000, rng.next_u64() % 3_000_000);
+                    let came_us = outlook.by_order_us + rng.next_u64() % spread_us + at * spread_us / 1_000 * drift_permille / 1_000;
+                    let most_us = waits.predict(&outlook).map_or(outlook.by_order_us, |(_, most_us)| most_us);
+                    if at >= 500 {
+                        (held, judged) = (held + u32::from(came_us <= most_us), judged + 1);
+                    }
+                    waits.observe(&outlook, came_us, most_us);
                 }
-                waits.observe(&outlook, came_us, most_us);
             }
             let share = f64::from(held) / f64::from(judged);
-            prop_assert!((0.85..0.94).contains(&share), "{share}");
+            prop_assert!((0.86..0.94).contains(&share), "{share}");
         }
     }
 }
