@@ -46,6 +46,8 @@ pub(crate) struct Answer {
     pub(crate) prompt_logs: Vec<TokenLog>,
     /// Tokens of the answer so far.
     pub(crate) completion_tokens: u64,
+    /// Those of them that a stream's client has had an event for.
+    pub(crate) written_tokens: u64,
     /// As the engine counted them; unknown until it says.
     pub(crate) cached_tokens: Option<u64>,
     /// Why it ended.
@@ -78,6 +80,7 @@ impl Answer {
             echoed: !plan.echo,
             prompt_logs: Vec::new(),
             completion_tokens: 0,
+            written_tokens: 0,
             cached_tokens: None,
             finish: None,
             stop_reason: None,

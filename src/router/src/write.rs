@@ -134,7 +134,9 @@ impl ChunkWriter {
         }
     }
 
-    /// The event with an answer's new text, and the one with its end; none when there is neither.
+    /// The event with an answer's new tokens, and the one with its end; none when there is neither. Tokens have an event
+    /// even where they end within a character and make no text yet: clients take the time between events for the time
+    /// between tokens.
     pub(crate) fn write_new(
         &self,
         out: &mut Vec<u8>,
@@ -143,6 +145,8 @@ impl ChunkWriter {
         (plan, totals): (&Plan, Option<Totals>),
     ) {
         let mut logs = if plan.logprobs { answer.take_logs() } else { Vec::new() };
+        let more_tokens = answer.completion_tokens > answer.written_tokens && answer.finish.is_none();
+        answer.written_tokens = answer.completion_tokens;
         if let Some(output) = &mut answer.output {
             let parts = output.take();
             if parts.is_empty() && !logs.is_empty() {
@@ -152,7 +156,7 @@ impl ChunkWriter {
                 self.delta(out, (index, Some(part)), (plan, &logs), (answer, totals));
                 logs.clear();
             }
-        } else if !answer.shown.is_empty() || !logs.is_empty() {
+        } else if more_tokens || !answer.shown.is_empty() || !logs.is_empty() {
             self.open(out, index);
             put(out, if self.chat { ",\"delta\":{\"content\":\"" } else { ",\"text\":\"" });
             json::escape(out, &answer.shown);
