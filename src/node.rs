@@ -323,6 +323,7 @@ fn hello(
         pass_tokens,
         // Its engine cuts prompts by the step target.
         mixed_chunk_tokens: None,
+        max_running: (!lends).then(|| config.engine.max_running()),
         net_bytes_per_s: config.engine.net_bytes_per_s(),
         host_bytes_per_s: config.engine.host_bytes_per_s(),
         // The cache knows, once it has tried its disk out.

@@ -9,6 +9,7 @@ mod margin;
 mod needs;
 mod prefill;
 mod transfer;
+mod turns;
 
 pub(crate) use correct::Residual;
 pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, place_among};

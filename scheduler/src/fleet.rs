@@ -38,6 +38,9 @@ pub struct InstanceSpec {
     /// Prompt tokens that it mixes into each decode step: `None` lets it fill the step up to the
     /// TBT target, `Some(0)` means that it never mixes.
     pub mixed_chunk_tokens: Option<u32>,
+    /// Most requests that its engine steps together, however short they are; `None` where it has no such limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_running: Option<u32>,
     /// Network rate, each way, bytes/s.
     pub net_bytes_per_s: u64,
     /// Rate between its DRAM and HBM, bytes/s.
@@ -50,6 +53,13 @@ pub struct InstanceSpec {
     /// The kind of its KV: it takes KV from instances of the same kind only.
     #[serde(default, skip_serializing_if = "is_first")]
     pub kind: u32,
+}
+
+impl InstanceSpec {
+    /// Whether so many requests, with so many tokens of room together, may decode there at once.
+    pub(crate) fn holds(&self, requests: u32, tokens: u64) -> bool {
+        tokens <= self.capacity_tokens && self.max_running.is_none_or(|most| requests <= most)
+    }
 }
 
 /// The first kind is not serialised, so clusters of one kind do not mention it.
@@ -119,10 +129,10 @@ impl Instance {
 
     fn new(spec: InstanceSpec) -> Self {
         Self {
-            spec,
             state: InstanceState::Serving,
             prefill: PrefillLedger::default(),
-            decode: DecodeLedger::default(),
+            decode: DecodeLedger::new(spec.max_running),
+            spec,
             prefill_residual: Residual::default(),
             decode_residual: Residual::default(),
             inbound: LinkLedger::default(),
@@ -130,6 +140,14 @@ impl Instance {
             rests_until_us: 0,
             role_since: 0,
         }
+    }
+
+    /// Room that is promised to decodes, tokens: a request takes at least its part of those that decode at a time.
+    pub(crate) fn taken_tokens(&self) -> u64 {
+        let reserved_tokens = self.decode.reserved_tokens();
+        let Some(most) = self.spec.max_running else { return reserved_tokens };
+        let part_tokens = self.spec.capacity_tokens / u64::from(most.max(1));
+        reserved_tokens.max(part_tokens.saturating_mul(self.decode.all().0.into()))
     }
 
     /// Whether it has an engine; an instance without one can only store.

@@ -162,7 +162,9 @@ impl Conductor {
         }
         self.check_sharing(instance)?;
         for slot in instance.decode.slots() {
-            let decodes = |e: &Entry| e.decode == Some(id) && slot.running == (e.stage == Stage::Decoding);
+            let decodes = |e: &Entry| {
+                e.decode == Some(id) && (slot.running || slot.waits) == (e.stage == Stage::Decoding)
+            };
             if !self.requests.get(slot.request).is_some_and(decodes) {
                 return Err(format!(
                     "I8: instance {id} keeps room for request {}, which is not its own or elsewhere in its life",

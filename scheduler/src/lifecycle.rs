@@ -64,15 +64,27 @@ impl Conductor {
         };
         let decode = entry.decode.expect("a request that is handed over has a decode instance (I8)");
         let (from, now_us) = (entry.prefill, self.now_us);
-        self.learn_margin(id);
         self.end_handoff(id, from, decode);
-        self.fleet.known_mut(decode).decode.start(id, now_us);
         if let Some(entry) = self.requests.get_mut(id) {
             entry.stage = Stage::Decoding;
-            entry.decode_at_us = now_us;
             if entry.peer.is_none() {
                 effects.push(Effect::StartDecode { request: id, instance: decode });
             }
+        }
+        self.fleet.known_mut(decode).decode.wait(id, now_us);
+        self.next_decodes(decode);
+    }
+
+    /// An engine takes as many requests as it may into its steps, first come first served.
+    fn next_decodes(&mut self, at: InstanceId) {
+        let now_us = self.now_us;
+        loop {
+            let instance = self.fleet.known(at);
+            let taken = instance.spec.max_running.is_none_or(|most| instance.decode.running() < most);
+            let Some(id) = instance.decode.first_waiting().filter(|_| taken) else { return };
+            self.learn_margin(id);
+            self.fleet.known_mut(at).decode.start(id, now_us);
+            self.requests.get_mut(id).expect("a request that waits is live").decode_at_us = now_us;
         }
     }
 
@@ -245,6 +257,9 @@ impl Conductor {
     pub(crate) fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
         let released = self.fleet.known_mut(decode).decode.release(id);
         assert!(released, "request {id} gives room back on {decode} that it did not have (I5)");
+        if self.fleet.known(decode).state != crate::InstanceState::Lost {
+            self.next_decodes(decode);
+        }
         self.room_came = true;
     }
 

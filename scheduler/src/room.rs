@@ -92,9 +92,8 @@ impl Conductor {
     /// requests do not count, nor those that are predicted to end between the two moments.
     pub(crate) fn has_room(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
         let need = self.decode_need(&entry.request, when.1);
-        let capacity_tokens = instance.spec.capacity_tokens;
         let roomy =
-            |chain_position| instance.decode.has_room(when, need.tokens, capacity_tokens, chain_position);
+            |chain_position| instance.decode.has_room(when, need.tokens, &instance.spec, chain_position);
         roomy(ChainPosition::default()) || roomy(self.chain_position(&instance.decode, need.chain))
     }
 
@@ -140,6 +139,6 @@ impl Conductor {
         }
         let roomy = able.into_iter().filter_map(|id| self.fleet.get(id));
         let roomy = roomy.filter(|i| self.has_room(i, entry, (self.now_us, at_us)));
-        roomy.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| (from, i.spec.id))
+        roomy.min_by_key(|i| (i.taken_tokens(), i.spec.id)).map(|i| (from, i.spec.id))
     }
 }

@@ -24,6 +24,7 @@ mod resume;
 mod retry_after;
 mod roles;
 mod room;
+mod running;
 mod saved;
 mod scale;
 mod scripts;

@@ -290,9 +290,9 @@ impl KeptPlaces {
         sum(&self.starts).less(sum(&self.ends)).part(instances)
     }
 
-    /// The room that is kept for decodes on one of so many instances, whenever they decode, tokens.
-    pub(crate) fn room_tokens(&self, whole: bool, instances: usize) -> u64 {
-        self.starts.last().map_or(0, |(_, sum)| sum[usize::from(whole)].part(instances).room_tokens)
+    /// What is kept for decodes on one of so many instances, whenever they decode.
+    pub(crate) fn decodes(&self, whole: bool, instances: usize) -> KeptLoad {
+        self.starts.last().map_or(KeptLoad::default(), |(_, sum)| sum[usize::from(whole)].part(instances))
     }
 
     /// When decodes end for which places are kept, µs.
@@ -503,7 +503,7 @@ mod tests {
             let kept = places.decodes_at(at_us, true, 1);
             prop_assert_eq!((kept.room_tokens, kept.context_tokens), (there * 1_000, there * 600));
             prop_assert_eq!(u64::from(kept.batch()), there);
-            prop_assert_eq!(places.room_tokens(true, 1), of.len() as u64 * 1_000);
+            prop_assert_eq!(places.decodes(true, 1).room_tokens, of.len() as u64 * 1_000);
             for instance in 0..3 {
                 let on: Vec<u64> = places.prefills(InstanceId(instance)).iter().map(|kept| kept.due_us).collect();
                 let mut naive: Vec<u64> = of.iter().filter(|t| t.0 == instance).map(|t| t.1).collect();

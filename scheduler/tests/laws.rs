@@ -194,6 +194,7 @@ fn spec(id: u32, role: Role) -> InstanceSpec {
         pass_tokens: 8192,
         pipeline_nodes: 1,
         mixed_chunk_tokens: None,
+        max_running: None,
         net_bytes_per_s: 1_000_000_000,
         host_bytes_per_s: 1_000_000_000,
         ssd_bytes_per_s: 100_000_000,

@@ -28,6 +28,8 @@ struct Load {
     engine_permille: u64,
     /// Prompt tokens that a coupled engine puts into a step, with a fixed budget.
     chunk: u32,
+    /// Requests that an engine runs at a time at most.
+    max_running: Option<u32>,
     /// KV tokens in DRAM of each instance.
     dram_tokens: u64,
     /// Network rate each way, Gbit/s.
@@ -49,6 +51,7 @@ const fn load(name: &'static str, workload: &'static str, instances: [u32; 3], s
         speed,
         engine_permille: 1000,
         chunk: 512,
+        max_running: None,
         dram_tokens: 0,
         net_gbps: 800,
         gpus: ["8xa100"; 2],
@@ -92,6 +95,7 @@ const LOADS: &[Load] = &[
     load("heavyout x5", "heavyout", [8, 8, 0], 5.0),
     load("long1pct x4", "long1pct", [8, 8, 0], 4.0),
     load("reasoning x7", "reasoning", [8, 8, 0], 7.0),
+    Load { max_running: Some(64), ..load("reasoning 64 at a time x7", "reasoning", [8, 8, 0], 7.0) },
     Load { objective_ms: (10_000, 50), ..load("reasoning TBT 50 x7", "reasoning", [8, 8, 0], 7.0) },
     load("bimodal x8", "bimodal", [8, 8, 0], 8.0),
     load("doctree x10", "doctree", [8, 8, 0], 10.0),
@@ -99,6 +103,7 @@ const LOADS: &[Load] = &[
     load("agents x12", "agents", [8, 8, 0], 12.0),
     load("agents 13+3 x6", "agents", [13, 3, 0], 6.0),
     load("agents 13+3 x12", "agents", [13, 3, 0], 12.0),
+    Load { max_running: Some(64), ..load("agents 64 at a time 13+3 x6", "agents", [13, 3, 0], 6.0) },
     load("classes2 x6", "classes2", [8, 8, 0], 6.0),
     load("classes2 13+3", "classes2", [13, 3, 0], 5.0),
     load("classes2 14+2", "classes2", [14, 2, 0], 4.0),
@@ -110,6 +115,8 @@ const LOADS: &[Load] = &[
     load("flood x5", "flood", [8, 8, 0], 5.0),
     Load { dram_tokens: 1_500_000, ..load("conversation DRAM 13+3 x8.75", "conversation", [13, 3, 0], 8.75) },
     Load { dram_tokens: 1_500_000, ..load("conversation DRAM 14+2 x6.8", "conversation", [14, 2, 0], 6.8) },
+    Load { max_running: Some(64), ..load("conversation 64 at a time 13+3", "conversation", [13, 3, 0], 5.0) },
+    Load { max_running: Some(32), ..load("conversation 32 at a time 13+3", "conversation", [13, 3, 0], 5.0) },
     Load { net_gbps: 25, ..load("conversation 25 Gbit/s x2.7", "conversation", [8, 8, 0], 2.7) },
     Load { net_gbps: 10, ..load("conversation 10 Gbit/s x1", "conversation", [8, 8, 0], 1.0) },
     Load { net_gbps: 25, ..load("agents 25 Gbit/s x6", "agents", [8, 8, 0], 6.0) },
@@ -191,7 +198,7 @@ fn setup(load: &Load, (policy, admission, keeps_target): Way) -> Result<Setup, S
     }
     setup.pools.retain(|pool| pool.count > 0);
     for pool in &mut setup.pools {
-        (pool.mix, pool.dram_tokens) = (mix, load.dram_tokens);
+        (pool.mix, pool.dram_tokens, pool.max_running) = (mix, load.dram_tokens, load.max_running);
         pool.net_bytes_per_s = load.net_gbps * 125_000_000;
     }
     let (deaths, slow_nodes) = (load.deaths, load.slow_nodes);

@@ -152,6 +152,8 @@ pub struct Engine {
     mix: Mix,
     pass_tokens: u64,
     pipeline_nodes: u64,
+    /// Most requests that it works on at once.
+    max_running: usize,
     /// Speed over the profile's, per mille, without noise; a slow node is below 1000.
     rated_permille: u64,
     /// Speed of the present stride.
@@ -159,7 +161,7 @@ pub struct Engine {
     noise: Option<EngineNoise>,
     jobs: VecDeque<ActivePrefill>,
     running: Vec<ActiveDecode>,
-    /// Arrived during a stride; they run from the next one on.
+    /// Arrived during a stride, or while it had as many as it may: they run once a stride begins with a place for them.
     joining: Vec<Sequence>,
     /// Context of `running` at the start of the stride.
     context_tokens: u64,
@@ -215,6 +217,7 @@ impl Engine {
             mix,
             pass_tokens: u64::from(pass_tokens.max(1)),
             pipeline_nodes: u64::from(pipeline_nodes.max(1)),
+            max_running: usize::MAX,
             rated_permille: 1000,
             speed_permille: 1000,
             noise: None,
@@ -241,6 +244,23 @@ impl Engine {
     /// Makes every decode step a stride of its own: the slow way, for the proof of equality.
     pub const fn step_once(&mut self) {
         self.step_once = true;
+    }
+
+    /// Lets at most so many requests, at least one, be prefilled or decoded at once; the others wait.
+    pub fn limit_requests(&mut self, max_running: u32) {
+        self.max_running = max_running.max(1) as usize;
+    }
+
+    /// How many more requests it may begin.
+    fn free_seqs(&self) -> usize {
+        let begun = self.running.len() + self.jobs.iter().filter(|job| job.started).count();
+        self.max_running.saturating_sub(begun)
+    }
+
+    /// Whether there are prompt tokens that it may compute now.
+    fn can_prefill(&self) -> bool {
+        let left = |job: &&ActivePrefill| job.job.left_tokens > 0;
+        self.jobs.iter().find(left).is_some_and(|first| first.started || self.free_seqs() > 0)
     }
 
     /// Sets the speed from the next stride on, per mille of the profile's. `poll` must follow.
@@ -372,7 +392,7 @@ impl Engine {
     pub fn poll(&mut self, now_us: u64) -> Option<(u64, u32)> {
         self.join(now_us);
         if self.stride.is_none() {
-            if self.running.is_empty() && self.jobs.iter().all(|p| p.job.left_tokens == 0) {
+            if self.running.is_empty() && !self.can_prefill() {
                 return None;
             }
             self.stride = Some(self.plan());
@@ -385,7 +405,8 @@ impl Engine {
         self.stride.as_ref().map(|s| (to_us(s.free_ps), self.version))
     }
 
-    /// Lets those who came during the last stride into the batch, if it has ended. Their room can be looked at then.
+    /// Lets those who came during the last stride into the batch, if it has ended, as far as it has places. Their room can
+    /// be looked at then.
     pub fn join(&mut self, now_us: u64) {
         if self.stride.is_some() {
             return;
@@ -393,7 +414,8 @@ impl Engine {
         if self.clock_ps + PS_PER_US <= now_us * PS_PER_US {
             self.clock_ps = now_us * PS_PER_US;
         }
-        for sequence in self.joining.drain(..) {
+        let places = self.free_seqs().min(self.joining.len());
+        for sequence in self.joining.drain(..places) {
             if sequence.room_tokens == 0 {
                 self.starved.push((sequence.slot, 0));
             }

@@ -33,6 +33,8 @@ pub struct Pool {
     pub pass_tokens: u32,
     /// Nodes that form one instance as a chunked pipeline.
     pub pipeline_nodes: u32,
+    /// Most requests that an engine works on at once; `None`: as many as its KV holds.
+    pub max_running: Option<u32>,
     /// How a decoding instance mixes prefills in.
     pub mix: Mix,
     /// Whether KV of finished requests is kept as cache.
@@ -60,6 +62,7 @@ impl Pool {
             ssd_tokens: 0,
             pass_tokens: 8192,
             pipeline_nodes: 1,
+            max_running: None,
             mix: Mix::Target(90_000),
             prefix_cache: true,
             net_bytes_per_s: 100_000_000_000,

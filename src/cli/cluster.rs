@@ -103,6 +103,7 @@ fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
         ssd_tokens: pool.ssd_tokens,
         pass_tokens: pool.pass_tokens,
         pipeline_nodes: pool.pipeline_nodes,
+        max_running: (pool.max_running > 0).then_some(pool.max_running),
         mix: match pool.mix {
             MixMode::Target => Mix::Target(config.scheduler.step_target_us()),
             MixMode::Fixed if pool.mixed_chunk_tokens == 0 => Mix::Fixed(pool.pass_tokens),

@@ -13,6 +13,9 @@ use crate::node::EngineChoice;
 /// Prompt tokens of a pass where nothing is said: small, for a processor computes them.
 const PASS_TOKENS: u32 = 512;
 
+/// Requests at a time where nothing is said.
+const MAX_RUNNING: u32 = 64;
+
 /// In place of a folder: a token for each byte, as stand-ins of servers have it.
 const BYTES: &str = "bytes";
 
@@ -93,9 +96,9 @@ pub struct Engines {
     /// Prompt tokens that an engine computes in one pass at most [default: 512; of a server what it says, else 8192]
     #[arg(long)]
     pub pass_tokens: Option<u32>,
-    /// Sequences that an engine runs at a time at most
-    #[arg(long, default_value_t = 64)]
-    max_running: u32,
+    /// Requests that an engine runs at a time at most [default: 64; of a server what it says, else as many as its KV holds]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_running: Option<u32>,
 }
 
 impl Engines {
@@ -121,7 +124,7 @@ impl Engines {
             block_tokens: self.block_tokens(),
             blocks: self.blocks,
             pass_tokens: self.pass_tokens.unwrap_or(PASS_TOKENS),
-            max_running: self.max_running,
+            max_running: self.max_running.unwrap_or(MAX_RUNNING),
             threads: None,
         };
         Ok(match (self.engine.as_str(), &self.model) {
@@ -234,7 +237,9 @@ impl Engines {
         if let Some(tokens) = self.pass_tokens {
             word("pass-tokens", tokens.to_string());
         }
-        word("max-running", self.max_running.to_string());
+        if let Some(most) = self.max_running {
+            word("max-running", most.to_string());
+        }
         words
     }
 }

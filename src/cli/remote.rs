@@ -116,6 +116,7 @@ impl RemoteArgs {
             block_tokens: args.engines.block_tokens(),
             capacity_tokens: self.capacity_tokens,
             pass_tokens: args.engines.pass_tokens,
+            max_running: args.engines.max_running,
             whole_prompts: self.prompts == "whole",
             net_bytes_per_s: self.net_bytes_per_s,
             max_model_tokens: self.max_model_tokens,

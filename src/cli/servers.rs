@@ -17,12 +17,13 @@ use crate::node::RemoteNode;
 use crate::up::NodeFactory;
 
 /// Options of `baton node` that a server may have; a member's label of such a name sets it.
-const OPTIONS: [&str; 20] = [
+const OPTIONS: [&str; 21] = [
     "engine",
     "model",
     "profile",
     "block-tokens",
     "pass-tokens",
+    "max-running",
     "prompts",
     "url",
     "handoff",
@@ -336,8 +337,11 @@ mod tests {
         assert_eq!(plain.engine.url, "http://10.0.0.7:8000");
         member.labels.insert("pass-tokens".into(), "4096".into());
         member.labels.insert("zone".into(), "a".into());
-        let labelled = made(&member, "--engine vllm --block-tokens 16 --pass-tokens 2048").unwrap();
+        let all = "--engine vllm --block-tokens 16 --pass-tokens 2048 --max-running 128";
+        let labelled = made(&member, all).unwrap();
         assert_eq!((labelled.pass_tokens, labelled.block_tokens), (Some(4_096), 16));
+        assert_eq!((plain.max_running, labelled.max_running), (None, Some(128)));
+        assert!(made(&member, "--engine vllm --max-running 0").is_err(), "a server that runs nothing");
     }
 
     #[test]

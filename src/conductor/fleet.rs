@@ -192,6 +192,9 @@ impl Fleet {
         if hello.pass_tokens == 0 && role != Role::Store {
             return Err(format!("node {} computes nothing: its role can be store alone", hello.name));
         }
+        if hello.max_running == Some(0) {
+            return Err(format!("node {} runs no request: its limit is 0", hello.name));
+        }
         Ok((role, profile))
     }
 
@@ -348,6 +351,7 @@ fn spec_of(hello: &v1::Hello, id: (InstanceId, Epoch), role: Role, profile: Cost
         pass_tokens: hello.pass_tokens,
         pipeline_nodes: 1,
         mixed_chunk_tokens: hello.mixed_chunk_tokens,
+        max_running: hello.max_running,
         net_bytes_per_s: hello.net_bytes_per_s,
         host_bytes_per_s: hello.host_bytes_per_s,
         ssd_bytes_per_s: hello.ssd_bytes_per_s,

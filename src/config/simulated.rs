@@ -88,6 +88,8 @@ pub struct PoolConfig {
     pub pass_tokens: u32,
     /// Nodes that form one instance as a chunked pipeline (CPP).
     pub pipeline_nodes: u32,
+    /// Requests that an engine works on at once at most (vLLM's `--max-num-seqs`, SGLang's `--max-running-requests`); 0: as many as its KV holds.
+    pub max_running: u32,
     /// How prefills mix into decode steps.
     pub mix: MixMode,
     /// Prompt tokens a step for `mix = "fixed"`; 0 fills a whole pass, `pass_tokens`, as engines do.
@@ -115,6 +117,7 @@ impl Default for PoolConfig {
             ssd_tokens: 0,
             pass_tokens: 8192,
             pipeline_nodes: 1,
+            max_running: 0,
             mix: MixMode::Target,
             mixed_chunk_tokens: 0,
             prefix_cache: true,
@@ -243,6 +246,7 @@ impl ClusterConfig {
             let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
             within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;
             within(&name("pass_tokens"), f64::from(pool.pass_tokens), 1.0, 1_048_576.0)?;
+            within(&name("max_running"), f64::from(pool.max_running), 0.0, 1e6)?;
             within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
             within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 0.0, 1_048_576.0)?;
             if pool.mixed_chunk_tokens > 0 && pool.mix != MixMode::Fixed {

@@ -55,6 +55,12 @@ impl EngineChoice {
         self.pool().pass_tokens
     }
 
+    /// Requests that it runs at a time at most.
+    #[must_use]
+    pub const fn max_running(&self) -> u32 {
+        self.pool().max_running
+    }
+
     /// Rate at which KV leaves and arrives, for predictions, bytes/s: loopback's, conservatively.
     #[must_use]
     pub const fn net_bytes_per_s(&self) -> u64 {

@@ -71,6 +71,8 @@ pub struct RemoteNode {
     pub capacity_tokens: Option<u64>,
     /// Prompt tokens of one pass at most; what the engine says when `None`.
     pub pass_tokens: Option<u32>,
+    /// Requests that it runs at a time at most; what the engine says when `None`, and no limit where it says nothing.
+    pub max_running: Option<u32>,
     /// Whether prompts go to it as wholes, however long a step they make.
     pub whole_prompts: bool,
     /// Rate at which KV moves between engines, for predictions, bytes/s.
@@ -108,6 +110,7 @@ impl RemoteNode {
             block_tokens,
             capacity_tokens,
             pass_tokens,
+            max_running,
             whole_prompts,
             net_bytes_per_s,
             max_model_tokens,
@@ -131,6 +134,7 @@ impl RemoteNode {
                     &other.max_model_tokens,
                     &other.vocab_tokens,
                 );
+        let sizes = sizes && *max_running == other.max_running;
         let costs = *profile == other.profile && *whole_prompts == other.whole_prompts;
         let engine = *engine == other.engine && *events == other.events && costs;
         let tokens = *end_tokens == other.end_tokens && *sample == other.sample;
@@ -371,6 +375,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
             true => Some(0),
             false => Some(pass_tokens),
         },
+        max_running: node.max_running.or(found.max_running),
         net_bytes_per_s: node.net_bytes_per_s,
         // The engine brings up blocks of its own cache tiers itself.
         host_bytes_per_s: 1_000_000_000,

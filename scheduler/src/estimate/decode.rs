@@ -10,6 +10,9 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, RequestId};
 use serde::{Deserialize, Serialize};
 
+use super::turns::{NewTurn, Turn};
+use crate::InstanceSpec;
+
 /// A request that decodes on the instance, or will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DecodeSlot {
@@ -20,6 +23,9 @@ pub(crate) struct DecodeSlot {
     pub start_us: u64,
     /// When it is predicted to end, µs.
     pub finish_us: u64,
+    /// When it has to start, µs.
+    #[serde(default)]
+    pub due_us: u64,
     /// Prompt plus half the predicted output: its mean share of the batch's context, tokens.
     pub context_tokens: u64,
     /// Predicted output, of which half is in `context_tokens`, tokens.
@@ -30,6 +36,9 @@ pub(crate) struct DecodeSlot {
     pub common_tokens: u64,
     /// Whether it decodes already.
     pub running: bool,
+    /// Whether its KV is there while its engine runs as many others as it may.
+    #[serde(default)]
+    pub waits: bool,
     /// Whether the request is held: not sent until there is room for it.
     pub held: bool,
 }
@@ -38,6 +47,28 @@ impl DecodeSlot {
     /// Room that it takes besides `common_tokens` that another request holds, tokens.
     const fn takes(&self, common_tokens: u64) -> u64 {
         self.reserved_tokens.saturating_sub(common_tokens)
+    }
+
+    /// As it is predicted at `now_us`: one that waits for its turn starts now at the earliest, and ends as much later.
+    const fn as_of(self, now_us: u64) -> Self {
+        let late_us = if self.waits { now_us.saturating_sub(self.start_us) } else { 0 };
+        Self { start_us: self.start_us + late_us, finish_us: self.finish_us.saturating_add(late_us), ..self }
+    }
+
+    /// Its turn at its engine, as it is predicted at `now_us`.
+    fn turn(&self, now_us: u64) -> Turn {
+        let slot = self.as_of(now_us);
+        let all_us = slot.finish_us - slot.start_us;
+        // One that overstays has about as much before it as one that has just begun.
+        let left_us =
+            if slot.finish_us <= now_us { all_us } else { slot.finish_us - slot.start_us.max(now_us) };
+        Turn {
+            begun: slot.running,
+            at_us: if slot.running { now_us } else { slot.start_us },
+            request: slot.request,
+            lasts_us: if slot.running { left_us } else { all_us },
+            due_us: slot.due_us,
+        }
     }
 
     /// Its context at a moment, tokens: the prompt and what is decoded by then at an even pace. Those that are under way
@@ -98,9 +129,29 @@ pub(crate) struct DecodeLedger {
     /// Each block is counted once.
     reserved_tokens: u64,
     running: u32,
+    /// Most that decode at a time, if there is such a limit.
+    #[serde(default)]
+    max_running: Option<u32>,
 }
 
 impl DecodeLedger {
+    /// An empty one, of an instance whose engine decodes at most so many at a time.
+    pub(crate) fn new(max_running: Option<u32>) -> Self {
+        Self { max_running, ..Self::default() }
+    }
+
+    /// When a request that comes at `at_us` and decodes for so long gets its turn, and what that does to the others.
+    pub(crate) fn turn(&self, now_us: u64, at_us: u64, lasts_us: u64) -> NewTurn {
+        match self.max_running {
+            Some(most) if self.slots.len() >= most as usize => NewTurn::among(
+                self.slots.iter().map(|slot| slot.turn(now_us)).collect(),
+                most,
+                (at_us, lasts_us),
+            ),
+            _ => NewTurn { at_us, makes_late: false },
+        }
+    }
+
     /// Requests promised and the context that they hold together.
     pub(crate) fn all(&self) -> (u32, u64) {
         (u32::try_from(self.slots.len()).unwrap_or(u32::MAX), self.context_tokens)
@@ -168,9 +219,24 @@ impl DecodeLedger {
         let slot = self.slot_of(request);
         assert!(!slot.running, "request {request} decodes already");
         let duration = slot.finish_us.saturating_sub(slot.start_us);
-        (slot.start_us, slot.finish_us, slot.running) = (now_us, now_us + duration, true);
+        (slot.start_us, slot.finish_us) = (now_us, now_us + duration);
+        (slot.running, slot.waits) = (true, false);
         self.running += 1;
         assert!(self.running as usize <= self.slots.len(), "more decode than keep room");
+    }
+
+    /// Marks a request with reserved room as one that starts when others end: its KV is there.
+    pub(crate) fn wait(&mut self, request: RequestId, now_us: u64) {
+        let slot = self.slot_of(request);
+        assert!(!slot.running && !slot.waits, "request {request} decodes already, or waits to");
+        let duration = slot.finish_us.saturating_sub(slot.start_us);
+        (slot.start_us, slot.finish_us, slot.waits) = (now_us, now_us + duration, true);
+    }
+
+    /// The one that has waited the longest for others to end.
+    pub(crate) fn first_waiting(&self) -> Option<RequestId> {
+        let waiting = self.slots.iter().filter(|slot| slot.waits);
+        waiting.map(|slot| (slot.start_us, slot.request)).min().map(|(_, request)| request)
     }
 
     /// The slot of a request that has not been released.
@@ -205,31 +271,33 @@ impl DecodeLedger {
         self.slot_of(request).held = held;
     }
 
-    /// Whether `tokens` more fit beside the requests that are predicted to be here at `at_us` and are not held
+    /// Whether a request of `tokens` fits beside the requests that are predicted to be here at `at_us` and are not held
     /// themselves. An instance with no other request always has room.
     pub(crate) fn has_room(
         &self,
         (now_us, at_us): (u64, u64),
         tokens: u64,
-        capacity_tokens: u64,
+        spec: &InstanceSpec,
         chain_position: ChainPosition,
     ) -> bool {
         // A request past its predicted end overstays, or has not started yet.
-        let lasts = |s: &DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
-        let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s);
-        let (_, _, taken) = self.load(there);
-        taken == 0 || taken + tokens.saturating_sub(self.shared(chain_position, there)) <= capacity_tokens
+        let lasts = |s: DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
+        let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s.as_of(now_us));
+        let (batch, _, taken) = self.load(there);
+        let own_tokens = tokens.saturating_sub(self.shared(chain_position, there));
+        batch == 0 || taken + own_tokens <= spec.capacity_tokens
     }
 
-    /// Whether `tokens` more fit beside the requests that decode at this moment.
+    /// Whether a request of `tokens` fits beside the requests that decode at this moment.
     pub(crate) fn has_room_now(
         &self,
         tokens: u64,
-        capacity_tokens: u64,
+        spec: &InstanceSpec,
         chain_position: ChainPosition,
     ) -> bool {
         let own_tokens = tokens.saturating_sub(self.shared(chain_position, |s| s.running));
-        self.now().2 + own_tokens <= capacity_tokens
+        let (batch, _, taken) = self.now();
+        spec.holds(batch + 1, taken + own_tokens)
     }
 
     /// Batch, context and room of the requests that are `there`; each block is counted once.
@@ -299,13 +367,16 @@ impl DecodeLedger {
     /// Batch, context and reserved tokens that are predicted for `at_us`: of the requests that will have started and
     /// not yet ended. A request that overstays its prediction, or is held, counts as still there.
     pub(crate) fn at(&self, now_us: u64, at_us: u64) -> (u32, u64, u64) {
-        self.load_by(Self::there_at(now_us, at_us), |slot| slot.context_at(at_us))
+        self.load_by(Self::there_at(now_us, at_us), |slot| slot.as_of(now_us).context_at(at_us))
     }
 
     /// Batch and context of all requests except those predicted to have ended by `at_us`. A request that overstays has
     /// not ended.
     pub(crate) fn ending_after(&self, now_us: u64, at_us: u64) -> (u32, u64) {
-        let (batch, context_tokens, _) = self.load(|s| s.finish_us > at_us || s.finish_us <= now_us);
+        let (batch, context_tokens, _) = self.load(|s| {
+            let finish_us = s.as_of(now_us).finish_us;
+            finish_us > at_us || finish_us <= now_us
+        });
         (batch, context_tokens)
     }
 
@@ -317,6 +388,7 @@ impl DecodeLedger {
 
     fn there_at(now_us: u64, at_us: u64) -> impl Fn(&DecodeSlot) -> bool + Copy {
         move |slot| {
+            let slot = slot.as_of(now_us);
             let stays = (slot.running || slot.held) && slot.finish_us <= now_us;
             slot.start_us <= at_us && (slot.finish_us > at_us || stays)
         }
@@ -392,11 +464,13 @@ impl DecodeLedger {
                 priority: 0,
                 start_us: 0,
                 finish_us: 1_000_000,
+                due_us: 0,
                 context_tokens: context_tokens / count,
                 output_tokens: 0,
                 reserved_tokens: context_tokens / count,
                 common_tokens: 0,
                 running: true,
+                waits: false,
                 held: false,
             };
             self.reserve(slot, ChainPosition::default());
@@ -416,11 +490,13 @@ mod tests {
             priority: 0,
             start_us,
             finish_us,
+            due_us: 0,
             context_tokens: tokens,
             output_tokens: 0,
             reserved_tokens: tokens * 2,
             common_tokens: 0,
             running: false,
+            waits: false,
             held: false,
         }
     }

@@ -46,7 +46,7 @@ impl Keys {
         Self {
             prefill: prefills.then_some(ready_us),
             local: local.then_some(ready_us),
-            room: (serves && spec.role.decodes()).then(|| (spec.kind, instance.decode.reserved_tokens())),
+            room: (serves && spec.role.decodes()).then(|| (spec.kind, instance.taken_tokens())),
             tag: instance.prefill.waiting().iter().map(|w| w.tag_us).min(),
             held: instance.prefill.held().next().map(|_| ()),
             work_us,
@@ -189,11 +189,13 @@ mod tests {
             priority: 0,
             start_us: 0,
             finish_us: 100,
+            due_us: 0,
             context_tokens: tokens,
             output_tokens: 0,
             reserved_tokens: tokens,
             common_tokens: 0,
             running: false,
+            waits: false,
             held: false,
         }
     }

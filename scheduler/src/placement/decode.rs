@@ -8,6 +8,7 @@ use baton_types::{BlockHash, ClassId, InstanceId, Role};
 use crate::conductor::Conductor;
 use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, mixed_step_us};
 use crate::fleet::Instance;
+use crate::placement::retry_after::WAIT_SHARE;
 use crate::prediction::ROOM_PERMILLE;
 use crate::request::Entry;
 use crate::{RejectReason, Request};
@@ -110,7 +111,13 @@ impl Conductor {
         let kept = self.kept.decodes_at(need.at_us, need.counts_all_tickets, self.fleet.decodes.len());
         let coming = self.still_expected(instance, Some(need.at_us));
         let (batch, context_tokens, _) = instance.decode.at(self.now_us, need.at_us);
-        (batch + kept.batch() + coming.batch, context_tokens + kept.context_tokens + coming.context_tokens)
+        let batch = batch + kept.batch() + coming.batch;
+        let context_tokens = context_tokens + kept.context_tokens + coming.context_tokens;
+        // The others wait for their turn.
+        match instance.spec.max_running.map(|most| most.saturating_sub(1)) {
+            Some(most) if batch > most => (most, context_tokens / u64::from(batch) * u64::from(most)),
+            _ => (batch, context_tokens),
+        }
     }
 
     /// Predicted step time of the instance with the request in its batch, and without prompt tokens, µs.
@@ -147,8 +154,8 @@ impl Conductor {
 
     /// Whether the requests that decode there at this moment leave no room.
     pub(crate) fn is_full(&self, instance: &Instance, need: &DecodeNeed<'_>) -> bool {
-        let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
-        let roomy = |chain_position| decode.has_room_now(need.tokens, capacity_tokens, chain_position);
+        let decode = &instance.decode;
+        let roomy = |chain_position| decode.has_room_now(need.tokens, &instance.spec, chain_position);
         !roomy(ChainPosition::default()) && !roomy(self.chain_position(decode, need.chain))
     }
 
@@ -186,6 +193,9 @@ impl Conductor {
         {
             return Err(RejectReason::Room);
         }
+        if !self.gets_turn(instance, need, stay_us) {
+            return Err(RejectReason::Room);
+        }
         // Prompt tokens stretch steps up to the target, which is within the objective: the margin is for the batch.
         let (batch, context_tokens) = self.load_beside(instance, need);
         let alone_us = instance.spec.profile.decode_us(batch + 1, context_tokens + need.context_tokens);
@@ -202,6 +212,16 @@ impl Conductor {
         }
     }
 
+    /// Whether the engine, if it runs a limited number of requests at a time, takes the request soon enough after it comes,
+    /// and the others in time for their promises.
+    fn gets_turn(&self, instance: &Instance, need: &DecodeNeed<'_>, stay_us: u64) -> bool {
+        let path = if instance.spec.role == Role::Both { Role::Both } else { Role::Prefill };
+        let ttft_us = self.config.classes[need.class.index()].ttft_us;
+        let due_us = self.now_us + ttft_us - self.margins.of_slack_us(need.class, path, ttft_us);
+        let turn = instance.decode.turn(self.now_us, need.at_us, stay_us);
+        turn.at_us - need.at_us <= due_us.saturating_sub(need.at_us) / WAIT_SHARE && !turn.makes_late
+    }
+
     /// Whether the request may take its room beside what is promised to others, at a moment or in all. Up to half of an
     /// instance, it may take whatever is free; beyond, it leaves the more to smaller ones the larger it is. Of its prompt
     /// only what nobody else holds counts.
@@ -213,10 +233,11 @@ impl Conductor {
     ) -> bool {
         let decodes = self.fleet.decodes.len();
         let by_tickets = match at_us {
-            Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes).room_tokens,
-            None => self.kept.room_tokens(need.counts_all_tickets, decodes),
+            Some(at_us) => self.kept.decodes_at(at_us, need.counts_all_tickets, decodes),
+            None => self.kept.decodes(need.counts_all_tickets, decodes),
         };
-        let promised_tokens = promised_tokens + by_tickets + self.still_expected(instance, at_us).room_tokens;
+        let expected = self.still_expected(instance, at_us);
+        let promised_tokens = promised_tokens + by_tickets.room_tokens + expected.room_tokens;
         let capacity_tokens = instance.spec.capacity_tokens;
         let tokens = need.tokens.saturating_sub(shared_tokens);
         let free_tokens = capacity_tokens.saturating_sub(promised_tokens);
@@ -393,11 +414,13 @@ impl Conductor {
             priority: self.class(&entry.request).priority,
             start_us: at_us,
             finish_us: entry.finish_us,
+            due_us: entry.promised_us.max(at_us),
             context_tokens: need.context_tokens,
             output_tokens: u64::from(self.expected_tokens(&entry.request)),
             reserved_tokens: need.tokens,
             common_tokens: 0,
             running: false,
+            waits: false,
             held: false,
         };
         self.keep(decode, slot, &entry.request.chain);

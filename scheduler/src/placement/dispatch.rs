@@ -422,7 +422,7 @@ impl Conductor {
     ) -> Option<InstanceId> {
         let able = self.roomiest_decodes(request, from).into_iter().filter(|id| Some(*id) != but);
         let serving = able.filter_map(|id| self.fleet.get(id));
-        serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
+        serving.min_by_key(|i| (i.taken_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
     /// The decode instance to hand the KV to: one predicted to keep the objective and to have room by `at_us`, else of

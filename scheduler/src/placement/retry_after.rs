@@ -17,9 +17,9 @@ pub(crate) const MIN_RETRY_AFTER_US: u64 = 100_000;
 /// Retry-After when no promise that ends would help, µs.
 const LATEST_US: u64 = 60_000_000;
 
-/// A request may be predicted to wait for room for one part in so many of what its objective leaves. Ends of decodes
+/// A request may be predicted to wait for room, or its turn, for one part in so many of what its objective leaves. Ends of decodes
 /// are guesses, and a guess is often off by the whole length of the decode.
-const WAIT_SHARE: u64 = 3;
+pub(super) const WAIT_SHARE: u64 = 3;
 
 impl Conductor {
     /// How much later a request must arrive for this candidate to be in time and to keep the

@@ -78,11 +78,13 @@ fn a_lower_decode_leaves_the_place_for_as_long_as_it_lasts() {
                 priority: 0,
                 start_us,
                 finish_us: start_us + 20 * SECOND_US,
+                due_us: start_us,
                 context_tokens: 775,
                 output_tokens: 1_350,
                 reserved_tokens: 1_450,
                 common_tokens: 0,
                 running: false,
+                waits: false,
                 held: false,
             };
             conductor.fleet.known_mut(one).decode.reserve(slot, ChainPosition::default());

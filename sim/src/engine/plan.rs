@@ -55,7 +55,7 @@ impl Engine {
         debug_assert!(self.running.iter().all(|d| d.sequence.room_tokens > 0), "a sequence is starved");
         let profile = Arc::clone(&self.profile);
         let whole = |tokens: u64| PassLimit::whole(tokens.max(1));
-        let prefills = self.jobs.iter().any(|p| p.job.left_tokens > 0);
+        let prefills = self.can_prefill();
         if !self.running.is_empty() {
             // A token needs the one before: nothing overlaps with a step.
             let left_ps = self.in_pipeline.back().map_or(0, |s| s.end_ps);
@@ -87,7 +87,11 @@ impl Engine {
         let mut filled = PassLoad::new(limit);
         let (mut tokens, mut attention_us) = (0, 0.0);
         let mut chunks = Vec::with_capacity(2);
+        let mut free_seqs = self.free_seqs();
         for prefilling in self.jobs.iter_mut().filter(|p| p.job.left_tokens > 0) {
+            if !prefilling.started && free_seqs == 0 {
+                break;
+            }
             let take = filled.take(prefilling.job.left_tokens, prefilling.job.prefix_tokens);
             if take == 0 {
                 break;
@@ -96,6 +100,7 @@ impl Engine {
             attention_us += self.profile.attention_us(take, prefilling.job.prefix_tokens);
             if !prefilling.started {
                 prefilling.started = true;
+                free_seqs -= 1;
                 self.started.push(prefilling.job.slot);
             }
             prefilling.job.left_tokens -= take;

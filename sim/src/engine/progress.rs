@@ -57,6 +57,10 @@ impl Engine {
     /// Takes in that pipelined passes left.
     pub fn drain_pipeline(&mut self, now_us: u64, ended: &mut Vec<EngineEvent>) {
         while let Some(stride) = self.in_pipeline.pop_front_if(|s| to_us(s.end_ps) <= now_us) {
+            if self.max_running < usize::MAX {
+                // It may leave its place to a prompt, which joins the next step.
+                self.cut(Moment { now_us, planned: false }, ended);
+            }
             self.finish(&stride, ended);
         }
     }

@@ -101,6 +101,7 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         pass_tokens: if lends { 0 } else { pool.pass_tokens },
         pipeline_nodes: pool.pipeline_nodes,
         mixed_chunk_tokens: chunk,
+        max_running: pool.max_running,
         net_bytes_per_s: pool.net_bytes_per_s,
         host_bytes_per_s: pool.host_bytes_per_s,
         ssd_bytes_per_s: pool.ssd_bytes_per_s,
@@ -109,6 +110,9 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
     };
     let mix = if mixes { pool.mix } else { Mix::PrefillFirst };
     let mut engine = Engine::new(pool.profile.clone(), mix, pool.pass_tokens, pool.pipeline_nodes);
+    if let Some(most) = pool.max_running {
+        engine.limit_requests(most);
+    }
     if setup.step_once {
         engine.step_once();
     }

@@ -78,6 +78,7 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
         capacity_tokens: 65_536,
         pass_tokens: 1024,
         mixed_chunk_tokens: None,
+        max_running: None,
         net_bytes_per_s: 1_000_000_000,
         host_bytes_per_s: 1_000_000_000,
         ssd_bytes_per_s: 0,

@@ -34,6 +34,7 @@ fn hello_of(spec: &InstanceSpec) -> v1::Hello {
     hello.capacity_tokens = spec.capacity_tokens;
     hello.pass_tokens = spec.pass_tokens;
     hello.mixed_chunk_tokens = spec.mixed_chunk_tokens;
+    hello.max_running = spec.max_running;
     hello.net_bytes_per_s = spec.net_bytes_per_s;
     hello.host_bytes_per_s = spec.host_bytes_per_s;
     hello.ssd_bytes_per_s = spec.ssd_bytes_per_s;

@@ -164,6 +164,7 @@ fn node_of(role: Role, handoff: HandoffWay) -> super::RemoteNode {
         block_tokens: 16,
         capacity_tokens: Some(1_000),
         pass_tokens: None,
+        max_running: None,
         whole_prompts: false,
         net_bytes_per_s: 1,
         max_model_tokens: Some(100),
@@ -190,6 +191,19 @@ fn a_server_is_said_to_fill_what_its_passes_hold() {
     assert_eq!(chunk(Role::Both, None, Some(2_048)), (2_048, Some(2_048)));
     assert_eq!(chunk(Role::Both, Some(512), Some(2_048)), (512, Some(512)));
     assert_eq!(chunk(Role::Decode, Some(512), None), (512, Some(0)), "it is given decode legs only");
+}
+
+#[test]
+fn a_server_runs_as_many_requests_as_its_operator_says_or_it_says_itself() {
+    let said = |stated, found| {
+        let node = super::RemoteNode { max_running: stated, ..node_of(Role::Both, HandoffWay::None) };
+        let found = Probe { model: "m".into(), max_running: found, ..Probe::default() };
+        super::hello(&node, &found).expect("all is known").max_running
+    };
+    assert_eq!(
+        (said(None, None), said(None, Some(48)), said(Some(256), Some(48))),
+        (None, Some(48), Some(256))
+    );
 }
 
 /// A decode server was said to run no prefills, so that its idle steps stayed empty beside a queue.

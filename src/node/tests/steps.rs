@@ -23,6 +23,7 @@ async fn tokens_meanwhile(step_target_us: Option<u64>) -> usize {
     let mut stage = Stage::start_with(engine()).await;
     let mut line = stage.attach().await;
     assert_eq!(line.hello.mixed_chunk_tokens, None, "its engine has no fixed budget");
+    assert_eq!(line.hello.max_running, Some(16));
     line.step_target_us = step_target_us;
     // Less than a block, so that the long prompt finds nothing cached.
     let mut answered = work(BLOCK - 1);

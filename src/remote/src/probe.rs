@@ -30,6 +30,8 @@ pub struct Probe {
     pub capacity_tokens: Option<u64>,
     /// Maximum number of prompt tokens that it computes in one pass, if reported.
     pub pass_tokens: Option<u32>,
+    /// Maximum number of requests that it runs at a time, if reported.
+    pub max_running: Option<u32>,
     /// Its version, if reported.
     pub version: Option<String>,
     /// The connector that moves KV between instances, if reported: `nixl` or `mooncake`.
@@ -212,6 +214,9 @@ impl RemoteEngine {
         probe.pass_tokens = ["chunked_prefill_size", "max_prefill_tokens"]
             .iter()
             .find_map(|name| number(of(name)).filter(|tokens| *tokens > 0));
+        // What it came to, of each rank, and not what was asked for.
+        let most = [&state["effective_max_running_requests_per_dp"], of("max_running_requests")];
+        probe.max_running = most.into_iter().find_map(number).filter(|most| *most > 0);
         probe.version = text(&told["version"]);
         probe.dp_ranks = number(of("dp_size"));
         if let (Some(rank), Some(ranks)) = (self.settings().dp_rank, probe.dp_ranks)

@@ -133,6 +133,7 @@ impl Cluster {
             capacity_tokens: None,
             whole_prompts: false,
             pass_tokens: Some(4096),
+            max_running: None,
             net_bytes_per_s: 1_000_000_000,
             max_model_tokens: None,
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,

@@ -31,6 +31,27 @@ fn a_pass_packs_prompts_and_shares_its_time_among_them() {
 }
 
 #[test]
+fn no_more_requests_run_than_the_engine_takes_at_a_time() {
+    let limited = |most| {
+        let mut engine = engine(Mix::PrefillFirst, 1000, 1);
+        engine.limit_requests(most);
+        engine
+    };
+    let prompts = [(0, prefill(1, 300)), (0, prefill(2, 500)), (0, prefill(3, 400))];
+    // Two share a pass though it has room for a part of the third.
+    let d = play(limited(2), &prompts);
+    assert_eq!([1, 2, 3].map(|slot| prefilled(&d, slot).0), [900, 900, 1400]);
+    // The third decodes when one of the others has ended, and prompts wait, too.
+    let d = play(
+        limited(2),
+        &[(0, decode(1, 3, 0)), (0, decode(2, 9, 0)), (0, decode(3, 1, 0)), (1, prefill(4, 300))],
+    );
+    let ends = [1, 3, 2].map(|slot| d.stories[&slot].decoded.expect("it ended").0);
+    assert!(ends.is_sorted() && ends[0] < ends[1] && ends[1] < ends[2], "{ends:?}");
+    assert!(prefilled(&d, 4).0 > ends[1], "it begins once the third has ended");
+}
+
+#[test]
 fn a_long_prompt_runs_in_chunks_and_its_later_ones_see_the_earlier() {
     let long = Engine::new(profile(1_000_000.0), Mix::PrefillFirst, 500, 1);
     let d = play(long, &[(0, Act::Prefill { slot: 1, order: 1, new: 1200, prefix: 100 })]);

@@ -50,9 +50,11 @@ proptest! {
 
     #[test]
     fn fast_forwarding_is_stepping(
-        profile in profiles(), mix in mixes(), pass in 100u32..1500, nodes in 1u32..4, acts in scripts(),
+        profile in profiles(), mix in mixes(), (pass, nodes) in (100u32..1500, 1u32..4), acts in scripts(),
+        most in proptest::option::of(1u32..5),
     ) {
-        let fast = Engine::new(profile, mix, pass, nodes);
+        let mut fast = Engine::new(profile, mix, pass, nodes);
+        most.into_iter().for_each(|most| fast.limit_requests(most));
         let mut slow = fast.clone();
         slow.step_once();
         let (fast, slow) = (Driver::new(fast).play(&acts), Driver::new(slow).play(&acts));

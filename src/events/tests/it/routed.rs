@@ -55,6 +55,7 @@ fn spec(id: InstanceId, role: Role) -> InstanceSpec {
         pass_tokens: 1_024,
         pipeline_nodes: 1,
         mixed_chunk_tokens: None,
+        max_running: None,
         net_bytes_per_s: 1 << 34,
         host_bytes_per_s: 1 << 34,
         ssd_bytes_per_s: 0,

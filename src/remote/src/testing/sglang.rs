@@ -287,6 +287,7 @@ impl Sglang {
             "disable_radix_cache": self.spec.cost.cache_blocks == 0, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
             "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": self.spec.ranks, "incremental_streaming_output": !self.spec.repeats,
+                "max_running_requests": null, "effective_max_running_requests_per_dp": 2_048,
                 "memory_usage": {"token_capacity": pages * self.spec.page_tokens}}]})
     }
 

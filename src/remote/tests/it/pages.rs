@@ -47,7 +47,7 @@ async fn sglang_says_what_it_is() {
         assert_eq!((probe.version.as_deref(), probe.capacity_tokens), (Some("0.5.23"), Some(8_192)));
         assert_eq!((probe.dp_ranks, probe.repeats_answer), (Some(1), Some(true)));
         assert_eq!(probe.keeps_prefixes, Some(false), "it has no cache");
-        assert_eq!(probe.pass_tokens, Some(4_096));
+        assert_eq!((probe.pass_tokens, probe.max_running), (Some(4_096), Some(2_048)));
         let port = (role != FakeRole::Whole).then_some(8_998);
         assert_eq!(probe.bootstrap_port, port);
         assert_eq!((engine.load().await.unwrap().running, sglang.violations().len()), (0, 0));
