@@ -162,7 +162,8 @@ pub struct Engine {
     jobs: VecDeque<ActivePrefill>,
     running: Vec<ActiveDecode>,
     /// Arrived during a stride, or while it had as many as it may: they run once a stride begins with a place for them.
-    joining: Vec<Sequence>,
+    /// With the number of their arrival among prefills and decodes.
+    joining: Vec<(u64, Sequence)>,
     /// Context of `running` at the start of the stride.
     context_tokens: u64,
     stride: Option<Stride>,
@@ -296,7 +297,8 @@ impl Engine {
     /// Whether a request prefills here, and whether it decodes here: for audits.
     #[must_use]
     pub fn holds(&self, slot: u32) -> (bool, bool) {
-        let decodes = self.running.iter().map(|d| d.sequence.slot).chain(self.joining.iter().map(|s| s.slot));
+        let decodes =
+            self.running.iter().map(|d| d.sequence.slot).chain(self.joining.iter().map(|(_, s)| s.slot));
         (self.jobs.iter().any(|p| p.job.slot == slot), decodes.into_iter().any(|s| s == slot))
     }
 
@@ -319,7 +321,14 @@ impl Engine {
     /// Adds a decode whose KV is here. `poll` must follow.
     pub fn add_sequence(&mut self, at: Moment, sequence: Sequence, ended: &mut Vec<EngineEvent>) {
         self.cut(at, ended);
-        self.joining.push(sequence);
+        self.next_serial += 1;
+        if self.max_running < usize::MAX && !sequence.first_token_due {
+            // It keeps the place that it had when its prompt was computed here.
+            let behind = self.joining.partition_point(|(came, _)| *came == 0);
+            self.joining.insert(behind, (0, sequence));
+        } else {
+            self.joining.push((self.next_serial, sequence));
+        }
     }
 
     /// Takes a request out, whatever it does here. `poll` must follow.
@@ -328,7 +337,7 @@ impl Engine {
         let done = self.cut(at, ended);
         // The pass or step in progress still computes for the request. The engine drops that result.
         self.jobs.retain(|p| p.job.slot != slot);
-        self.joining.retain(|s| s.slot != slot);
+        self.joining.retain(|(_, s)| s.slot != slot);
         if let Some(place) = self.running.iter().position(|d| d.sequence.slot == slot) {
             let gone = self.running.remove(place).sequence;
             self.context_tokens -= gone.context_tokens;
@@ -347,7 +356,7 @@ impl Engine {
 
     /// Takes a decode out between two strides, and says how far it came.
     pub fn preempt(&mut self, slot: u32) -> Option<LostDecode> {
-        if let Some(place) = self.joining.iter().position(|s| s.slot == slot) {
+        if let Some(place) = self.joining.iter().position(|(_, s)| s.slot == slot) {
             self.joining.remove(place);
             return Some(LostDecode::unbegun(slot));
         }
@@ -362,7 +371,7 @@ impl Engine {
     pub fn clear(&mut self, at: Moment, ended: &mut Vec<EngineEvent>) -> Vec<LostDecode> {
         self.end_completed_steps(at.now_us, ended);
         let lost = self.running.iter().map(|d| self.lost(d)).collect::<Vec<LostDecode>>();
-        let joining = self.joining.drain(..).map(|s| LostDecode::unbegun(s.slot));
+        let joining = self.joining.drain(..).map(|(_, s)| LostDecode::unbegun(s.slot));
         let lost = lost.into_iter().chain(joining).collect();
         self.jobs.clear();
         self.running.clear();
@@ -414,8 +423,11 @@ impl Engine {
         if self.clock_ps + PS_PER_US <= now_us * PS_PER_US {
             self.clock_ps = now_us * PS_PER_US;
         }
-        let places = self.free_seqs().min(self.joining.len());
-        for sequence in self.joining.drain(..places) {
+        // A prompt that came before has the next place.
+        let waiting = self.jobs.iter().filter(|job| !job.started && self.max_running < usize::MAX);
+        let first_job = waiting.map(|job| job.serial).min().unwrap_or(u64::MAX);
+        let before = self.joining.iter().take_while(|(came, _)| *came < first_job).count();
+        for (_, sequence) in self.joining.drain(..before.min(self.free_seqs())) {
             if sequence.room_tokens == 0 {
                 self.starved.push((sequence.slot, 0));
             }

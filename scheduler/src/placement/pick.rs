@@ -146,7 +146,10 @@ impl Conductor {
                 || fits(0)
                 || fits(i.decode.shared_with(self.chain_position(&i.decode, &request.chain)))
         };
-        let mixing = locals.filter(roomy).map(|i| i.spec.id);
+        // A prompt needs a place among those that run, too, and those that are promised one need it first.
+        let has_place =
+            |i: &&Instance| ids.is_empty() || i.spec.max_running.is_none_or(|most| i.decode.all().0 < most);
+        let mixing = locals.filter(roomy).filter(has_place).map(|i| i.spec.id);
         let mixing: Vec<InstanceId> = mixing.filter(|id| self.holds(*id, request)).collect();
         ids.extend(mixing);
         if ids.len() > 1 {

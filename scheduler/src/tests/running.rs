@@ -84,3 +84,17 @@ fn an_instance_with_many_short_requests_is_fuller_than_one_with_a_long_one() {
     let roomiest = conductor.roomiest_decode(&foretold(5, 500, 10), InstanceId(0), None);
     assert_eq!(roomiest, Some(InstanceId(2)));
 }
+
+/// A regression: a prompt that was sent to a decode instance waited there for a place among those that run.
+#[test]
+fn a_decode_instance_prefills_only_while_it_has_a_place_for_all() {
+    for (max_running, prefills_on) in [(None, 1), (Some(2), 1), (Some(1), 0)] {
+        let config = SchedulerConfig { local_prefill: true, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
+        let decode = InstanceSpec { max_running, ..spec(1, Role::Decode) };
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+        burden(&mut conductor, foretold(900, 9_000, 10), (0, 1), 1_000_000);
+        offer(&mut conductor, 0, foretold(1, 500, 10));
+        let at = conductor.requests.get(RequestId(1)).map(|entry| entry.prefill);
+        assert_eq!(at, Some(InstanceId(prefills_on)), "{max_running:?}");
+    }
+}
