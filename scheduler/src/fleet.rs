@@ -129,10 +129,10 @@ impl Instance {
 
     fn new(spec: InstanceSpec) -> Self {
         Self {
+            spec,
             state: InstanceState::Serving,
             prefill: PrefillLedger::default(),
-            decode: DecodeLedger::new(spec.max_running),
-            spec,
+            decode: DecodeLedger::default(),
             prefill_residual: Residual::default(),
             decode_residual: Residual::default(),
             inbound: LinkLedger::default(),

@@ -92,8 +92,9 @@ impl Conductor {
     /// requests do not count, nor those that are predicted to end between the two moments.
     pub(crate) fn has_room(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
         let need = self.decode_need(&entry.request, when.1);
+        let capacity_tokens = instance.spec.capacity_tokens;
         let roomy =
-            |chain_position| instance.decode.has_room(when, need.tokens, &instance.spec, chain_position);
+            |chain_position| instance.decode.has_room(when, need.tokens, capacity_tokens, chain_position);
         roomy(ChainPosition::default()) || roomy(self.chain_position(&instance.decode, need.chain))
     }
 

@@ -129,20 +129,18 @@ pub(crate) struct DecodeLedger {
     /// Each block is counted once.
     reserved_tokens: u64,
     running: u32,
-    /// Most that decode at a time, if there is such a limit.
-    #[serde(default)]
-    max_running: Option<u32>,
 }
 
 impl DecodeLedger {
-    /// An empty one, of an instance whose engine decodes at most so many at a time.
-    pub(crate) fn new(max_running: Option<u32>) -> Self {
-        Self { max_running, ..Self::default() }
-    }
-
-    /// When a request that comes at `at_us` and decodes for so long gets its turn, and what that does to the others.
-    pub(crate) fn turn(&self, now_us: u64, at_us: u64, lasts_us: u64) -> NewTurn {
-        match self.max_running {
+    /// When a request that comes at the second moment and decodes for so long gets its turn at an engine with that limit, if
+    /// it has one, and what that does to the others.
+    pub(crate) fn turn(
+        &self,
+        max_running: Option<u32>,
+        (now_us, at_us): (u64, u64),
+        lasts_us: u64,
+    ) -> NewTurn {
+        match max_running {
             Some(most) if self.slots.len() >= most as usize => NewTurn::among(
                 self.slots.iter().map(|slot| slot.turn(now_us)).collect(),
                 most,
@@ -271,21 +269,20 @@ impl DecodeLedger {
         self.slot_of(request).held = held;
     }
 
-    /// Whether a request of `tokens` fits beside the requests that are predicted to be here at `at_us` and are not held
+    /// Whether `tokens` more fit beside the requests that are predicted to be here at `at_us` and are not held
     /// themselves. An instance with no other request always has room.
     pub(crate) fn has_room(
         &self,
         (now_us, at_us): (u64, u64),
         tokens: u64,
-        spec: &InstanceSpec,
+        capacity_tokens: u64,
         chain_position: ChainPosition,
     ) -> bool {
         // A request past its predicted end overstays, or has not started yet.
         let lasts = |s: DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
         let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s.as_of(now_us));
-        let (batch, _, taken) = self.load(there);
-        let own_tokens = tokens.saturating_sub(self.shared(chain_position, there));
-        batch == 0 || taken + own_tokens <= spec.capacity_tokens
+        let (_, _, taken) = self.load(there);
+        taken == 0 || taken + tokens.saturating_sub(self.shared(chain_position, there)) <= capacity_tokens
     }
 
     /// Whether a request of `tokens` fits beside the requests that decode at this moment.

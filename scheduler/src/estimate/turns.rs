@@ -6,8 +6,8 @@ use core::cmp::Reverse;
 
 use baton_types::RequestId;
 
-/// A request's stay in the steps of its engine. Turns come in this order: those that have begun, then as they come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A request's stay in the steps of its engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// When it comes, µs: now if it has begun.
     pub at_us: u64,

@@ -55,6 +55,11 @@ pub(crate) struct DecodeNeed<'a> {
     pub counts_all_tickets: bool,
 }
 
+/// The role of the instances that prefill most of what an instance decodes.
+fn prefilled_by(instance: &Instance) -> Role {
+    if instance.spec.role == Role::Both { Role::Both } else { Role::Prefill }
+}
+
 impl Conductor {
     /// Output tokens to reserve: most answers of its class are no longer.
     pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
@@ -215,10 +220,10 @@ impl Conductor {
     /// Whether the engine, if it runs a limited number of requests at a time, takes the request soon enough after it comes,
     /// and the others in time for their promises.
     fn gets_turn(&self, instance: &Instance, need: &DecodeNeed<'_>, stay_us: u64) -> bool {
-        let path = if instance.spec.role == Role::Both { Role::Both } else { Role::Prefill };
         let ttft_us = self.config.classes[need.class.index()].ttft_us;
-        let due_us = self.now_us + ttft_us - self.margins.of_slack_us(need.class, path, ttft_us);
-        let turn = instance.decode.turn(self.now_us, need.at_us, stay_us);
+        let due_us =
+            self.now_us + ttft_us - self.margins.of_slack_us(need.class, prefilled_by(instance), ttft_us);
+        let turn = instance.decode.turn(instance.spec.max_running, (self.now_us, need.at_us), stay_us);
         turn.at_us - need.at_us <= due_us.saturating_sub(need.at_us) / WAIT_SHARE && !turn.makes_late
     }
 
@@ -241,8 +246,7 @@ impl Conductor {
         let capacity_tokens = instance.spec.capacity_tokens;
         let tokens = need.tokens.saturating_sub(shared_tokens);
         let free_tokens = capacity_tokens.saturating_sub(promised_tokens);
-        let path = if instance.spec.role == Role::Both { Role::Both } else { Role::Prefill };
-        let unpromised_percent = self.margins.percent(need.class, path);
+        let unpromised_percent = self.margins.percent(need.class, prefilled_by(instance));
         tokens <= free_tokens
             && (promised_tokens <= capacity_tokens / 2
                 || self.margins.needs(need.class).may_take_room(
