@@ -88,6 +88,7 @@ pub const NAMES: &[Figure] = &[
         "Predicted time until a node has computed all prefills that it was given, by `node` and `role`",
     ),
     Figure::gauge("baton_node_step_seconds", "Predicted time of a node's decode step, by `node` and `role`"),
+    Figure::gauge("baton_node_link_bytes_per_second", "Learnt link rate, by `node`, `role` and `direction`"),
     Figure::gauge(
         "baton_node_queued_requests",
         "Prefills that were sent to a node or are held back for it, by `node` and `role`",

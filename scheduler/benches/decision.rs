@@ -125,6 +125,7 @@ fn spec(id: u32, role: Role, profile: &Arc<CostProfile>) -> InstanceSpec {
         host_bytes_per_s: 128_000_000_000,
         ssd_bytes_per_s: 6_000_000_000,
         may_change_role: false,
+        engine_moves_kv: false,
         kind: 0,
     }
 }

@@ -18,7 +18,7 @@ pub(crate) use length::LengthEstimator;
 pub(crate) use link::LinkLedger;
 pub(crate) use margin::MarginEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};
-pub(crate) use transfer::{alone_us, fetch_us, load_us, send_us};
+pub(crate) use transfer::{alone_us, fetch_us, load_us, receive_us, send_us, stated_us};
 
 /// A prediction that no placement can keep: far beyond any objective, and small enough that sums do not overflow.
 pub(crate) const NEVER_US: u64 = 1 << 52;

@@ -33,7 +33,7 @@ impl Conductor {
         }
         let from = entry.prefill;
         let old = entry.decode.take().expect("a request that is handed over has a decode instance (I8)");
-        self.end_handoff(id, from, old);
+        self.end_handoff(id, from, old, false);
         self.release_decode(id, old);
         effects.push(Effect::Release { request: id, instance: old });
         entry.retries += 1;

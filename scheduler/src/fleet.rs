@@ -50,6 +50,9 @@ pub struct InstanceSpec {
     /// Whether the conductor may change its role between prefill and decode.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub may_change_role: bool,
+    /// Whether its engine takes KV by itself and does not say when it has landed, so that nothing is learnt of the network.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub engine_moves_kv: bool,
     /// The kind of its KV: it takes KV from instances of the same kind only.
     #[serde(default, skip_serializing_if = "is_first")]
     pub kind: u32,

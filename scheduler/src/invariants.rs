@@ -126,6 +126,12 @@ impl Conductor {
         for instance in self.fleet.iter() {
             let links = [&instance.prefill.outbound, &instance.inbound];
             for (link, expected) in links.into_iter().zip(&mut flights[instance.spec.id.index()]) {
+                if !link.is_sound() {
+                    return Err(format!(
+                        "I5: a link of instance {} has learnt what none can",
+                        instance.spec.id
+                    ));
+                }
                 let mut known: Vec<RequestId> = link.requests().collect();
                 known.sort_unstable();
                 expected.sort_unstable();

@@ -28,7 +28,7 @@ impl Conductor {
         let foreign = entry.peer.is_some();
         self.prefill_over(id);
         if let Some(fetch) = fetch {
-            self.end_flight(id, fetch.from, at);
+            self.end_flight(id, fetch.from, at, false);
         }
         let (now_us, target_us) = (self.now_us, self.config.step_target_us());
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
@@ -64,7 +64,7 @@ impl Conductor {
         };
         let decode = entry.decode.expect("a request that is handed over has a decode instance (I8)");
         let (from, now_us) = (entry.prefill, self.now_us);
-        self.end_handoff(id, from, decode);
+        self.end_handoff(id, from, decode, true);
         if let Some(entry) = self.requests.get_mut(id) {
             entry.stage = Stage::Decoding;
             if entry.peer.is_none() {
@@ -186,7 +186,7 @@ impl Conductor {
         };
         let Some(fetch) = entry.fetch.take() else { return };
         let to = entry.prefill;
-        self.end_flight(id, fetch.from, to);
+        self.end_flight(id, fetch.from, to, ok);
         self.stats.fetches += 1;
         self.stats.fetches_failed += u64::from(!ok);
         let lent = self.fleet.get(fetch.from).is_some_and(|i| i.spec.role == Role::Store);
@@ -281,7 +281,7 @@ impl Conductor {
             Stage::Prefilling => {
                 self.prefill_over(id);
                 if let Some(fetch) = entry.fetch {
-                    self.end_flight(id, fetch.from, entry.prefill);
+                    self.end_flight(id, fetch.from, entry.prefill, false);
                 }
                 let sent = self.fleet.known_mut(entry.prefill).prefill.finish(now_us, id);
                 assert!(sent.is_some(), "request {id} leaves an engine that it was not sent to (I5)");
@@ -297,7 +297,7 @@ impl Conductor {
                 // Its place to decode is free for what waits there.
                 Stage::Decoding if decode != entry.prefill => self.timers.set(entry.prefill, now_us),
                 Stage::Decoding => {}
-                _ => self.end_handoff(id, entry.prefill, decode),
+                _ => self.end_handoff(id, entry.prefill, decode, false),
             }
             self.release_decode(id, decode);
         }

@@ -4,7 +4,7 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use crate::Request;
 use crate::conductor::Conductor;
-use crate::estimate::send_us;
+use crate::estimate::{receive_us, send_us, stated_us};
 use crate::fleet::Instance;
 use crate::placement::PlannedEnd;
 use crate::request::Entry;
@@ -15,15 +15,9 @@ impl Conductor {
         request.prompt_tokens - self.tokens_of(request, self.hits.of(to).by_tier[0])
     }
 
-    /// The time that work takes in an instance's queue, µs. Several routers would learn different paces, and place each
-    /// other's requests again for ever.
-    pub(crate) fn paced_us(&self, instance: &Instance, work_us: u64) -> u64 {
-        if self.router.is_some() { work_us } else { instance.prefill.paced_us(work_us) }
-    }
-
-    /// Time for which the KV that a decode instance lacks keeps an instance's link to itself, µs.
-    pub(crate) fn handoff_takes_us(&self, link_of: &Instance, request: &Request, to: InstanceId) -> u64 {
-        send_us(link_of, self.tokens_to_send(request, to))
+    /// Time for which the KV that a decode instance lacks keeps the link of a prefill instance to itself, µs.
+    pub(crate) fn handoff_takes_us(&self, from: &Instance, request: &Request, to: InstanceId) -> u64 {
+        send_us(from, self.tokens_to_send(request, to))
     }
 
     /// Time for which the KV of a request that is prefilled there keeps the instance's link to itself at least, µs: where
@@ -48,9 +42,10 @@ impl Conductor {
         if instance.spec.id == prefill.on || !self.config.policy.orders_queues() {
             return 0;
         }
-        let takes_us = |link_of| self.handoff_takes_us(link_of, request, instance.spec.id);
-        let sent_us = takes_us(self.fleet.known(prefill.on)).saturating_sub(prefill.work_us);
-        let taken_us = self.now_us + instance.inbound.left_us(self.now_us) + takes_us(instance);
+        let tokens = self.tokens_to_send(request, instance.spec.id);
+        let sent_us = send_us(self.fleet.known(prefill.on), tokens).saturating_sub(prefill.work_us);
+        let left_us = instance.inbound.left_us(self.now_us);
+        let taken_us = self.now_us + left_us + receive_us(instance, tokens);
         sent_us.max(taken_us.saturating_sub(prefill.at_us))
     }
 
@@ -65,19 +60,20 @@ impl Conductor {
         let now_us = self.now_us;
         let mut source = self.fleet.known_mut(from);
         assert!(source.state != crate::InstanceState::Lost, "KV comes from lost instance {from}");
-        let takes_us = send_us(&source, tokens);
+        let takes_us = stated_us(&source, tokens);
         source.prefill.outbound.begin(now_us, id, takes_us, ready);
         drop(source);
         let mut target = self.fleet.known_mut(to);
-        let takes_us = send_us(&target, tokens);
+        let takes_us = stated_us(&target, tokens);
         target.inbound.begin(now_us, id, takes_us, ready);
     }
 
-    /// It has arrived, or never will.
-    pub(crate) fn end_flight(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
+    /// It has landed, or never will.
+    pub(crate) fn end_flight(&mut self, id: RequestId, from: InstanceId, to: InstanceId, landed: bool) {
         let now_us = self.now_us;
-        self.fleet.known_mut(from).prefill.outbound.end(now_us, id);
-        self.fleet.known_mut(to).inbound.end(now_us, id);
+        let landed = landed && !self.fleet.known(to).spec.engine_moves_kv;
+        self.fleet.known_mut(from).prefill.outbound.end(now_us, id, landed);
+        self.fleet.known_mut(to).inbound.end(now_us, id, landed);
     }
 
     /// Counts the fetch of a sent request on the links that it uses; so many blocks are where they go already.
@@ -105,10 +101,10 @@ impl Conductor {
         }
     }
 
-    /// A hand-off is over, or never will be.
-    pub(crate) fn end_handoff(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
+    /// A hand-off has landed, or never will.
+    pub(crate) fn end_handoff(&mut self, id: RequestId, from: InstanceId, to: InstanceId, landed: bool) {
         if from != to {
-            self.end_flight(id, from, to);
+            self.end_flight(id, from, to, landed);
             // The link may have been what the next prefill waits for.
             self.timers.set(from, self.now_us);
         }

@@ -183,8 +183,6 @@ impl Conductor {
                 self.sequence = self.sequence.max(order);
                 let weight = self.class(&entry.request).weight;
                 self.fair.charge(entry.request.tenant, weight, entry.work_us);
-                let now_us = self.now_us;
-                self.fleet.known_mut(prefill).prefill.note_pace(now_us, entry.work_us);
                 self.dispatch(&entry);
                 self.begin_handoff(&entry, entry.request.prompt_tokens, false);
                 self.begin_fetch(&entry, 0);

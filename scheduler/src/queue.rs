@@ -13,7 +13,7 @@ use baton_types::{RequestId, TenantId};
 use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
-use crate::estimate::{LinkLedger, Residual};
+use crate::estimate::LinkLedger;
 use crate::shares::FairShares;
 use crate::tickets::KeptPrefill;
 
@@ -98,13 +98,6 @@ pub(crate) struct PrefillLedger {
     head_since_us: u64,
     /// The KV that leaves the instance.
     pub outbound: LinkLedger,
-    /// Time between prefills that are sent while others wait for the link, over their work.
-    pace: Residual,
-    /// When a prefill was sent last while others waited, µs, and its work, µs.
-    paced_from: Option<(u64, u64)>,
-    /// Since then, what waits has waited for the link, and not for the engine.
-    #[serde(default)]
-    link_bound: bool,
 }
 
 impl PrefillLedger {
@@ -163,36 +156,6 @@ impl PrefillLedger {
     pub(crate) fn end_hold(&mut self, request: RequestId) {
         let waiting = self.waiting.iter_mut().find(|w| w.request == request);
         waiting.expect("who is let go waits here").held_until_us = 0;
-    }
-
-    /// The time that work of the queue takes, with what is lost between prefills in whole twentieths, µs: a promise is to
-    /// hold although the pace has changed a little since.
-    pub(crate) fn paced_us(&self, work_us: u64) -> u64 {
-        let lost_us = self.pace.scale_us(work_us).saturating_sub(work_us);
-        let twentieth_us = work_us.div_ceil(20).max(1);
-        work_us + lost_us / twentieth_us * twentieth_us
-    }
-
-    /// Nothing that waits may be sent: the time until then is not lost between prefills.
-    pub(crate) const fn pause_pace(&mut self) {
-        self.paced_from = None;
-    }
-
-    /// Work waits, and what was sent is not over: notes whether it is the link that is behind.
-    pub(crate) fn note_wait(&mut self, now_us: u64) {
-        self.link_bound |= self.outbound.left_us(now_us) > self.computing_left_us(now_us);
-    }
-
-    /// One of those that waited is sent: learns the pace. An engine that is behind is at its work, so nothing is lost
-    /// between prefills however unevenly they are sent.
-    pub(crate) fn note_pace(&mut self, now_us: u64, work_us: u64) {
-        if let Some((since_us, before_us)) = self.paced_from {
-            let between_us = if self.link_bound { now_us.saturating_sub(since_us) } else { before_us };
-            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-            self.pace.observe(before_us as f64, between_us as f64);
-        }
-        self.paced_from = (!self.waiting.is_empty()).then_some((now_us, work_us));
-        self.link_bound = false;
     }
 
     pub(crate) fn enqueue(&mut self, waiting: WaitingPrefill) {

@@ -124,6 +124,8 @@ pub struct InstanceLoad {
     pub reserved_tokens: u64,
     /// Predicted step time with the running decodes, µs.
     pub step_us: u64,
+    /// Rate of its network link as learnt from flights, out of it and into it, bytes/s.
+    pub link_bytes_per_s: [u64; 2],
 }
 
 /// The public part of the state, in instance order.
@@ -162,6 +164,8 @@ impl Conductor {
                 running: i.decode.running(),
                 reserved_tokens: i.decode.reserved_tokens(),
                 step_us: i.spec.profile.decode_us(batch, context) as u64,
+                link_bytes_per_s: [&i.prefill.outbound, &i.inbound]
+                    .map(|link| link.bytes_per_s(i.spec.net_bytes_per_s)),
             }
         };
         Snapshot { requests: self.requests.len() as u64, instances: self.fleet.iter().map(load).collect() }

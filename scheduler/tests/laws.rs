@@ -199,6 +199,7 @@ fn spec(id: u32, role: Role) -> InstanceSpec {
         host_bytes_per_s: 1_000_000_000,
         ssd_bytes_per_s: 100_000_000,
         may_change_role: false,
+        engine_moves_kv: false,
         kind: 0,
     }
 }

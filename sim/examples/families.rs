@@ -32,8 +32,10 @@ struct Load {
     max_running: Option<u32>,
     /// KV tokens in DRAM of each instance.
     dram_tokens: u64,
-    /// Network rate each way, Gbit/s.
+    /// Network rate each way that is stated, Gbit/s.
     net_gbps: u64,
+    /// The true rate beside it, per mille.
+    link_permille: u32,
     /// The GPUs of the first half of each pool, and of the second.
     gpus: [&'static str; 2],
     /// Instances that die and come back empty.
@@ -54,6 +56,7 @@ const fn load(name: &'static str, workload: &'static str, instances: [u32; 3], s
         max_running: None,
         dram_tokens: 0,
         net_gbps: 800,
+        link_permille: 1000,
         gpus: ["8xa100"; 2],
         deaths: 0,
         slow_nodes: 0,
@@ -121,6 +124,27 @@ const LOADS: &[Load] = &[
     Load { net_gbps: 10, ..load("conversation 10 Gbit/s x1", "conversation", [8, 8, 0], 1.0) },
     Load { net_gbps: 25, ..load("agents 25 Gbit/s x6", "agents", [8, 8, 0], 6.0) },
     Load { net_gbps: 25, objective_ms: (2_000, 60), ..load("chat 25 Gbit/s x14", "chat", [8, 8, 0], 14.0) },
+    Load {
+        net_gbps: 100,
+        link_permille: 250,
+        ..load("conversation 25 for 100 Gbit/s x2.7", "conversation", [8, 8, 0], 2.7)
+    },
+    Load {
+        net_gbps: 8,
+        link_permille: 3125,
+        ..load("conversation 25 for 8 Gbit/s x2.7", "conversation", [8, 8, 0], 2.7)
+    },
+    Load {
+        net_gbps: 100,
+        link_permille: 250,
+        ..load("agents 25 for 100 Gbit/s x6", "agents", [8, 8, 0], 6.0)
+    },
+    Load {
+        net_gbps: 100,
+        link_permille: 250,
+        objective_ms: (2_000, 60),
+        ..load("chat 25 for 100 Gbit/s x14", "chat", [8, 8, 0], 14.0)
+    },
     Load { gpus: ["8xa100", "8xh100"], ..load("conversation mixed GPUs x5", "conversation", [8, 8, 0], 5.0) },
     Load {
         gpus: ["8xa100", "8xh100"],
@@ -201,8 +225,9 @@ fn setup(load: &Load, (policy, admission, keeps_target): Way) -> Result<Setup, S
         (pool.mix, pool.dram_tokens, pool.max_running) = (mix, load.dram_tokens, load.max_running);
         pool.net_bytes_per_s = load.net_gbps * 125_000_000;
     }
-    let (deaths, slow_nodes) = (load.deaths, load.slow_nodes);
-    setup.faults = FaultPlan { deaths, slow_nodes, slow_nodes_last: true, ..FaultPlan::default() };
+    let (deaths, slow_nodes, link_speed_permille) = (load.deaths, load.slow_nodes, load.link_permille);
+    setup.faults =
+        FaultPlan { deaths, slow_nodes, slow_nodes_last: true, link_speed_permille, ..FaultPlan::default() };
     (setup.keep_outcomes, setup.sample_us) = (true, 0);
     if policy != PolicyName::Baton {
         // They serve every request, however late.

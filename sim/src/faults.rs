@@ -23,6 +23,8 @@ pub struct FaultPlan {
     /// Each pass and each run of decode steps takes between so much less and so much more time than by that speed, per
     /// mille. Conductors do not know it.
     pub engine_noise_permille: u32,
+    /// Rate of every network link over the rate that the conductors know, per mille, for the whole run.
+    pub link_speed_permille: u32,
     /// Seed of when and where.
     pub seed: u64,
 }
@@ -38,6 +40,7 @@ impl Default for FaultPlan {
             news_delay_us: 0,
             engine_speed_permille: 1000,
             engine_noise_permille: 0,
+            link_speed_permille: 1000,
             seed: 0,
         }
     }

@@ -53,6 +53,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
             news_delay_us: faults.news_delay_us,
             engine_speed_permille: faults.engine_speed_permille,
             engine_noise_permille: faults.engine_noise_permille,
+            link_speed_permille: faults.link_speed_permille,
             seed,
         },
         routers: config.cluster.routers,
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn speed_and_noise_of_engines_are_faults_within_bounds() {
+    fn speeds_and_noise_of_engines_and_links_are_faults_within_bounds() {
         let parsed = |text| crate::config::parse(text);
         let of =
             |text| setup(&parsed(text).expect("valid"), 1).expect("a cluster").faults.engine_speed_permille;
@@ -152,6 +153,11 @@ mod tests {
         let text = "[faults]\nengine_noise_permille = 900\nslow_nodes_last = true";
         let faults = setup(&parsed(text).expect("valid"), 1).expect("a cluster").faults;
         assert_eq!((faults.engine_noise_permille, faults.slow_nodes_last), (900, true));
+        let of =
+            |text| setup(&parsed(text).expect("valid"), 1).expect("a cluster").faults.link_speed_permille;
+        assert_eq!((of(""), of("[faults]\nlink_speed_permille = 250")), (1000, 250));
+        let error = parsed("[faults]\nlink_speed_permille = 9").expect_err("below the bounds").to_string();
+        assert!(error.contains("faults.link_speed_permille"), "{error}");
         let error = parsed("[faults]\nengine_noise_permille = 901").expect_err("beyond").to_string();
         assert!(error.contains("faults.engine_noise_permille"), "{error}");
     }

@@ -356,6 +356,7 @@ fn spec_of(hello: &v1::Hello, id: (InstanceId, Epoch), role: Role, profile: Cost
         host_bytes_per_s: hello.host_bytes_per_s,
         ssd_bytes_per_s: hello.ssd_bytes_per_s,
         may_change_role: hello.may_change_role,
+        engine_moves_kv: hello.engine_moves_kv,
         kind: 0,
     }
 }

@@ -15,6 +15,7 @@ impl From<NodeStatus> for NodeGauges {
             state: node.state,
             backlog_us: node.backlog_us,
             step_us: node.step_us,
+            link_bytes_per_s: node.link_bytes_per_s,
             queued: u64::from(node.waiting) + u64::from(node.dispatched),
             decodes: node.decodes.into(),
             running: node.running.into(),

@@ -89,6 +89,9 @@ pub struct NodeStatus {
     pub reserved_tokens: u64,
     /// Step time predicted, µs.
     pub step_us: u64,
+    /// Rate of its network link as learnt from flights, out of it and into it, bytes/s.
+    #[serde(default)]
+    pub link_bytes_per_s: [u64; 2],
     /// Sequences that its engine runs.
     pub running: u32,
     /// Holds on its store: 0 at rest.
@@ -319,6 +322,7 @@ impl Driver {
                 decodes: load.map_or(0, |l| l.decodes),
                 reserved_tokens: load.map_or(0, |l| l.reserved_tokens),
                 step_us: load.map_or(0, |l| l.step_us),
+                link_bytes_per_s: load.map_or([0; 2], |l| l.link_bytes_per_s),
                 running: node.load.running,
                 holds: node.load.holds,
                 tiers: node

@@ -223,6 +223,9 @@ pub struct FaultsConfig {
     /// Noise of engines' times, per mille, 0–900: each prefill pass, mixed step or run of decode steps of one batch takes up
     /// to this much less or more time, evenly distributed.
     pub engine_noise_permille: u32,
+    /// Rate of every network link over `net_gbps` of its pool, per mille, 10–10000, for the whole run. The scheduler starts
+    /// with `net_gbps`, so any value but 1000 makes that wrong by this factor.
+    pub link_speed_permille: u32,
 }
 
 impl Default for FaultsConfig {
@@ -236,6 +239,7 @@ impl Default for FaultsConfig {
             news_delay_us: 0,
             engine_speed_permille: 1000,
             engine_noise_permille: 0,
+            link_speed_permille: 1000,
         }
     }
 }
@@ -282,6 +286,7 @@ impl FaultsConfig {
     pub(super) fn validate(&self) -> Result<(), String> {
         within("faults.lost_news_permille", f64::from(self.lost_news_permille), 0.0, 1000.0)?;
         within("faults.engine_speed_permille", f64::from(self.engine_speed_permille), 100.0, 4000.0)?;
-        within("faults.engine_noise_permille", f64::from(self.engine_noise_permille), 0.0, 900.0)
+        within("faults.engine_noise_permille", f64::from(self.engine_noise_permille), 0.0, 900.0)?;
+        within("faults.link_speed_permille", f64::from(self.link_speed_permille), 10.0, 10_000.0)
     }
 }

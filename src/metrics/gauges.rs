@@ -19,6 +19,8 @@ pub(crate) struct NodeGauges {
     pub(crate) backlog_us: u64,
     /// Predicted time of its next decode step.
     pub(crate) step_us: u64,
+    /// Learnt rate of its network link, out of it and into it.
+    pub(crate) link_bytes_per_s: [u64; 2],
     /// Prefills that are sent to it or held back for it.
     pub(crate) queued: u64,
     /// Answers that it generates, or was promised.
@@ -78,6 +80,11 @@ impl ShownGauges {
         };
         times("baton_node_backlog_seconds", |node| node.backlog_us);
         times("baton_node_step_seconds", |node| node.step_us);
+        let links = nodes.iter().flat_map(|node| {
+            let ways = ["out", "in"].into_iter().zip(node.link_bytes_per_s);
+            ways.map(|(way, rate)| (format!("{},{}", labels(node), label("direction", way)), rate))
+        });
+        page.family(figure("baton_node_link_bytes_per_second"), links);
         let mut counts = |name, value: fn(&NodeGauges) -> u64| {
             page.family(figure(name), nodes.iter().map(|node| (labels(node), value(node))));
         };
@@ -125,6 +132,7 @@ mod tests {
         let busy = NodeGauges {
             backlog_us: 1_500_000,
             step_us: 20_000,
+            link_bytes_per_s: [3_000, 4_000],
             queued: 3,
             decodes: 7,
             running: 5,
@@ -142,6 +150,8 @@ mod tests {
             "baton_nodes{role=\"prefill\",state=\"serving\"} 1",
             "baton_node_backlog_seconds{node=\"p0\",role=\"prefill\"} 1.5",
             "baton_node_step_seconds{node=\"p0\",role=\"prefill\"} 0.02",
+            "baton_node_link_bytes_per_second{node=\"p0\",role=\"prefill\",direction=\"out\"} 3000",
+            "baton_node_link_bytes_per_second{node=\"p0\",role=\"prefill\",direction=\"in\"} 4000",
             "baton_node_queued_requests{node=\"p0\",role=\"prefill\"} 3",
             "baton_node_decodes{node=\"p0\",role=\"prefill\"} 7",
             "baton_node_running_sequences{node=\"d0\",role=\"decode\"} 0",

@@ -24,19 +24,33 @@ fn transfer_us(bytes: u64, bytes_per_s: u64) -> u64 {
 /// on its way.
 pub(crate) fn fetch_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
     let shared = |end: &Instance, link: &LinkLedger| {
-        transfer_us(source.kv_bytes(tokens), end.spec.net_bytes_per_s).saturating_mul(link.flights() + 1)
+        let stated_us = transfer_us(source.kv_bytes(tokens), end.spec.net_bytes_per_s);
+        link.learnt_us(stated_us).saturating_mul(link.flights() + 1)
     };
     shared(source, &source.prefill.outbound).max(shared(target, &target.inbound)).min(NEVER_US)
 }
 
 /// Time to move `tokens` tokens of KV from `source` to `target` over idle links, µs.
 pub(crate) fn alone_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
-    transfer_us(source.kv_bytes(tokens), source.spec.net_bytes_per_s.min(target.spec.net_bytes_per_s))
+    let bytes = source.kv_bytes(tokens);
+    let alone =
+        |end: &Instance, link: &LinkLedger| link.learnt_us(transfer_us(bytes, end.spec.net_bytes_per_s));
+    alone(source, &source.prefill.outbound).max(alone(target, &target.inbound)).min(NEVER_US)
 }
 
-/// Time for which `tokens` tokens of KV keep the instance's link to themselves, µs.
-pub(crate) fn send_us(instance: &Instance, tokens: u64) -> u64 {
+/// Time for which `tokens` tokens of KV keep a link of the instance to themselves at the stated rate, µs.
+pub(crate) fn stated_us(instance: &Instance, tokens: u64) -> u64 {
     transfer_us(instance.kv_bytes(tokens), instance.spec.net_bytes_per_s)
+}
+
+/// Time for which `tokens` tokens of KV that leave the instance keep its link to themselves, µs.
+pub(crate) fn send_us(instance: &Instance, tokens: u64) -> u64 {
+    instance.prefill.outbound.learnt_us(stated_us(instance, tokens)).min(NEVER_US)
+}
+
+/// Time for which `tokens` tokens of KV that come to the instance keep its link to themselves, µs.
+pub(crate) fn receive_us(instance: &Instance, tokens: u64) -> u64 {
+    instance.inbound.learnt_us(stated_us(instance, tokens)).min(NEVER_US)
 }
 
 /// Predicted time to load blocks from the instance's own DRAM and SSD into its HBM, µs.

@@ -131,7 +131,7 @@ impl Conductor {
         let tail_us = self.handoff_tail_us(instance);
         WaitingPrefill {
             request: entry.request.id,
-            work_us: self.paced_us(instance, entry.work_us),
+            work_us: entry.work_us,
             arrived_us: entry.arrived_us,
             deadline_us: entry.promised_us.saturating_sub(tail_us),
             priority: class.priority,
@@ -254,7 +254,6 @@ impl Conductor {
             let Some(at) = next else {
                 if let Some(wake_us) = instance.prefill.held_until_us(now_us) {
                     self.timers.set(id, wake_us);
-                    self.fleet.known_mut(id).prefill.pause_pace();
                 }
                 return;
             };
@@ -264,7 +263,6 @@ impl Conductor {
                 let again_us =
                     if wake_us > now_us { wake_us } else { now_us + (left_us - ahead_us).max(1_000) };
                 self.timers.set(id, again_us);
-                self.fleet.known_mut(id).prefill.note_wait(now_us);
                 return;
             }
             let waiting = &instance.prefill.waiting()[at];
@@ -341,10 +339,8 @@ impl Conductor {
             entry.work_us = entry.work_us.max(takes_us);
         }
         entry.new_tokens = plan.new_tokens;
-        let now_us = self.now_us;
         let mut instance = self.fleet.known_mut(id);
         let waiting = instance.prefill.take_waiting(at);
-        instance.prefill.note_pace(now_us, entry.work_us);
         drop(instance);
         assert!(waiting.request == request, "request {request} is sent, and another leaves the queue");
         self.fair.charge(waiting.tenant, waiting.weight, planned_us);

@@ -312,7 +312,7 @@ impl Conductor {
         let sends_us = self.handoff_takes_us(instance, request, decode);
         if sends_us > candidate.plan.work_us {
             candidate.plan.work_us = sends_us;
-            candidate.new.work_us = self.paced_us(instance, sends_us);
+            candidate.new.work_us = sends_us;
             let kept = self.kept.prefills(candidate.instance);
             keeps &= instance.prefill.outlook(self.now_us, candidate.new, kept).keeps_promises;
         }

@@ -167,7 +167,7 @@ impl Conductor {
         let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
         let deadline_us = deadline_us - margin_us.min(deadline_us);
         let new = NewWork {
-            work_us: self.paced_us(instance, plan.work_us),
+            work_us: plan.work_us,
             deadline_us: deadline_us.saturating_sub(tail_us),
             priority: self.class(request).priority,
         };

@@ -1,6 +1,6 @@
 //! Links that carry less KV than engines compute: they set the pace, and promises count with them.
 
-use baton_types::{RequestId, Role, Tier};
+use baton_types::{Epoch, RequestId, Role, Tier};
 
 use crate::testing::{
     BLOCK, conductor_of, finished, hold, offer, plain, rejection, request, shared_chain, spec, started, step,
@@ -13,13 +13,16 @@ use crate::{
 /// Time that the KV of a token takes over a slow link, µs: four times as long as computing it.
 const SENDS_US: u64 = 400;
 
+/// Instance 0 prefills, the others decode and prefill nothing, so that all KV goes over the links.
+fn slow_spec(id: u32) -> InstanceSpec {
+    let net_bytes_per_s = 1_000 * 1_000_000 / SENDS_US;
+    let role = if id == 0 { Role::Prefill } else { Role::Decode };
+    InstanceSpec { net_bytes_per_s, mixed_chunk_tokens: Some(0), ..spec(id, role) }
+}
+
 /// Prefill instance 0 and decode instances on slow links.
 fn slow(decodes: u32) -> Conductor {
-    let net_bytes_per_s = 1_000 * 1_000_000 / SENDS_US;
-    let role = |id| if id == 0 { Role::Prefill } else { Role::Decode };
-    // Decode instances that prefill nothing, so that all KV goes over the links.
-    let of = |id| InstanceSpec { net_bytes_per_s, mixed_chunk_tokens: Some(0), ..spec(id, role(id)) };
-    let specs: alloc::vec::Vec<InstanceSpec> = (0..=decodes).map(of).collect();
+    let specs: alloc::vec::Vec<InstanceSpec> = (0..=decodes).map(slow_spec).collect();
     let config = SchedulerConfig { explain_every: 1, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
     conductor_of(config, &specs)
 }
@@ -47,18 +50,41 @@ fn the_slower_of_engine_and_link_sets_the_pace() {
     assert_eq!(started(&step(&mut conductor, takes_us, landed)).request, 2);
 }
 
-#[test]
-fn a_flight_that_is_late_holds_up_what_follows_for_a_while() {
+/// Ten requests one after another, each of whose KV lands so long after it was sent. Returns the predicted work of the
+/// next, µs.
+fn predicted_after(lands_us: u64, engine_moves_kv: bool) -> u64 {
     let mut conductor = slow(1);
-    let takes_us = 10_000 * SENDS_US;
-    started(&offer(&mut conductor, 0, request(1, 10_000, 0)));
-    step(&mut conductor, takes_us / 4, finished(1));
-    // The link should be free by now. Half of what is on its way is taken to be left.
-    let late = offer(&mut conductor, takes_us + takes_us / 8, request(2, 1_000, 0));
-    assert_eq!(predicted(&late).0, takes_us / 2);
-    // It is something else than the link that holds the flight up.
-    let later = offer(&mut conductor, takes_us * 3, request(3, 1_000, 0));
-    assert!(predicted(&later).0 < takes_us / 4, "{later:?}");
+    if engine_moves_kv {
+        let spec = InstanceSpec { epoch: Epoch(2), engine_moves_kv, ..slow_spec(1) };
+        step(&mut conductor, 0, Input::InstanceJoined(spec));
+    }
+    let mut now_us = 0;
+    for id in 1..=10 {
+        started(&offer(&mut conductor, now_us, request(id, 10_000, 0)));
+        step(&mut conductor, now_us + 1_000_000, finished(id));
+        now_us += lands_us;
+        step(&mut conductor, now_us, Input::HandoffFinished { request: RequestId(id) });
+        let done = Input::DecodeFinished { request: RequestId(id), output_tokens: 1, first_us: 0, tbt_us: 0 };
+        step(&mut conductor, now_us, done);
+    }
+    let rates = conductor.snapshot().instances[0].link_bytes_per_s;
+    assert_eq!(rates[1], 2_500_000, "nothing came to the prefill instance");
+    let effects = offer(&mut conductor, now_us, request(11, 10_000, 0));
+    let work_us = predicted(&effects).1;
+    let sent_us = 10_000_000 * 1_000_000 / rates[0];
+    assert!(work_us.abs_diff(sent_us) <= 10, "{work_us} µs of work, {sent_us} µs to send it");
+    work_us
+}
+
+#[test]
+fn the_rate_of_a_link_is_learnt_from_what_lands() {
+    let stated_us = 10_000 * SENDS_US;
+    assert_eq!(predicted_after(stated_us, false), stated_us);
+    let slower_us = predicted_after(stated_us * 2, false);
+    assert!((stated_us * 13 / 10..stated_us * 2).contains(&slower_us), "{slower_us} µs");
+    let faster_us = predicted_after(stated_us / 2, false);
+    assert!((stated_us / 2..stated_us * 8 / 10).contains(&faster_us), "{faster_us} µs");
+    assert_eq!(predicted_after(stated_us / 2, true), stated_us, "nobody knows when it landed");
 }
 
 #[test]

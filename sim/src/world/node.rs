@@ -37,11 +37,13 @@ pub(crate) struct Node {
 impl Node {
     /// Egress, ingress, host and SSD links.
     pub(crate) fn links(&self, setup: &Setup) -> [LinkSpec; 4] {
-        let rate = |own: u64| if setup.shared_links { own } else { AMPLE_BYTES_PER_S };
         let link = |bytes_per_s, latency_us| LinkSpec { bytes_per_s, latency_us };
+        let permille = u64::from(setup.faults.link_speed_permille);
+        let true_rate = self.spec.net_bytes_per_s.saturating_mul(permille) / 1000;
+        let network = if setup.shared_links { true_rate.max(1) } else { AMPLE_BYTES_PER_S };
         [
-            link(rate(self.spec.net_bytes_per_s), setup.net_latency_us),
-            link(rate(self.spec.net_bytes_per_s), 0),
+            link(network, setup.net_latency_us),
+            link(network, 0),
             link(self.spec.host_bytes_per_s.max(1), 0),
             link(self.spec.ssd_bytes_per_s.max(1), 0),
         ]
@@ -106,6 +108,7 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         host_bytes_per_s: pool.host_bytes_per_s,
         ssd_bytes_per_s: pool.ssd_bytes_per_s,
         may_change_role: pool.may_change_role,
+        engine_moves_kv: false,
         kind: 0,
     };
     let mix = if mixes { pool.mix } else { Mix::PrefillFirst };

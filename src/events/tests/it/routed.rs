@@ -60,6 +60,7 @@ fn spec(id: InstanceId, role: Role) -> InstanceSpec {
         host_bytes_per_s: 1 << 34,
         ssd_bytes_per_s: 0,
         may_change_role: false,
+        engine_moves_kv: false,
         kind: 0,
     }
 }
