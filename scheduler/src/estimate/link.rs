@@ -53,8 +53,8 @@ pub(crate) struct LinkLedger {
     shared_until_us: u64,
 }
 
-/// Part of the way to what was seen that the learnt slowness goes at a landing at least; the first ones teach more, as in
-/// a mean.
+/// Part of the way to what was seen that the logarithm of the slowness goes at a landing at least; the first ones teach
+/// more, as in a mean. In logarithms a flight that was held up weighs no more than one that was not.
 const GAIN: f64 = 0.1;
 /// Most that one landing counts for, as a factor either way: a few flights are held up by something else than the link,
 /// such as room.
@@ -148,7 +148,7 @@ impl LinkLedger {
         let seen = self.slowness.clamp(least, most);
         let seen = seen.clamp(self.slowness / OUTLIER, self.slowness * OUTLIER);
         self.landings = self.landings.saturating_add(1);
-        self.slowness += GAIN.max(1.0 / f64::from(self.landings)) * (seen - self.slowness);
+        self.slowness *= libm::pow(seen / self.slowness, GAIN.max(1.0 / f64::from(self.landings)));
         self.slowness = self.slowness.clamp(1.0 / FURTHEST, FURTHEST);
     }
 
@@ -323,8 +323,8 @@ mod tests {
         assert_eq!(link.learnt_us(1_000), 1_000);
         link.begin(200_000, A, 1_000, true);
         link.end(290_000, A, true);
-        assert_eq!(link.learnt_us(10_000), 11_000, "a tenth of the way to twice the time");
-        assert_eq!(link.bytes_per_s(11_000), 10_000);
+        assert_eq!(link.learnt_us(10_000), 10_717, "a tenth of the way to twice the time");
+        assert_eq!(link.bytes_per_s(10_718), 10_000);
     }
 
     proptest! {
