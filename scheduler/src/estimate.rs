@@ -22,3 +22,18 @@ pub(crate) use transfer::{alone_us, fetch_us, load_us, receive_us, send_us, stat
 
 /// A prediction that no placement can keep: far beyond any objective, and small enough that sums do not overflow.
 pub(crate) const NEVER_US: u64 = 1 << 52;
+
+#[expect(clippy::cast_precision_loss, reason = "times and token counts are far below 2^53")]
+const fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "what is not below 2^52 is made so"
+)]
+const fn whole_us(us: f64) -> u64 {
+    // A node may announce any costs. A time beyond the range counts as never and does not overflow.
+    us.min(NEVER_US as f64) as u64
+}

@@ -60,12 +60,12 @@ impl Conductor {
         let now_us = self.now_us;
         let mut source = self.fleet.known_mut(from);
         assert!(source.state != crate::InstanceState::Lost, "KV comes from lost instance {from}");
-        let takes_us = stated_us(&source, tokens);
-        source.prefill.outbound.begin(now_us, id, takes_us, ready);
+        let sent_us = stated_us(&source, tokens);
+        source.prefill.outbound.begin(now_us, id, sent_us, ready);
         drop(source);
         let mut target = self.fleet.known_mut(to);
-        let takes_us = stated_us(&target, tokens);
-        target.inbound.begin(now_us, id, takes_us, ready);
+        let received_us = stated_us(&target, tokens);
+        target.inbound.begin(now_us, id, received_us, ready);
     }
 
     /// It has landed, or never will.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{as_f64, whole_us};
+
 /// Measured over predicted work. Both sums fade. The ratio is one of sums, so a tiny prefill that shared a pass with
 /// another weighs as little as it costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,14 +37,8 @@ impl Residual {
     }
 
     /// A prior with the correction, µs.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a positive time far below 2^53 µs"
-    )]
     pub(crate) fn scale_us(&self, prior_us: u64) -> u64 {
-        (prior_us as f64 * self.ratio()) as u64
+        whole_us(as_f64(prior_us) * self.ratio())
     }
 
     /// Error of the corrected predictions so far: Σ|measured − predicted| / Σ measured.

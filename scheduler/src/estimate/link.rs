@@ -5,23 +5,24 @@ use alloc::vec::Vec;
 use baton_types::RequestId;
 use serde::{Deserialize, Serialize};
 
+use super::{as_f64, whole_us};
+
 /// KV that was sent and has not landed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct LinkFlight {
     request: RequestId,
     /// Time for which it keeps the link to itself at the stated rate, µs.
     stated_us: u64,
-    /// Since when all of it is there to be sent, µs.
-    ready_since_us: Option<u64>,
-    /// The link's [`shares`](LinkLedger::shares) when it began.
-    began: LinkShares,
-    /// The same when all of it was there.
-    became_ready: LinkShares,
+    /// When it began.
+    began: LinkClock,
+    /// When all of it was there to be sent.
+    ready: Option<LinkClock>,
 }
 
-/// Time of a link that a flight has had if it was there from the start, µs.
+/// A moment, and the time of a link that a flight has had by then if it was there from the start, µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct LinkShares {
+struct LinkClock {
+    at_us: u64,
     /// As one of all flights.
     least_us: f64,
     /// As one of those whose KV is ready.
@@ -45,12 +46,10 @@ pub(crate) struct LinkLedger {
     slowness: f64,
     /// What it was learnt from.
     landings: u32,
-    /// The least time from when all KV is there until it has landed that was seen lately, µs: messages, checks and steps,
+    /// The least time from when all KV is there until it has landed that was seen lately, µs: messages and checks,
     /// which take their time at any rate.
     latency_us: Option<f64>,
-    shares: LinkShares,
-    /// Until when the shares are summed up, µs.
-    shared_until_us: u64,
+    clock: LinkClock,
 }
 
 /// Part of the way to what was seen that the logarithm of the slowness goes at a landing at least; the first ones teach
@@ -74,8 +73,7 @@ impl Default for LinkLedger {
             slowness: 1.0,
             landings: 0,
             latency_us: None,
-            shares: LinkShares::default(),
-            shared_until_us: 0,
+            clock: LinkClock::default(),
         }
     }
 }
@@ -88,63 +86,54 @@ impl LinkLedger {
             self.flights.iter().all(|flight| flight.request != request),
             "the KV of request {request} is sent twice over one link"
         );
-        self.share(now_us);
-        let shares = self.shares;
-        self.flights.push(LinkFlight {
-            request,
-            stated_us,
-            ready_since_us: ready.then_some(now_us),
-            began: shares,
-            became_ready: shares,
-        });
-        self.plan(now_us);
+        self.go_on(now_us);
+        let clock = self.clock;
+        self.flights.push(LinkFlight { request, stated_us, began: clock, ready: ready.then_some(clock) });
+        self.plan();
     }
 
     /// All of a request's KV is computed.
     pub(crate) fn make_ready(&mut self, now_us: u64, request: RequestId) {
-        self.share(now_us);
-        let shares = self.shares;
-        let computing =
-            |flight: &&mut LinkFlight| flight.request == request && flight.ready_since_us.is_none();
-        if let Some(flight) = self.flights.iter_mut().find(computing) {
-            (flight.ready_since_us, flight.became_ready) = (Some(now_us), shares);
+        self.go_on(now_us);
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.request == request) {
+            flight.ready.get_or_insert(self.clock);
         }
     }
 
     /// A request's KV has landed, or never will.
     pub(crate) fn end(&mut self, now_us: u64, request: RequestId, landed: bool) {
-        self.share(now_us);
+        self.go_on(now_us);
         let at = self.flights.iter().position(|flight| flight.request == request);
         let flight = self.flights.remove(at.expect("what lands was sent"));
-        if let Some(ready_since_us) = flight.ready_since_us.filter(|_| landed) {
-            self.learn(&flight, now_us.saturating_sub(ready_since_us));
+        if landed {
+            self.learn(&flight);
         }
-        self.plan(now_us);
+        self.plan();
     }
 
     /// Sums up the shares of the flights until now.
-    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs, and flights are few")]
-    fn share(&mut self, now_us: u64) {
-        let past_us = now_us.saturating_sub(self.shared_until_us) as f64;
-        self.shared_until_us = now_us;
-        let ready = self.flights.iter().filter(|flight| flight.ready_since_us.is_some()).count();
-        self.shares.least_us += past_us / self.flights.len().max(1) as f64;
-        self.shares.most_us += past_us / ready.max(1) as f64;
+    fn go_on(&mut self, now_us: u64) {
+        let past_us = as_f64(now_us.saturating_sub(self.clock.at_us));
+        let ready = self.flights.iter().filter(|flight| flight.ready.is_some()).count() as u64;
+        self.clock.at_us = now_us;
+        self.clock.least_us += past_us / as_f64(self.flights().max(1));
+        self.clock.most_us += past_us / as_f64(ready.max(1));
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-    fn learn(&mut self, flight: &LinkFlight, landing_us: u64) {
-        let landing_us = landing_us as f64;
+    /// Learns from a flight that has landed.
+    fn learn(&mut self, flight: &LinkFlight) {
+        let Some(ready) = flight.ready else { return };
+        let landing_us = as_f64(self.clock.at_us.saturating_sub(ready.at_us));
         let before_us = *self.latency_us.get_or_insert(landing_us);
         let latency_us = landing_us.min(before_us + LATENCY_GAIN * (landing_us - before_us));
         self.latency_us = Some(latency_us);
         if flight.stated_us == 0 || landing_us == 0.0 {
             return;
         }
-        let of_stated = |us: f64| us / flight.stated_us as f64;
+        let of_stated = |us: f64| us / as_f64(flight.stated_us);
         let sending = (landing_us - latency_us.min(MOST_LATENCY_US)) / landing_us;
-        let least = of_stated(self.shares.least_us - flight.became_ready.least_us) * sending;
-        let most = of_stated(self.shares.most_us - flight.began.most_us).max(least);
+        let least = of_stated(self.clock.least_us - ready.least_us) * sending;
+        let most = of_stated(self.clock.most_us - flight.began.most_us).max(least);
         let seen = self.slowness.clamp(least, most);
         let seen = seen.clamp(self.slowness / OUTLIER, self.slowness * OUTLIER);
         self.landings = self.landings.saturating_add(1);
@@ -153,40 +142,23 @@ impl LinkLedger {
     }
 
     /// When all will have passed, by what each flight has had of the link.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "shares grow, and are far below 2^53 µs"
-    )]
-    fn plan(&mut self, now_us: u64) {
+    fn plan(&mut self) {
         let left_us = |flight: &LinkFlight| {
-            let had_us = (self.shares.least_us - flight.began.least_us) as u64;
+            let had_us = whole_us(self.clock.least_us - flight.began.least_us);
             self.learnt_us(flight.stated_us).saturating_sub(had_us)
         };
         let left = self.flights.iter().map(left_us);
-        self.free_at_us = left.fold(now_us, u64::saturating_add);
+        self.free_at_us = left.fold(self.clock.at_us, u64::saturating_add);
     }
 
     /// Time at the learnt rate for what takes `stated_us` at the stated one, µs.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a positive time; what is beyond 2^53 µs never ends"
-    )]
     pub(crate) fn learnt_us(&self, stated_us: u64) -> u64 {
-        (stated_us as f64 * self.slowness) as u64
+        whole_us(as_f64(stated_us) * self.slowness)
     }
 
     /// The learnt rate of a link whose stated rate is this, bytes/s.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a positive rate far below 2^53 bytes/s"
-    )]
     pub(crate) fn bytes_per_s(&self, stated: u64) -> u64 {
-        (stated as f64 / self.slowness) as u64
+        whole_us(as_f64(stated) / self.slowness)
     }
 
     /// When all that was sent has passed if the link never idles, µs.
@@ -211,10 +183,10 @@ impl LinkLedger {
 
     /// Whether what it has learnt can have been learnt: a saved ledger may hold any numbers.
     pub(crate) fn is_sound(&self) -> bool {
-        let within = |shares: LinkShares| shares.least_us >= 0.0 && shares.most_us >= shares.least_us;
         (1.0 / FURTHEST..=FURTHEST).contains(&self.slowness)
             && self.latency_us.is_none_or(|us| us >= 0.0)
-            && within(self.shares)
+            && self.clock.least_us >= 0.0
+            && self.clock.most_us >= self.clock.least_us
     }
 }
 

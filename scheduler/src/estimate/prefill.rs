@@ -1,6 +1,6 @@
 //! How long an instance needs to prefill a prompt.
 
-use super::NEVER_US;
+use super::{as_f64, whole_us};
 use crate::fleet::{Instance, InstanceSpec};
 use baton_types::Role;
 
@@ -106,21 +106,6 @@ fn alone_us(spec: &InstanceSpec, new: u64, prefix: u64) -> f64 {
         _ => spec.pass_tokens,
     };
     spec.profile.chunked_prefill_us(new, prefix, pass.into()) / f64::from(spec.pipeline_nodes.max(1))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "times and token counts are far below 2^53")]
-const fn as_f64(count: u64) -> f64 {
-    count as f64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "what is not below 2^52 is made so"
-)]
-const fn whole_us(us: f64) -> u64 {
-    // A node may announce any costs. A time beyond the range counts as never and does not overflow.
-    us.min(NEVER_US as f64) as u64
 }
 
 #[cfg(test)]

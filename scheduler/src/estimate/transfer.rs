@@ -35,7 +35,7 @@ pub(crate) fn alone_us(source: &Instance, target: &Instance, tokens: u64) -> u64
     let bytes = source.kv_bytes(tokens);
     let alone =
         |end: &Instance, link: &LinkLedger| link.learnt_us(transfer_us(bytes, end.spec.net_bytes_per_s));
-    alone(source, &source.prefill.outbound).max(alone(target, &target.inbound)).min(NEVER_US)
+    alone(source, &source.prefill.outbound).max(alone(target, &target.inbound))
 }
 
 /// Time for which `tokens` tokens of KV keep a link of the instance to themselves at the stated rate, µs.
@@ -45,12 +45,12 @@ pub(crate) fn stated_us(instance: &Instance, tokens: u64) -> u64 {
 
 /// Time for which `tokens` tokens of KV that leave the instance keep its link to themselves, µs.
 pub(crate) fn send_us(instance: &Instance, tokens: u64) -> u64 {
-    instance.prefill.outbound.learnt_us(stated_us(instance, tokens)).min(NEVER_US)
+    instance.prefill.outbound.learnt_us(stated_us(instance, tokens))
 }
 
 /// Time for which `tokens` tokens of KV that come to the instance keep its link to themselves, µs.
 pub(crate) fn receive_us(instance: &Instance, tokens: u64) -> u64 {
-    instance.inbound.learnt_us(stated_us(instance, tokens)).min(NEVER_US)
+    instance.inbound.learnt_us(stated_us(instance, tokens))
 }
 
 /// Predicted time to load blocks from the instance's own DRAM and SSD into its HBM, µs.
