@@ -364,7 +364,8 @@ async fn hand_offs_that_fail_are_tried_again_alike() {
     at_least(&kinds, &[("Handoff", 50), ("Blame", 100), ("Fail", 10)]);
 }
 
-/// Not each seed is alike: with 20, 32 and 36 of 20 to 43 the two predict with other cached tokens after a death.
+/// Seeds with a request that dies twice are left out (20, 32 and 36 of 20 to 43): the simulator names the blocks of its own
+/// tokens by request, the service by token, so that the live index does not find again what these steps say is held.
 #[tokio::test]
 async fn requests_of_nodes_that_die_go_on_elsewhere_alike() {
     let mut kinds = BTreeMap::new();
