@@ -29,7 +29,8 @@ pub enum Input<'a> {
         /// The blocks wanted, from the root.
         chain: &'a [BlockKey],
     },
-    /// The oldest unanswered `Onboard` of `owner` ended.
+    /// The unanswered `Onboard` of `owner` that comes first in its chain ended. What comes later waits: an inherited
+    /// one may come before one that was under way.
     OnboardDone {
         /// As in the effect.
         owner: Owner,
@@ -37,8 +38,8 @@ pub enum Input<'a> {
         /// their copies below are given up unless another owner pins them.
         ok: bool,
     },
-    /// The oldest unanswered `Onboard` of `owner` ended before its end: its first blocks rest in
-    /// HBM, verified, and the owner must compute the others.
+    /// The same `Onboard` ended before its end: its first blocks rest in HBM, verified, and the owner must compute the
+    /// others.
     OnboardCutShort {
         /// As in the effect.
         owner: Owner,

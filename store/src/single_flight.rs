@@ -22,6 +22,15 @@ pub(crate) struct Duty {
     pub is_load: bool,
 }
 
+impl Hold {
+    /// Which of the duties is the load to answer next: the one that comes first in the chain, whenever it was taken
+    /// over, since a load is complete only behind blocks that are readable.
+    pub(crate) fn first_load(&self) -> Option<usize> {
+        let loads = self.duties.iter().enumerate().filter(|(_, duty)| duty.is_load);
+        loads.min_by_key(|(_, duty)| duty.from).map(|(at, _)| at)
+    }
+}
+
 impl HoldTable {
     /// The longest waiting hold, other than readers, whose chain has `block` at `position`.
     fn heir(&self, position: usize, block: u32) -> Option<&Hold> {
@@ -170,9 +179,9 @@ impl Store {
     }
 
     fn take_load(&mut self, number: usize) -> Option<Duty> {
-        let duties = &mut self.holds.get_mut(number).duties;
-        let position = duties.iter().position(|duty| duty.is_load)?;
-        Some(duties.remove(position))
+        let hold = self.holds.get_mut(number);
+        let at = hold.first_load()?;
+        Some(hold.duties.remove(at))
     }
 
     fn count_onboarded(&mut self, run: &[u32]) {
@@ -340,6 +349,22 @@ mod tests {
         assert_eq!(rig.hits(&[1, 2, 3]), (0, 3, 0));
         rig.onboarded(4, true);
         assert_eq!(rig.hits(&[1, 2, 3]), (2, 1, 0));
+    }
+
+    #[test]
+    fn a_load_that_was_taken_over_is_answered_before_what_follows_it() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.open(3, &[1], 0);
+        rig.open(4, &[1, 2, 3], 0);
+        assert_eq!(rig.close(3), [onboard(4, 1)]);
+        let next =
+            |rig: &Rig| rig.store.onboard_keys(owner(4)).iter().map(|(key, _)| key.0).collect::<Vec<_>>();
+        assert_eq!(next(&rig), [1]);
+        rig.onboarded(4, true);
+        assert_eq!(rig.hits(&[1, 2, 3]), (1, 2, 0));
+        assert_eq!(next(&rig), [2, 3]);
+        rig.onboarded(4, true);
+        assert_eq!(rig.hits(&[1, 2, 3]), (3, 0, 0));
     }
 
     #[test]

@@ -68,13 +68,13 @@ impl Store {
         live.map(|&(block, _)| self.table[block].key).collect()
     }
 
-    /// The blocks of the owner's oldest unanswered [`Onboard`](crate::Effect::Onboard) that still
-    /// wait for their bytes, from the root, each with the fastest tier to read it from, if it
-    /// still is in one.
+    /// The blocks that still wait for their bytes in that unanswered [`Onboard`](crate::Effect::Onboard) of the owner
+    /// which comes first in its chain, from the root, each with the fastest tier to read it from, if it still is in
+    /// one.
     #[must_use]
     pub fn onboard_keys(&self, owner: Owner) -> Vec<(BlockKey, Option<Tier>)> {
         let Some(hold) = self.hold(owner) else { return Vec::new() };
-        let Some(load) = hold.duties.iter().find(|duty| duty.is_load) else { return Vec::new() };
+        let Some(load) = hold.first_load().map(|at| hold.duties[at]) else { return Vec::new() };
         let run = hold.blocks[load.from as usize..load.to as usize].iter().map(|&block| &self.table[block]);
         let unfilled = run.filter(|block| block.slots[HBM] == Slot::Filling);
         unfilled.map(|block| (block.key, Tier::LOCAL.get(block.below_hbm()).copied())).collect()

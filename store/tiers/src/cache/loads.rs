@@ -8,7 +8,7 @@ use baton_store::{CopyState, Input, Owner};
 use baton_types::{BlockKey, Tier};
 use std::collections::VecDeque;
 
-/// The loads of one owner: the store wants them answered in their order.
+/// The loads of one owner: the store wants them answered from the root on.
 #[derive(Debug, Default)]
 pub(super) struct Loads {
     /// Orders not answered, the active one included.
@@ -73,6 +73,16 @@ impl KvCache {
         }
     }
 
+    /// The store wants a load. One that was inherited may come before the active one, which then begins again after
+    /// it; reads of it that are still to come are of no use.
+    pub(super) fn order_load(&mut self, owner: Owner) {
+        let is_active = self.loads.get(&owner).is_some_and(|loads| loads.active.is_some());
+        let first = if is_active { self.first_of(owner, &self.store.onboard_keys(owner)) } else { 0 };
+        let loads = self.loads.entry(owner).or_default();
+        loads.orders += 1;
+        loads.active = loads.active.take().filter(|load| load.first <= first);
+    }
+
     /// Starts what loads wait to be started and answers what is complete.
     pub(super) fn run_loads(&mut self, pool: &mut dyn Pool) {
         // An answer may be what another load waits for.
@@ -134,9 +144,7 @@ impl KvCache {
         let number = self.next_load;
         self.next_load += 1;
         let wanted = self.store.onboard_keys(owner);
-        let chain = self.held.get(&owner).map_or(&[][..], |held| &held.chain);
-        let first = wanted.first().and_then(|(first, _)| chain.iter().position(|key| key == first));
-        let first = first.unwrap_or(0) as u32;
+        let first = self.first_of(owner, &wanted);
         let mut load = Load { number, first, todo: VecDeque::new(), reads: 0, failed: None };
         for (at, (key, tier)) in (0u32..).zip(wanted) {
             let from_flash = match tier {
@@ -156,6 +164,12 @@ impl KvCache {
             load.todo.push_back((key, at));
         }
         load
+    }
+
+    /// The position at which a load of these blocks begins.
+    fn first_of(&self, owner: Owner, wanted: &[(BlockKey, Option<Tier>)]) -> u32 {
+        let chain = self.held.get(&owner).map_or(&[][..], |held| &held.chain);
+        wanted.first().and_then(|(first, _)| chain.iter().position(|key| key == first)).unwrap_or(0) as u32
     }
 
     fn load_from_dram(&self, key: BlockKey, pool: &mut dyn Pool) -> Result<(), TierError> {

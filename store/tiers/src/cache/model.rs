@@ -440,6 +440,23 @@ proptest! {
     }
 }
 
+/// An owner that waits for a block that another brings up is heard of when the other has left.
+#[test]
+fn an_owner_that_brought_a_block_up_may_leave_those_that_wait_for_it() {
+    let config = StoreConfig {
+        hbm_blocks: 9,
+        dram_blocks: 0,
+        ssd_blocks: 8,
+        eviction: Eviction::S3Fifo,
+        offload: Offload::WriteThrough,
+        ssd_second_touch: false,
+    };
+    let open = |owner, path: &[u64]| Op::Open { owner, path: path.to_vec(), room: 0 };
+    let before = [Op::Serve { path: vec![0, 0] }, Op::Restart];
+    let after = [open(2, &[0]), open(0, &[0, 0]), Op::Close { owner: 2 }];
+    play(config, &[before.as_slice(), after.as_slice()].concat());
+}
+
 /// The histories above reach what they are meant to reach.
 #[test]
 fn random_histories_visit_every_corner() {

@@ -35,7 +35,7 @@ impl KvCache {
             Effect::Offload { ticket, from, to, .. } => {
                 self.copies.push_back(CopyOrder::new(ticket, from, to))
             }
-            Effect::Onboard { owner, .. } => self.loads.entry(owner).or_default().orders += 1,
+            Effect::Onboard { owner, .. } => self.order_load(owner),
             // The owner hears of both by `Notice::Ready`, once it waits for nothing else.
             Effect::OnboardFailed { .. } | Effect::Inherited { .. } => {}
             answer @ (Effect::Opened { .. }
