@@ -23,4 +23,4 @@ mod world;
 pub use metrics::RunResult;
 pub use setup::{Clients, Handoff, Pool, Setup};
 pub use workload::{TraceWorkload, Workload};
-pub use world::{ConductorInput, Step, World};
+pub use world::{ConductorInput, Step, World, own_blocks};

@@ -43,6 +43,7 @@ use inbox::RoutedInput;
 pub use inbox::{ConductorInput, Step};
 use node::Node;
 use requests::LiveRequest;
+pub use resume::own_blocks;
 
 /// A run in progress.
 pub struct World {

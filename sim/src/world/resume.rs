@@ -1,6 +1,8 @@
 //! A decode died in the middle of its answer: what left for the client is part of the prompt now,
 //! and the answer goes on from there.
 
+use std::ops::Range;
+
 use baton_types::{BlockKey, ChainHasher, RequestId};
 
 use super::World;
@@ -26,38 +28,32 @@ impl World {
         live.prompt_tokens = live.asked_tokens + u64::from(live.streamed_tokens);
         let whole = usize::try_from(live.asked_tokens / block_tokens).unwrap_or(usize::MAX);
         live.keys.truncate(whole);
-        extend(&mut live.keys, live.id, live.prompt_tokens, block_tokens);
+        let upto = usize::try_from(live.prompt_tokens / block_tokens).unwrap_or(usize::MAX);
+        let own = own_blocks(live.id, live.keys.len()..upto);
+        live.keys.extend(own);
         let (router, input) = (live.router, live.emitted(live.streamed_tokens));
         self.send(router, input);
     }
 }
 
-/// Names the full blocks from the end of `keys` to the end of the prompt, as the service does. They keep their names
-/// when the prompt grows again.
-fn extend(keys: &mut Vec<BlockKey>, id: RequestId, prompt_tokens: u64, block_tokens: u64) {
+/// The names of a request's blocks of generated tokens, at these positions of its chain: the first is the first full
+/// block that its trace does not name. They keep their names when the prompt grows again. A service names them by their
+/// tokens, which a simulated answer has not.
+pub fn own_blocks(id: RequestId, positions: Range<usize>) -> Vec<BlockKey> {
     let mut hasher = ChainHasher::new(OWN_SEED, &id.0.to_le_bytes());
-    for block in keys.len() as u64..prompt_tokens / block_tokens {
-        keys.push(hasher.push_id(block));
-    }
+    positions.map(|block| hasher.push_id(block as u64)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn extended(id: u64, prompt_tokens: u64) -> Vec<BlockKey> {
-        let mut keys = vec![BlockKey(1), BlockKey(2)];
-        extend(&mut keys, RequestId(id), prompt_tokens, 100);
-        keys
-    }
-
     #[test]
     fn full_blocks_are_named_keep_their_names_and_nobody_else_has_them() {
-        let (short, long) = (extended(7, 450), extended(7, 610));
-        assert_eq!((short.len(), long.len()), (4, 6), "the last is partial");
-        assert_eq!(short[..], long[..4]);
-        let other = extended(8, 450);
-        assert!(short[2..].iter().all(|key| !other[2..].contains(key)));
-        assert_eq!(extended(7, 200).len(), 2, "nothing to add");
+        let (short, long) = (own_blocks(RequestId(7), 2..4), own_blocks(RequestId(7), 2..6));
+        assert_eq!((short.len(), long.len()), (2, 4));
+        assert_eq!(short[..], long[..2]);
+        assert!(own_blocks(RequestId(8), 2..4).iter().all(|key| !short.contains(key)));
+        assert_eq!(own_blocks(RequestId(7), 2..2), [], "nothing to add");
     }
 }
