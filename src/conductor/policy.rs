@@ -41,15 +41,19 @@ pub struct PolicyOutcome {
 }
 
 /// Why a policy did not come into force.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyRefusal {
     /// The policy is wrong: sending it again cannot help.
+    #[error("{0}")]
     Wrong(String),
     /// Another policy is in force than the one that the change was made from.
+    #[error("{0}")]
     Stale(String),
     /// Somebody else was quicker, or there is nothing to take back: read what is in force, and decide anew.
+    #[error("{0}")]
     Conflict(String),
     /// It cannot be made here and now, whatever it says; the words tell what to do.
+    #[error("{0}")]
     NotNow(String),
 }
 
@@ -59,13 +63,6 @@ impl PolicyRefusal {
         Self::Stale(format!(
             "the policy has changed since it was read: revision {revision} is in force; read it and decide anew"
         ))
-    }
-}
-
-impl std::fmt::Display for PolicyRefusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Wrong(why) | Self::Stale(why) | Self::Conflict(why) | Self::NotNow(why)) = self;
-        f.write_str(why)
     }
 }
 

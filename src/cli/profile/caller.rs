@@ -57,27 +57,20 @@ impl PromptSpec {
 }
 
 /// Why an answer did not get as far as was waited for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerFailure {
     /// The endpoint refused the request: status and words.
+    #[error("the endpoint answered {0}: {1}")]
     Refused(u16, String),
     /// It took too long.
+    #[error("no token came in time")]
     Late,
     /// It ended with fewer tokens.
+    #[error("the answer ended early")]
     Short,
     /// Anything else.
+    #[error("{0}")]
     Failed(String),
-}
-
-impl std::fmt::Display for AnswerFailure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Refused(status, why) => write!(f, "the endpoint answered {status}: {why}"),
-            Self::Late => f.write_str("no token came in time"),
-            Self::Short => f.write_str("the answer ended early"),
-            Self::Failed(why) => f.write_str(why),
-        }
-    }
 }
 
 /// Sends the requests of a measurement.
