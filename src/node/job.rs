@@ -30,8 +30,8 @@ pub(super) struct Job {
     pub sampling: Arc<Sampling>,
     /// Where the KV goes; `None` for a local decode and for the decode leg.
     pub to: Option<v1::Peer>,
-    /// The holder of more of it, and how many leading blocks it has.
-    pub fetch: Option<(v1::Peer, u32)>,
+    /// The holder of more of it, until a fetch begins.
+    pub fetch_from: Option<v1::Peer>,
     pub room_tokens: u32,
     pub order: u64,
     pub hold: Option<Hold>,
@@ -100,7 +100,7 @@ impl Job {
             token_count: count,
             sampling: Arc::new(sampling),
             to: None,
-            fetch: None,
+            fetch_from: None,
             room_tokens,
             order: 0,
             hold: None,

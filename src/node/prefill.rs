@@ -23,12 +23,11 @@ impl Worker {
             Err(why) => return self.refuse(request, attempt, &why),
         };
         job.to = order.decode;
-        job.fetch = order.fetch_from.map(|from| (from, order.fetch_blocks));
-        job.order = order.order;
-        let (work, stays) = (job.work(), job.to.is_none());
         let plan =
-            |(from, blocks): &(v1::Peer, u32)| FetchPlan { from: InstanceId(from.instance), blocks: *blocks };
-        let (fetch, order) = (job.fetch.as_ref().map(plan), job.order);
+            |from: &v1::Peer| FetchPlan { from: InstanceId(from.instance), blocks: order.fetch_blocks };
+        let fetch = order.fetch_from.as_ref().map(plan);
+        (job.fetch_from, job.order) = (order.fetch_from, order.order);
+        let (work, stays, order) = (job.work(), job.to.is_none(), job.order);
         self.jobs.insert(request, job);
         self.leg(Input::Prefill { request: RequestId(request), work, stays, fetch, order });
     }
@@ -69,31 +68,11 @@ impl Worker {
         }
     }
 
-    /// Fetches the blocks that the conductor saw elsewhere. The node first waits for the blocks that its own cache
-    /// brings up.
-    pub(super) fn start_fetch(&mut self, request: u64) {
-        let Some(job) = self.jobs.get(&request) else { return };
-        let upto = job.fetch.as_ref().map_or(0, |(_, blocks)| *blocks);
-        let cached_blocks = upto.min(job.work().named_blocks);
-        self.leg(Input::FetchBegun { request: RequestId(request), cached_blocks });
-        if !self.jobs.get(&request).and_then(|job| job.hold.as_ref()).is_some_and(|hold| hold.waiting) {
-            self.begin_fetch(request);
-        }
-    }
-
-    /// Begins a fetch that was asked for, if there is one and something is missing still.
-    pub(super) fn begin_fetch(&mut self, request: u64) {
-        if !self.loads(request) {
-            return;
-        }
+    /// Fetches blocks that the conductor saw elsewhere, behind those that are here.
+    pub(super) fn start_fetch(&mut self, request: u64, have_blocks: u32, upto_blocks: u32) {
         let Some(job) = self.jobs.get_mut(&request) else { return };
-        let Some((from, blocks)) = job.fetch.take() else { return };
-        let upto = (blocks as usize).min(job.chain.len());
-        let (have, cached_blocks) = (job.readable_blocks as usize, job.readable_blocks);
-        if upto <= have {
-            return self.leg(Input::FetchEnded { request: RequestId(request), ok: true, cached_blocks });
-        }
-        let keys = job.chain[have..upto].to_vec();
+        let from = job.fetch_from.take().expect("a fetch is planned with its holder");
+        let keys = job.chain[have_blocks as usize..upto_blocks as usize].to_vec();
         let attempt = job.attempt;
         self.links.fetch(request, attempt, from, keys);
     }
@@ -125,7 +104,7 @@ impl Worker {
             tracing::warn!(request, %why, "fetched blocks are used once and not kept");
         }
         let (request, cached_blocks) = (RequestId(request), job.readable_blocks);
-        self.leg(Input::FetchEnded { request, ok: landed > have, cached_blocks });
+        self.leg(Input::FetchEnded { request, cached_blocks });
     }
 
     /// Everything is here that could be brought.

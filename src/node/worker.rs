@@ -232,7 +232,6 @@ impl Worker {
         for request in ready {
             let cached_blocks = self.jobs.get(&request.0).map_or(0, |job| job.readable_blocks);
             self.leg(Input::Cached { request, cached_blocks, waits: false });
-            self.begin_fetch(request.0);
         }
         self.leg(Input::RoomFreed);
         self.open_prefills();
@@ -293,7 +292,9 @@ impl Worker {
     fn obey(&mut self, effect: Effect) {
         match effect {
             Effect::Open { request, room_blocks } => self.open(request, room_blocks),
-            Effect::Fetch { request, .. } => self.start_fetch(request.0),
+            Effect::Fetch { request, have_blocks, plan } => {
+                self.start_fetch(request.0, have_blocks, plan.blocks);
+            }
             Effect::Fetched { request, ok } => self.report(request.0, v1::fact::Fact::Fetch(ok)),
             Effect::Compute { request, cached_tokens } => self.start_prefill(request.0, cached_tokens),
             Effect::Seal { request } => self.seal(request.0),

@@ -47,33 +47,40 @@ pub struct QueuedPrefill {
     pub(crate) place: (u64, u64),
 }
 
-/// A fetch of a prefill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fetch {
-    /// Not wanted, or over.
-    None,
-    /// The driver is to begin it.
-    Asked,
-    /// Under way.
-    Flying,
-}
-
 /// A prefill whose blocks are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedPrefill {
     pub(crate) work: Work,
     pub(crate) stays: bool,
-    /// Leading blocks that need no computing, counting those that are being brought.
+    /// Leading blocks that need no computing.
     pub(crate) cached_blocks: u32,
+}
+
+/// What a pinned prefill waits for before it computes. A fetch comes second: how much is missing is known once the
+/// node's own cache has brought what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bringing {
+    /// The node's cache is to make some of its blocks readable; then the blocks of the plan are fetched, if they are
+    /// missing still.
+    Cache(Option<FetchPlan>),
+    /// Blocks are being fetched.
+    Fetch(FetchPlan),
+}
+
+impl Bringing {
+    pub(crate) const fn plan(self) -> Option<FetchPlan> {
+        match self {
+            Self::Cache(plan) => plan,
+            Self::Fetch(plan) => Some(plan),
+        }
+    }
 }
 
 /// A pinned prefill of which some blocks are being brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadingPrefill {
     pub(crate) pinned: PinnedPrefill,
-    /// Whether the cache has yet to make some of its blocks readable.
-    pub(crate) waits: bool,
-    pub(crate) fetch: Fetch,
+    pub(crate) bringing: Bringing,
 }
 
 /// A pinned prefill that its engine computes.
@@ -126,9 +133,9 @@ pub enum Leg {
 }
 
 impl QueuedPrefill {
-    pub(crate) const fn opened(self, cached_blocks: u32, waits: bool) -> LoadingPrefill {
+    pub(crate) const fn opened(self, cached_blocks: u32) -> LoadingPrefill {
         let pinned = PinnedPrefill { work: self.work, stays: self.stays, cached_blocks };
-        LoadingPrefill { pinned, waits, fetch: Fetch::None }
+        LoadingPrefill { pinned, bringing: Bringing::Cache(self.fetch) }
     }
 }
 
@@ -140,12 +147,25 @@ impl PinnedPrefill {
 }
 
 impl LoadingPrefill {
-    /// On to the engine, if all is here that will be.
-    pub(crate) const fn settled(self) -> Result<ComputingPrefill, Self> {
-        match self.fetch {
-            Fetch::None if !self.waits => Ok(ComputingPrefill { pinned: self.pinned, failed_us: None }),
-            _ => Err(self),
+    /// Leading tokens that need no computing if all comes that is being brought.
+    pub(crate) fn expected_tokens(&self, config: &LegsConfig) -> u64 {
+        let fetched_blocks = self.bringing.plan().map_or(0, |plan| plan.blocks);
+        self.pinned.work.tokens_of(self.pinned.cached_blocks.max(fetched_blocks), config)
+    }
+
+    /// Its cache has brought what it has: on to a fetch of what is missing, or to the engine.
+    pub(crate) fn cached(self) -> Result<ComputingPrefill, Self> {
+        match self.bringing {
+            Bringing::Cache(Some(plan)) if plan.blocks > self.pinned.cached_blocks => {
+                Err(Self { bringing: Bringing::Fetch(plan), ..self })
+            }
+            _ => Ok(self.complete()),
         }
+    }
+
+    /// All is here that will be: on to the engine.
+    pub(crate) const fn complete(self) -> ComputingPrefill {
+        ComputingPrefill { pinned: self.pinned, failed_us: None }
     }
 }
 
@@ -162,8 +182,8 @@ impl Leg {
     /// Tokens of an open prefill that its engine has yet to compute.
     pub(crate) fn open_tokens(&self, config: &LegsConfig) -> u64 {
         match self {
-            Self::Loading(LoadingPrefill { pinned, .. })
-            | Self::Computing(ComputingPrefill { pinned, .. }) => {
+            Self::Loading(loading) => loading.pinned.work.prompt_tokens - loading.expected_tokens(config),
+            Self::Computing(ComputingPrefill { pinned, .. }) => {
                 pinned.work.prompt_tokens - pinned.cached_tokens(config)
             }
             Self::Queued(_) | Self::Held(_) | Self::WaitingForRoom(_) => 0,

@@ -29,7 +29,7 @@ mod set;
 mod tests;
 
 pub use leg::{
-    AwaitedTransfer, Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, PinnedPrefill, QueuedPrefill,
+    AwaitedTransfer, Bringing, Complete, ComputingPrefill, Leg, LoadingPrefill, PinnedPrefill, QueuedPrefill,
     Work,
 };
 pub use set::Legs;
@@ -120,19 +120,10 @@ pub enum Input {
         /// The request that the leg serves.
         request: RequestId,
     },
-    /// Answers [`Effect::Fetch`]: it is under way.
-    FetchBegun {
-        /// The request that the leg serves.
-        request: RequestId,
-        /// Leading blocks that need no computing once it is over.
-        cached_blocks: u32,
-    },
-    /// A fetch is over, or never began.
+    /// Answers [`Effect::Fetch`]: it is over, or never began.
     FetchEnded {
         /// The request that the leg serves.
         request: RequestId,
-        /// Whether the fetch brought its blocks, or none was missing by then.
-        ok: bool,
         /// Leading blocks that need no computing now.
         cached_blocks: u32,
     },
@@ -212,8 +203,7 @@ pub enum Effect {
         /// Blocks for the answer.
         room_blocks: u32,
     },
-    /// Bring blocks from elsewhere. Answered by [`Input::FetchBegun`] or [`Input::FetchEnded`] before
-    /// any other input.
+    /// Bring blocks from elsewhere. Answered by [`Input::FetchEnded`].
     Fetch {
         /// The request that the leg serves.
         request: RequestId,
@@ -226,7 +216,7 @@ pub enum Effect {
     Fetched {
         /// The request that the leg serves.
         request: RequestId,
-        /// As in [`Input::FetchEnded`].
+        /// Whether it brought blocks, or none was missing by then.
         ok: bool,
     },
     /// Give the prompt to the engine.

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use baton_types::{FetchPlan, RequestId};
 
 use crate::leg::{
-    AwaitedTransfer, Complete, ComputingPrefill, Fetch, Leg, LoadingPrefill, QueuedPrefill, Work,
+    AwaitedTransfer, Bringing, Complete, ComputingPrefill, Leg, LoadingPrefill, QueuedPrefill, Work,
 };
 use crate::{Effect, GROW_BLOCKS, Input, LegFailure, LegHoldings, LegsConfig, STRANDED_LEASE_US};
 
@@ -86,23 +86,11 @@ impl Legs {
                 self.opened(request, cached_blocks, waits, effects);
             }
             Input::NoRoom { request } => self.no_room(request, effects),
-            Input::FetchBegun { request, cached_blocks } => {
-                self.load(request, effects, |loading, _| {
-                    (loading.fetch, loading.pinned.cached_blocks) = (Fetch::Flying, cached_blocks);
-                });
-            }
-            Input::FetchEnded { request, ok, cached_blocks } => {
-                self.load(request, effects, |loading, effects| {
-                    if loading.fetch != Fetch::None {
-                        effects.push(Effect::Fetched { request, ok });
-                    }
-                    (loading.fetch, loading.pinned.cached_blocks) = (Fetch::None, cached_blocks);
-                });
-            }
             Input::Cached { request, cached_blocks, waits } => {
-                self.load(request, effects, |loading, _| {
-                    (loading.pinned.cached_blocks, loading.waits) = (cached_blocks, waits);
-                });
+                self.cached(request, cached_blocks, waits, effects);
+            }
+            Input::FetchEnded { request, cached_blocks } => {
+                self.fetch_ended(request, cached_blocks, effects);
             }
             Input::Computed { request } => self.computed(request, effects),
             Input::HandedOff { request, ok, now_us } => self.handed_off(request, ok, now_us, effects),
@@ -135,6 +123,7 @@ impl Legs {
         }
         self.arrivals += 1;
         let place = (order, self.arrivals);
+        let fetch = fetch.map(|plan| FetchPlan { blocks: plan.blocks.min(work.named_blocks), ..plan });
         self.queue.insert(place, request);
         self.legs.insert(request, Leg::Queued(QueuedPrefill { work, stays, fetch, place }));
     }
@@ -231,20 +220,12 @@ impl Legs {
         match self.legs.get(&request).copied() {
             Some(Leg::Queued(queued)) => {
                 self.queue.remove(&queued.place);
-                let mut loading = queued.opened(cached_blocks, waits);
-                match queued.fetch {
-                    // The blocks in the plan have come here meanwhile.
-                    Some(plan) if plan.blocks <= cached_blocks => {
-                        effects.push(Effect::Fetched { request, ok: true });
-                    }
-                    Some(plan) => {
-                        loading.fetch = Fetch::Asked;
-                        effects.push(Effect::Fetch { request, have_blocks: cached_blocks, plan });
-                    }
-                    None => {}
+                let loading = queued.opened(cached_blocks);
+                if waits {
+                    self.put(request, Leg::Loading(loading));
+                } else {
+                    self.go_on(request, loading, effects);
                 }
-                self.opened_tokens += Leg::Loading(loading).open_tokens(&self.config);
-                self.go_on(request, loading, effects);
             }
             Some(Leg::WaitingForRoom(kv)) => {
                 self.waiting_for_room.retain(|other| *other != request);
@@ -278,30 +259,64 @@ impl Legs {
         self.legs.iter().any(|(other, leg)| *other != request && leg.held().blocks)
     }
 
-    /// Changes what a prefill waits for, and lets it compute once that is nothing.
-    fn load(
-        &mut self,
-        request: RequestId,
-        effects: &mut Vec<Effect>,
-        change: impl FnOnce(&mut LoadingPrefill, &mut Vec<Effect>),
-    ) {
-        let Some(Leg::Loading(mut loading)) = self.legs.get(&request).copied() else { return };
-        self.opened_tokens -= Leg::Loading(loading).open_tokens(&self.config);
-        change(&mut loading, effects);
-        self.opened_tokens += Leg::Loading(loading).open_tokens(&self.config);
-        self.go_on(request, loading, effects);
+    /// Takes out a prefill that waits for a fetch, or one that waits for its cache.
+    fn take_loading(&mut self, request: RequestId, fetches: bool) -> Option<LoadingPrefill> {
+        let Some(Leg::Loading(loading)) = self.legs.get(&request).copied() else { return None };
+        if matches!(loading.bringing, Bringing::Fetch(_)) != fetches {
+            return None;
+        }
+        self.remove(request);
+        Some(loading)
     }
 
-    fn go_on(&mut self, request: RequestId, loading: LoadingPrefill, effects: &mut Vec<Effect>) {
-        let leg = match loading.settled() {
-            Ok(computing) => {
-                let cached_tokens = computing.pinned.cached_tokens(&self.config);
-                effects.push(Effect::Compute { request, cached_tokens });
-                Leg::Computing(computing)
-            }
-            Err(loading) => Leg::Loading(loading),
-        };
+    fn put(&mut self, request: RequestId, leg: Leg) {
+        self.opened_tokens += leg.open_tokens(&self.config);
         self.legs.insert(request, leg);
+    }
+
+    /// The cache says how a prefill stands that waits for it.
+    fn cached(&mut self, request: RequestId, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
+        let Some(mut loading) = self.take_loading(request, false) else { return };
+        loading.pinned.cached_blocks = cached_blocks;
+        if waits {
+            self.put(request, Leg::Loading(loading));
+        } else {
+            self.go_on(request, loading, effects);
+        }
+    }
+
+    /// What a cache could bring is here: blocks that are missing still are fetched, or it computes.
+    fn go_on(&mut self, request: RequestId, loading: LoadingPrefill, effects: &mut Vec<Effect>) {
+        let have_blocks = loading.pinned.cached_blocks;
+        match loading.cached() {
+            Ok(computing) => {
+                if loading.bringing.plan().is_some() {
+                    // The blocks in the plan have come here meanwhile.
+                    effects.push(Effect::Fetched { request, ok: true });
+                }
+                self.compute(request, computing, effects);
+            }
+            Err(loading) => {
+                if let Bringing::Fetch(plan) = loading.bringing {
+                    effects.push(Effect::Fetch { request, have_blocks, plan });
+                }
+                self.put(request, Leg::Loading(loading));
+            }
+        }
+    }
+
+    fn fetch_ended(&mut self, request: RequestId, cached_blocks: u32, effects: &mut Vec<Effect>) {
+        let Some(mut loading) = self.take_loading(request, true) else { return };
+        let ok = cached_blocks > loading.pinned.cached_blocks;
+        loading.pinned.cached_blocks = cached_blocks;
+        effects.push(Effect::Fetched { request, ok });
+        self.compute(request, loading.complete(), effects);
+    }
+
+    fn compute(&mut self, request: RequestId, computing: ComputingPrefill, effects: &mut Vec<Effect>) {
+        let cached_tokens = computing.pinned.cached_tokens(&self.config);
+        effects.push(Effect::Compute { request, cached_tokens });
+        self.put(request, Leg::Computing(computing));
     }
 
     fn computed(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
@@ -415,9 +430,6 @@ impl Legs {
                     if self.queue.get(&q.place) != Some(request) {
                         return Err(format!("{request} is in no queue"));
                     }
-                }
-                Leg::Loading(l) if !l.waits && l.fetch == Fetch::None => {
-                    return Err(format!("{request} waits for nothing"));
                 }
                 Leg::WaitingForRoom(_) => {
                     waiting_for_room += 1;

@@ -107,16 +107,26 @@ fn kv_is_fetched_only_where_it_is_missing_and_computing_waits_for_it() {
     );
     order(&mut legs, 2);
     assert_eq!(
-        step(&mut legs, Input::Opened { request: B, cached_blocks: 1, waits: true }),
-        [Effect::Fetch { request: B, have_blocks: 1, plan: elsewhere }]
+        step(&mut legs, Input::Opened { request: B, cached_blocks: 3, waits: true }),
+        [],
+        "what is missing is known once the cache is ready"
     );
-    assert_eq!(step(&mut legs, Input::FetchBegun { request: B, cached_blocks: 4 }), []);
-    // The cache is ready, the fetch is not.
-    assert_eq!(step(&mut legs, Input::Cached { request: B, cached_blocks: 4, waits: false }), []);
+    assert_eq!(step(&mut legs, Input::FetchEnded { request: B, cached_blocks: 4 }), [], "none is under way");
     assert_eq!(
-        step(&mut legs, Input::FetchEnded { request: B, ok: false, cached_blocks: 2 }),
-        [Effect::Fetched { request: B, ok: false }, Effect::Compute { request: B, cached_tokens: 32 }]
+        step(&mut legs, Input::Cached { request: B, cached_blocks: 2, waits: false }),
+        [Effect::Fetch { request: B, have_blocks: 2, plan: elsewhere }]
     );
+    assert_eq!(step(&mut legs, Input::Cached { request: B, cached_blocks: 4, waits: false }), [], "too late");
+    for (cached_blocks, ok) in [(2, false), (3, true)] {
+        let mut legs = legs.clone();
+        assert_eq!(
+            step(&mut legs, Input::FetchEnded { request: B, cached_blocks }),
+            [
+                Effect::Fetched { request: B, ok },
+                Effect::Compute { request: B, cached_tokens: u64::from(cached_blocks) * 16 }
+            ]
+        );
+    }
 }
 
 #[test]
@@ -329,7 +339,7 @@ fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input
         2 => Input::RoomFreed,
         3 | 4 => Input::OpenNext,
         5 => Input::Cached { request, cached_blocks, waits },
-        6 => Input::FetchEnded { request, ok, cached_blocks },
+        6 => Input::FetchEnded { request, cached_blocks },
         7 | 8 => Input::Computed { request },
         9 => Input::HandedOff { request, ok, now_us },
         10 => Input::HandOff { request },
@@ -362,10 +372,8 @@ proptest! {
                         Input::Opened { request, cached_blocks, waits }
                     }
                     Effect::Open { request, .. } => Input::NoRoom { request },
-                    Effect::Fetch { request, .. } if number % 3 > 0 => {
-                        Input::FetchBegun { request, cached_blocks: 9 }
-                    }
-                    Effect::Fetch { request, .. } => Input::FetchEnded { request, ok: false, cached_blocks },
+                    Effect::Fetch { .. } if number % 3 > 0 => continue,
+                    Effect::Fetch { request, .. } => Input::FetchEnded { request, cached_blocks },
                     Effect::Withdraw { request, .. } if number.is_multiple_of(7) => Input::Offered { request },
                     Effect::Withdraw { request, to } => {
                         account.holds.remove(&request);

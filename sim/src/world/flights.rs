@@ -234,7 +234,7 @@ impl World {
             live.hit_blocks = live.hit_blocks.min(here);
         }
         let (request, cached_blocks) = (live.id, live.hit_blocks);
-        self.leg(at, LegInput::FetchEnded { request, ok, cached_blocks });
+        self.leg(at, LegInput::FetchEnded { request, cached_blocks });
     }
 
     fn handoff_ended(&mut self, slot: u32, ok: bool) {

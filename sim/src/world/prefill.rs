@@ -53,14 +53,14 @@ impl World {
         (u64::from(blocks) * u64::from(self.setup.scheduler.block_tokens)).min(prompt - 1)
     }
 
-    /// Brings blocks from the holder that the conductor named, if that still saves work.
+    /// Brings blocks from the holder that the conductor named, if it has more than is here.
     pub(crate) fn begin_fetch(&mut self, slot: u32, at: u32, plan: FetchPlan) {
         let live = &self.live[slot as usize];
         let (request, cached_blocks, from) = (live.id, live.hit_blocks, plan.from.0);
         let blocks = (plan.blocks as usize).min(live.keys.len());
         let source_alive = self.nodes.get(plan.from.index()).is_some_and(|n| n.alive);
         if !source_alive || from == at {
-            return self.leg(at, LegInput::FetchEnded { request, ok: true, cached_blocks });
+            return self.leg(at, LegInput::FetchEnded { request, cached_blocks });
         }
         let owner = RequestId(request.0 | READER);
         let keys = std::mem::take(&mut self.live[slot as usize].keys);
@@ -68,12 +68,11 @@ impl World {
         self.live[slot as usize].keys = keys;
         if readable <= cached_blocks {
             self.step_store(from, StoreInput::Close { owner });
-            return self.leg(at, LegInput::FetchEnded { request, ok: false, cached_blocks });
+            return self.leg(at, LegInput::FetchEnded { request, cached_blocks });
         }
         let missing = self.tokens_of(slot, readable) - self.tokens_of(slot, cached_blocks);
         let live = &mut self.live[slot as usize];
         (live.reading_from, live.hit_blocks) = (Some(from), readable);
-        self.leg(at, LegInput::FetchBegun { request, cached_blocks: readable });
         self.fly_fetch(slot, (from, at), missing, on_flash > 0);
     }
 

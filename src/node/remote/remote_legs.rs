@@ -230,7 +230,7 @@ impl RemoteLegs {
             }
             // It computes what others hold.
             Effect::Fetch { request, .. } => {
-                self.step(life, Input::FetchEnded { request, ok: false, cached_blocks: 0 });
+                self.step(life, Input::FetchEnded { request, cached_blocks: 0 });
             }
             Effect::Fetched { request, ok } => self.report(life, request, v1::fact::Fact::Fetch(ok)),
             Effect::Compute { request, .. } => self.compute(life, request),

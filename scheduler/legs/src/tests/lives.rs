@@ -79,8 +79,7 @@ fn what_is_said_of_nobody_or_too_late_changes_nothing() {
     for input in [
         opened(2),
         Input::NoRoom { request },
-        Input::FetchBegun { request, cached_blocks: 3 },
-        Input::FetchEnded { request, ok: true, cached_blocks: 3 },
+        Input::FetchEnded { request, cached_blocks: 3 },
         Input::Cached { request, cached_blocks: 3, waits: false },
         Input::Computed { request },
         Input::HandedOff { request, ok: true, now_us: 1 },

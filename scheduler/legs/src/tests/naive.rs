@@ -55,7 +55,9 @@ impl Row {
     }
 
     fn cached_tokens(&self) -> u64 {
-        let cached_tokens = u64::from(self.cached_blocks) * 16;
+        // What is to be fetched counts as here until it is clear that it is not.
+        let fetched = self.fetch.map_or(0, |plan| plan.blocks);
+        let cached_tokens = u64::from(self.cached_blocks.max(fetched)) * 16;
         if cached_tokens < self.work.prompt_tokens { cached_tokens } else { self.work.prompt_tokens - 1 }
     }
 
@@ -120,6 +122,15 @@ impl Naive {
     /// Computes a prefill that waits for nothing.
     fn settle(row: &mut Row, effects: &mut Vec<Effect>) {
         if row.at == NaiveLegState::Loading && !row.waits && !row.fetches {
+            let (request, have_blocks) = (row.request, row.cached_blocks);
+            if let Some(plan) = row.fetch.filter(|plan| plan.blocks > have_blocks) {
+                row.fetches = true;
+                effects.push(Effect::Fetch { request, have_blocks, plan });
+                return;
+            }
+            if row.fetch.take().is_some() {
+                effects.push(Effect::Fetched { request, ok: true });
+            }
             row.at = NaiveLegState::Computing;
             effects.push(Effect::Compute { request: row.request, cached_tokens: row.cached_tokens() });
         }
@@ -146,14 +157,6 @@ impl Naive {
             effects.push(Effect::Admit { request });
         } else if row.at == NaiveLegState::Queued {
             (row.at, row.cached_blocks, row.waits) = (NaiveLegState::Loading, cached_blocks, waits);
-            if let Some(elsewhere) = row.fetch {
-                row.fetches = elsewhere.blocks > cached_blocks;
-                effects.push(if row.fetches {
-                    Effect::Fetch { request, have_blocks: cached_blocks, plan: elsewhere }
-                } else {
-                    Effect::Fetched { request, ok: true }
-                });
-            }
             Self::settle(row, effects);
         }
     }
@@ -161,10 +164,12 @@ impl Naive {
     fn load(
         &mut self,
         request: RequestId,
+        fetches: bool,
         effects: &mut Vec<Effect>,
         change: impl FnOnce(&mut Row, &mut Vec<Effect>),
     ) {
-        if let Some(row) = self.find(request).filter(|row| row.at == NaiveLegState::Loading) {
+        let loads = |row: &&mut Row| row.at == NaiveLegState::Loading && row.fetches == fetches;
+        if let Some(row) = self.find(request).filter(loads) {
             change(row, effects);
             Self::settle(row, effects);
         }
@@ -253,7 +258,10 @@ impl Naive {
 
     pub(super) fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
-            Input::Prefill { request, work, stays, fetch, order } => {
+            Input::Prefill { request, work, stays, mut fetch, order } => {
+                if let Some(plan) = fetch.as_mut().filter(|plan| plan.blocks > work.named_blocks) {
+                    plan.blocks = work.named_blocks;
+                }
                 let row = Row {
                     stays,
                     fetch,
@@ -280,18 +288,17 @@ impl Naive {
                 }
             }
             Input::NoRoom { request } => self.no_room(request, effects),
-            Input::FetchBegun { request, cached_blocks } => self.load(request, effects, |row, _| {
-                (row.fetches, row.cached_blocks) = (true, cached_blocks);
-            }),
-            Input::FetchEnded { request, ok, cached_blocks } => {
-                self.load(request, effects, |row, effects| {
-                    effects.extend(row.fetches.then_some(Effect::Fetched { request, ok }));
-                    (row.fetches, row.cached_blocks) = (false, cached_blocks);
+            Input::FetchEnded { request, cached_blocks } => {
+                self.load(request, true, effects, |row, effects| {
+                    effects.push(Effect::Fetched { request, ok: cached_blocks > row.cached_blocks });
+                    (row.fetches, row.fetch, row.cached_blocks) = (false, None, cached_blocks);
                 })
             }
-            Input::Cached { request, cached_blocks, waits } => self.load(request, effects, |row, _| {
-                (row.cached_blocks, row.waits) = (cached_blocks, waits);
-            }),
+            Input::Cached { request, cached_blocks, waits } => {
+                self.load(request, false, effects, |row, _| {
+                    (row.cached_blocks, row.waits) = (cached_blocks, waits);
+                })
+            }
             Input::Computed { request } => {
                 if let Some(row) = self.find(request).filter(|row| row.at == NaiveLegState::Computing) {
                     row.at = if row.stays { NaiveLegState::Decoding } else { NaiveLegState::Held };
