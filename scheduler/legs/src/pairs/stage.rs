@@ -182,6 +182,7 @@ impl WaitingStage {
 impl PrefillStage {
     /// The KV is on the decode instance, or can be fetched from there.
     pub(super) const fn landed(self) -> Self {
+        debug_assert!(self.legs.instances()[1].is_some(), "KV lands where there is a decode leg");
         Self { landed: true, ..self }
     }
 
@@ -216,6 +217,8 @@ impl HandoffStage {
         now_us: u64,
     ) -> Option<Self> {
         let AttemptLegs::Prefill(prefill) = self.legs else { return None };
+        debug_assert!(prefill.0 != to.0, "KV is handed off to where it is");
+        debug_assert!(now_us >= self.since_us, "a later attempt begins later");
         let legs = AttemptLegs::Both { prefill, decode: to };
         let tokens = AttemptTokens { room, ..self.tokens };
         Some(Self { legs, tokens, turn, since_us: now_us })
@@ -225,6 +228,7 @@ impl HandoffStage {
     pub(super) const fn landed(self, now_us: u64) -> Option<DecodeStage> {
         let [prefill, decode] = self.legs.instances();
         let Some(decode) = decode else { return None };
+        debug_assert!(now_us >= self.since_us, "KV lands after it was sent");
         Some(DecodeStage { decode, prefill, tokens: self.tokens, since_us: now_us })
     }
 
@@ -270,7 +274,9 @@ impl Stage {
                 (stage.decode != instance).then_some(Self::Decoding(DecodeStage { prefill: None, ..stage }))
             }
         };
-        next.unwrap_or(Self::Waiting(WaitingStage::Queued))
+        let next = next.unwrap_or(Self::Waiting(WaitingStage::Queued));
+        debug_assert!(!next.legs().contains(&Some(instance)), "a leg that was let go is gone: {next:?}");
+        next
     }
 
     /// Where it is prefilled, and where it is decoded; none for a leg that it does not have.
