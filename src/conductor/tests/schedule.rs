@@ -190,31 +190,84 @@ impl ScheduleRun {
     }
 }
 
-/// Orders as they leave: instance, kind, request, attempt.
-type OrderLog = BTreeMap<u32, Vec<(&'static str, u64, u32)>>;
+/// Orders as they leave, by node: request, attempt and what is ordered.
+type OrderLog = BTreeMap<u32, Vec<(u64, u32, String)>>;
+
+/// The parts of an order that the pairs decide.
+fn worded_order(order: &v1::order::Order) -> String {
+    let at = |peer: &Option<v1::Peer>| peer.as_ref().map(|peer| peer.instance);
+    let tokens = |work: &Option<v1::Work>| work.as_ref().map_or(0, |work| work.token_count);
+    match order {
+        v1::order::Order::Prefill(one) => format!(
+            "prefill of {}, to {:?}, fetch {} from {:?}, room {}, at {}",
+            tokens(&one.work),
+            at(&one.decode),
+            one.fetch_blocks,
+            at(&one.fetch_from),
+            one.room_tokens,
+            one.order
+        ),
+        v1::order::Order::Expect(one) => format!("expect {}, room {}", tokens(&one.work), one.room_tokens),
+        v1::order::Order::Handoff(one) => format!("hand off to {:?}", at(&one.to)),
+        v1::order::Order::StartDecode(_) => "decode".into(),
+        v1::order::Order::Release(_) => "release".into(),
+        v1::order::Order::Replicate(one) => format!("replicate from {:?}", at(&one.from)),
+        other => panic!("no simulated node gets {other:?}"),
+    }
+}
 
 impl ScheduleRun {
     /// The orders that must leave, by node.
     fn meant(&self, effects: &[Effect]) -> OrderLog {
         let mut meant = OrderLog::new();
-        let mut add = |at: InstanceId, kind, request: RequestId, attempt| {
+        let lives = |at: InstanceId| self.bench.driver.fleet.get(at).is_some();
+        let known = |at: InstanceId| lives(at).then_some(at.0);
+        let tokens = |request: RequestId, given: u32| {
+            let prompt = self.bench.driver.sessions[&request].submission.tokens.len();
+            prompt + given as usize
+        };
+        let mut add = |at: InstanceId, request: RequestId, attempt, words: String| {
             // A dead node gets no orders.
-            if self.bench.driver.fleet.get(at).is_some() {
-                meant.entry(at.0).or_default().push((kind, request.0, attempt));
+            if lives(at) {
+                meant.entry(at.0).or_default().push((request.0, attempt, words));
             }
         };
         for effect in effects {
             match *effect {
-                Effect::Prefill { request, attempt, instance, .. } => {
-                    add(instance, "prefill", request, attempt);
+                Effect::Prefill {
+                    request,
+                    attempt,
+                    instance,
+                    decode,
+                    fetch,
+                    room_tokens,
+                    order,
+                    given_tokens,
+                } => {
+                    let to = (decode != instance).then(|| known(decode)).flatten();
+                    let (blocks, from) = fetch.map_or((0, None), |plan| (plan.blocks, known(plan.from)));
+                    let prompt = tokens(request, given_tokens);
+                    let words = format!(
+                        "prefill of {prompt}, to {to:?}, fetch {blocks} from {from:?}, room {room_tokens}, at {order}"
+                    );
+                    add(instance, request, attempt, words);
                 }
-                Effect::Expect { request, attempt, instance, .. } => {
-                    add(instance, "expect", request, attempt);
+                Effect::Expect { request, attempt, instance, room_tokens, given_tokens } => {
+                    let words = format!("expect {}, room {room_tokens}", tokens(request, given_tokens));
+                    add(instance, request, attempt, words);
                 }
-                Effect::Handoff { request, attempt, from, .. } => add(from, "handoff", request, attempt),
-                Effect::Decode { request, attempt, instance } => add(instance, "decode", request, attempt),
-                Effect::Release { request, attempt, instance } => add(instance, "release", request, attempt),
-                Effect::Order(Order::Replicate { to, .. }) => add(to, "replicate", RequestId(0), 0),
+                Effect::Handoff { request, attempt, from, to } => {
+                    add(from, request, attempt, format!("hand off to {:?}", known(to)));
+                }
+                Effect::Decode { request, attempt, instance } => {
+                    add(instance, request, attempt, "decode".into())
+                }
+                Effect::Release { request, attempt, instance } => {
+                    add(instance, request, attempt, "release".into());
+                }
+                Effect::Order(Order::Replicate { from, to, .. }) => {
+                    add(to, RequestId(0), 0, format!("replicate from {:?}", known(from)));
+                }
                 _ => {}
             }
         }
@@ -228,19 +281,10 @@ impl ScheduleRun {
         for line in self.bench.lines.values_mut() {
             while let Ok(message) = line.orders.try_recv() {
                 let Some(v1::to_node::Message::Orders(orders)) = message.message else { continue };
-                let told = orders.orders.into_iter().map(|one| {
-                    let kind = match one.order {
-                        Some(v1::order::Order::Prefill(_)) => "prefill",
-                        Some(v1::order::Order::Expect(_)) => "expect",
-                        Some(v1::order::Order::Handoff(_)) => "handoff",
-                        Some(v1::order::Order::StartDecode(_)) => "decode",
-                        Some(v1::order::Order::Release(_)) => "release",
-                        Some(v1::order::Order::Replicate(_)) => "replicate",
-                        other => panic!("no simulated node is told {other:?}"),
-                    };
-                    (kind, one.request, one.attempt)
+                let worded = orders.orders.into_iter().map(|one| {
+                    (one.request, one.attempt, worded_order(&one.order.expect("an order orders something")))
                 });
-                sent.entry(line.life.instance).or_default().extend(told);
+                sent.entry(line.life.instance).or_default().extend(worded);
             }
         }
         sent
