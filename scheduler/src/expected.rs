@@ -15,9 +15,9 @@ use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::{RejectReason, Request};
 
-/// Standard deviations before anything was learnt, and at most.
-const FIRST: f64 = 2.0;
-const MOST: f64 = 10.0;
+/// Standard deviations that are kept before anything was learnt, and at most.
+const FIRST_DEVIATIONS: f64 = 2.0;
+const MAX_DEVIATIONS: f64 = 10.0;
 /// Refusals count once in this part of a mean decode: what was kept more has no effect before some decodes have ended.
 const PAUSES: u64 = 10;
 
@@ -31,7 +31,7 @@ pub(crate) struct ReserveEstimator {
 
 impl Default for ReserveEstimator {
     fn default() -> Self {
-        Self { deviations: FIRST, raises_us: 0 }
+        Self { deviations: FIRST_DEVIATIONS, raises_us: 0 }
     }
 }
 
@@ -39,7 +39,7 @@ impl ReserveEstimator {
     /// A request of a higher band was refused for want of a decode.
     fn raise(&mut self, now_us: u64, mean_decode_us: u64) {
         if now_us >= self.raises_us {
-            self.deviations = (self.deviations + 1.0).min(MOST);
+            self.deviations = (self.deviations + 1.0).min(MAX_DEVIATIONS);
             self.raises_us = now_us.saturating_add(mean_decode_us / PAUSES);
         }
     }
@@ -51,7 +51,7 @@ impl ReserveEstimator {
 
     /// What was read may be anything.
     pub(crate) fn is_sound(&self) -> bool {
-        (0.0..=MOST).contains(&self.deviations)
+        (0.0..=MAX_DEVIATIONS).contains(&self.deviations)
     }
 }
 
@@ -153,9 +153,9 @@ mod tests {
     fn refusals_of_a_moment_count_once() {
         let mut reserve = ReserveEstimator::default();
         (0..50).for_each(|_| reserve.raise(5, 1_000));
-        assert!((reserve.deviations - FIRST - 1.0).abs() < 1e-9);
+        assert!((reserve.deviations - FIRST_DEVIATIONS - 1.0).abs() < 1e-9);
         (0..50).for_each(|at| reserve.raise(5 + at * 100, 1_000));
-        assert!((reserve.deviations - MOST).abs() < 1e-9, "and no further");
+        assert!((reserve.deviations - MAX_DEVIATIONS).abs() < 1e-9, "and no further");
         assert!(!ReserveEstimator { deviations: f64::NAN, raises_us: 0 }.is_sound());
     }
 }

@@ -18,7 +18,7 @@ use crate::placement::{MIN_RETRY_AFTER_US, Refusal};
 use crate::{Effect, Input, RejectReason, Request};
 
 /// Tickets at a time; a client that is refused beyond these gets a time, and no place is kept for it (I9).
-const MOST: usize = 4096;
+const MAX_TICKETS: usize = 4096;
 /// The shortest grace, µs: what a client's clock and the way to it take.
 const LEAST_GRACE_US: u64 = 1_000_000;
 /// How fast the shares follow: each outcome counts for one in so many.
@@ -138,7 +138,9 @@ impl TicketLedger {
     fn keep(&mut self, ticket: Ticket) -> bool {
         let takes = [ticket.work_us, ticket.room_tokens, ticket.context_tokens];
         // Larger ones are of a profile that says absurd things: sums stay far from overflow.
-        if self.given.len() >= MOST || takes.iter().any(|takes| *takes > LATEST_US / MOST as u64) {
+        if self.given.len() >= MAX_TICKETS
+            || takes.iter().any(|takes| *takes > LATEST_US / MAX_TICKETS as u64)
+        {
             return false;
         }
         let key = (ticket.instance, ticket.due_us);
@@ -186,7 +188,7 @@ impl TicketLedger {
     pub(crate) fn check(&self, classes: usize) -> Result<(), String> {
         let sum = |of: fn(&Ticket) -> u64| self.given.iter().map(|t| u128::from(of(t))).sum::<u128>();
         let sums = [sum(|t| t.work_us), sum(|t| t.room_tokens), sum(|t| t.context_tokens)];
-        let sound = self.given.len() <= MOST
+        let sound = self.given.len() <= MAX_TICKETS
             && self.given.iter().all(Ticket::is_timely)
             && sums.iter().all(|sum| *sum <= u128::from(LATEST_US))
             && self.given.is_sorted_by_key(|t| (t.instance, t.due_us));
@@ -477,7 +479,7 @@ mod tests {
     #[test]
     fn tickets_are_bounded() {
         let mut tickets = TicketLedger::default();
-        assert!((0..MOST as u64).all(|name| tickets.keep(ticket(name, 1, name, (0, 1)))));
+        assert!((0..MAX_TICKETS as u64).all(|name| tickets.keep(ticket(name, 1, name, (0, 1)))));
         assert!(!tickets.keep(ticket(0, 1, 0, (0, 1))));
         assert_eq!(tickets.check(1), Ok(()));
         assert!(tickets.check(0).is_err(), "of a class that does not exist");

@@ -59,7 +59,7 @@ pub struct PinnedPrefill {
 /// What a pinned prefill waits for before it computes. A fetch comes second: how much is missing is known once the
 /// node's own cache has brought what it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bringing {
+pub enum LoadSource {
     /// The node's cache is to make some of its blocks readable; then the blocks of the plan are fetched, if they are
     /// missing still.
     Cache(Option<FetchPlan>),
@@ -67,7 +67,7 @@ pub enum Bringing {
     Fetch(FetchPlan),
 }
 
-impl Bringing {
+impl LoadSource {
     pub(crate) const fn plan(self) -> Option<FetchPlan> {
         match self {
             Self::Cache(plan) => plan,
@@ -80,7 +80,7 @@ impl Bringing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadingPrefill {
     pub(crate) pinned: PinnedPrefill,
-    pub(crate) bringing: Bringing,
+    pub(crate) source: LoadSource,
 }
 
 /// A pinned prefill that its engine computes.
@@ -135,7 +135,7 @@ pub enum Leg {
 impl QueuedPrefill {
     pub(crate) const fn opened(self, cached_blocks: u32) -> LoadingPrefill {
         let pinned = PinnedPrefill { work: self.work, stays: self.stays, cached_blocks };
-        LoadingPrefill { pinned, bringing: Bringing::Cache(self.fetch) }
+        LoadingPrefill { pinned, source: LoadSource::Cache(self.fetch) }
     }
 }
 
@@ -149,15 +149,15 @@ impl PinnedPrefill {
 impl LoadingPrefill {
     /// Leading tokens that need no computing if all comes that is being brought.
     pub(crate) fn expected_tokens(&self, config: &LegsConfig) -> u64 {
-        let fetched_blocks = self.bringing.plan().map_or(0, |plan| plan.blocks);
+        let fetched_blocks = self.source.plan().map_or(0, |plan| plan.blocks);
         self.pinned.work.tokens_of(self.pinned.cached_blocks.max(fetched_blocks), config)
     }
 
     /// Its cache has brought what it has: on to a fetch of what is missing, or to the engine.
     pub(crate) fn cached(self) -> Result<ComputingPrefill, Self> {
-        match self.bringing {
-            Bringing::Cache(Some(plan)) if plan.blocks > self.pinned.cached_blocks => {
-                Err(Self { bringing: Bringing::Fetch(plan), ..self })
+        match self.source {
+            LoadSource::Cache(Some(plan)) if plan.blocks > self.pinned.cached_blocks => {
+                Err(Self { source: LoadSource::Fetch(plan), ..self })
             }
             _ => Ok(self.complete()),
         }

@@ -29,8 +29,8 @@ mod set;
 mod tests;
 
 pub use leg::{
-    AwaitedTransfer, Bringing, Complete, ComputingPrefill, Leg, LoadingPrefill, PinnedPrefill, QueuedPrefill,
-    Work,
+    AwaitedTransfer, Complete, ComputingPrefill, Leg, LoadSource, LoadingPrefill, PinnedPrefill,
+    QueuedPrefill, Work,
 };
 pub use set::Legs;
 

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use baton_types::{FetchPlan, RequestId};
 
 use crate::leg::{
-    AwaitedTransfer, Bringing, Complete, ComputingPrefill, Leg, LoadingPrefill, QueuedPrefill, Work,
+    AwaitedTransfer, Complete, ComputingPrefill, Leg, LoadSource, LoadingPrefill, QueuedPrefill, Work,
 };
 use crate::{Effect, GROW_BLOCKS, Input, LegFailure, LegHoldings, LegsConfig, STRANDED_LEASE_US};
 
@@ -262,7 +262,7 @@ impl Legs {
     /// Takes out a prefill that waits for a fetch, or one that waits for its cache.
     fn take_loading(&mut self, request: RequestId, fetches: bool) -> Option<LoadingPrefill> {
         let Some(Leg::Loading(loading)) = self.legs.get(&request).copied() else { return None };
-        if matches!(loading.bringing, Bringing::Fetch(_)) != fetches {
+        if matches!(loading.source, LoadSource::Fetch(_)) != fetches {
             return None;
         }
         self.remove(request);
@@ -290,14 +290,14 @@ impl Legs {
         let have_blocks = loading.pinned.cached_blocks;
         match loading.cached() {
             Ok(computing) => {
-                if loading.bringing.plan().is_some() {
+                if loading.source.plan().is_some() {
                     // The blocks in the plan have come here meanwhile.
                     effects.push(Effect::Fetched { request, ok: true });
                 }
                 self.compute(request, computing, effects);
             }
             Err(loading) => {
-                if let Bringing::Fetch(plan) = loading.bringing {
+                if let LoadSource::Fetch(plan) = loading.source {
                     effects.push(Effect::Fetch { request, have_blocks, plan });
                 }
                 self.put(request, Leg::Loading(loading));

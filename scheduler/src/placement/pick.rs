@@ -342,7 +342,7 @@ impl Conductor {
 
     /// The refusal of one that kept its TTFT but found no decode instance.
     pub(crate) fn no_decode(&self, request: &Request, candidate: Candidate, reason: RejectReason) -> Refusal {
-        let (retry_after_us, takes_us) = self.predicted_retry_after_us(request, &candidate, reason);
+        let (retry_after_us, takes_us) = self.decode_retry_after_us(request, &candidate, reason);
         Refusal {
             reason,
             retry_after_us,

@@ -15,7 +15,7 @@ use crate::{RejectReason, Request};
 /// only cost a round trip.
 pub(crate) const MIN_RETRY_AFTER_US: u64 = 100_000;
 /// Retry-After when no promise that ends would help, µs.
-const LATEST_US: u64 = 60_000_000;
+const MAX_RETRY_AFTER_US: u64 = 60_000_000;
 
 /// A request may be predicted to wait for room, or its turn, for one part in so many of what its objective leaves. Ends of decodes
 /// are guesses, and a guess is often off by the whole length of the decode.
@@ -27,7 +27,7 @@ impl Conductor {
     pub(crate) fn prefill_retry_after_us(&self, candidate: &Candidate) -> u64 {
         let deadline_us = candidate.deadline_us;
         let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline_us);
-        let Some(instance) = self.fleet.get(candidate.instance) else { return LATEST_US };
+        let Some(instance) = self.fleet.get(candidate.instance) else { return MAX_RETRY_AFTER_US };
         let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
         let work = (candidate.plan.work_us, tail_us, deadline_us);
         let ahead_us = self.dispatch_ahead_us(instance);
@@ -39,7 +39,7 @@ impl Conductor {
 
     /// How much later a request must arrive for its decode to be admitted, and how long after that its decode then starts,
     /// µs. A request that would only wait for room does so here as long as its objective allows.
-    pub(crate) fn predicted_retry_after_us(
+    pub(crate) fn decode_retry_after_us(
         &self,
         request: &Request,
         candidate: &Candidate,
@@ -56,7 +56,7 @@ impl Conductor {
         let from = candidate.instance;
         let pool = if local { Vec::from([from]) } else { self.decodes_to_ask(request, from) };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
-        let wait_us = able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US);
+        let wait_us = able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(MAX_RETRY_AFTER_US);
         let retry_after_us = wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US);
         let starts_us = (at_us - self.now_us).saturating_add(wait_us);
         (retry_after_us, starts_us.saturating_sub(retry_after_us))
@@ -151,6 +151,6 @@ impl Conductor {
         };
         // Later starts can break the order, but rarely: a binary search is precise enough for a hint.
         let first = ends.partition_point(|end| !fits(end));
-        ends.get(first).or(ends.last()).map_or(LATEST_US, |end| end - need.at_us)
+        ends.get(first).or(ends.last()).map_or(MAX_RETRY_AFTER_US, |end| end - need.at_us)
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BlockHash, Epoch, InstanceId, Tier};
 
-/// A change of an instance's cache, as told to the conductor's index.
+/// A change of an instance's cache, as the conductor's index learns of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheEvent {

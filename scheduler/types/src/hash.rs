@@ -33,7 +33,7 @@ impl ChainHasher {
         Self { seed, parent: BlockKey(xxh3_128_with_seed(namespace, seed)) }
     }
 
-    /// Goes on after the block named `parent`, or from a chain's root, which [`Self::parent`] told.
+    /// Goes on after the block named `parent`, or from a chain's root, which [`Self::parent`] returned.
     #[must_use]
     pub const fn resume(seed: u64, parent: BlockKey) -> Self {
         Self { seed, parent }

@@ -146,7 +146,7 @@ impl<'a> MeasurementRun<'a> {
         Ok(first_us)
     }
 
-    /// Files the times of a chain under what the engine computed: its counts, where it tells what was cached.
+    /// Files the times of a chain under what the engine computed: its counts, where it says what was cached.
     fn keep_prefill(
         &mut self,
         (new, prefix): (u32, u32),
@@ -158,7 +158,7 @@ impl<'a> MeasurementRun<'a> {
         let prompt = if prompt_tokens > 0 { prompt_tokens } else { u64::from(new + prefix) };
         let cached = match cached {
             Some(cached) if cached > 0 || prefix > 0 => cached,
-            // It says nothing: the time tells.
+            // It says nothing: the time shows it.
             _ if prefix > 0 && time_us < UNCACHED_SHARE * self.uncached_us(prompt) => u64::from(prefix),
             _ => 0,
         };

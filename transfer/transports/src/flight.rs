@@ -236,7 +236,7 @@ impl Flight {
         self.count_slice();
         let laden = self.window.as_ref().is_some_and(WindowWriter::has_full_batch);
         if laden || self.gathering.begun.len() >= MOVED_SLICES_MAX {
-            self.leave().await?;
+            self.submit_writes().await?;
         }
         self.broken = false;
         Ok(())
@@ -251,7 +251,7 @@ impl Flight {
 
     /// The window is full, or wraps: what has gathered leaves, and room comes as the receiver takes bytes out.
     async fn make_room(&mut self) -> Result<(), TransportError> {
-        self.leave().await?;
+        self.submit_writes().await?;
         while self.window.as_ref().is_some_and(|window| window.room() == 0) {
             if self.announce().await? {
                 self.take_note()?;
@@ -271,12 +271,12 @@ impl Flight {
     }
 
     /// Sends what has gathered.
-    async fn leave(&mut self) -> Result<(), TransportError> {
+    async fn submit_writes(&mut self) -> Result<(), TransportError> {
         while self.window.as_ref().is_some_and(WindowWriter::is_full) {
             self.announce().await?;
         }
         let Some(window) = &mut self.window else { return Ok(()) };
-        if window.leave()? {
+        if window.submit_writes()? {
             self.leaving.push_back(std::mem::take(&mut self.gathering));
         }
         Ok(())
@@ -301,7 +301,7 @@ impl Flight {
     async fn flush_checked(&mut self) -> Result<(), TransportError> {
         self.unbroken(Stage::Send)?;
         self.broken = true;
-        self.leave().await?;
+        self.submit_writes().await?;
         while self.announce().await? {}
         self.broken = false;
         Ok(())

@@ -139,7 +139,7 @@ impl WindowWriter {
     }
 
     /// Sends what has gathered as one batch; false where there is nothing.
-    pub(crate) fn leave(&mut self) -> Result<bool, TransportError> {
+    pub(crate) fn submit_writes(&mut self) -> Result<bool, TransportError> {
         if self.ready.is_empty() {
             return Ok(false);
         }

@@ -137,11 +137,11 @@ impl OutgoingBlocks {
                 self.window.push(&local, room as u64);
                 bytes = &bytes[room..];
                 if self.window.has_full_batch() {
-                    self.leave(connection).await?;
+                    self.submit_writes(connection).await?;
                 }
             }
         }
-        self.leave(connection).await?;
+        self.submit_writes(connection).await?;
         while self.announce(connection).await? {}
         while self.window.acknowledged() < self.window.written() {
             self.read_ack(connection).await?;
@@ -157,15 +157,15 @@ impl OutgoingBlocks {
     }
 
     async fn make_room(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
-        self.leave(connection).await?;
+        self.submit_writes(connection).await?;
         if self.announce(connection).await? { Ok(()) } else { self.read_ack(connection).await }
     }
 
-    async fn leave(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
+    async fn submit_writes(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
         while self.window.is_full() {
             self.announce(connection).await?;
         }
-        self.window.leave().map(|_| ())
+        self.window.submit_writes().map(|_| ())
     }
 
     /// Waits for the first portion that left, and reports its arrival to the asker. False where nothing is in flight.
