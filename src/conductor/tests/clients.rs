@@ -2,9 +2,10 @@
 
 use baton_router::{Backend as _, Submission};
 use baton_types::Sampling;
+use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};
 
-use super::bench::{Bench, prefilled, token};
+use super::bench::{Bench, hello, prefilled, token};
 use crate::conductor::Question;
 use crate::conductor::inbox::Message;
 
@@ -179,12 +180,33 @@ async fn an_engine_that_is_faster_than_the_front_door_costs_no_answer() {
     assert_eq!(tokens, 8_000);
 }
 
-/// Measures a request's cost on the deciding thread, next to one parse of a 1 MiB body, which that thread once did.
+/// The bodies in the prefills that have left for any node, bytes.
+fn bodies_sent(bench: &mut Bench) -> Vec<usize> {
+    let mut bodies = Vec::new();
+    for line in bench.lines.values_mut() {
+        while let Ok(message) = line.orders.try_recv() {
+            let Some(v1::to_node::Message::Orders(orders)) = message.message else { continue };
+            bodies.extend(orders.orders.into_iter().filter_map(|one| match one.order {
+                Some(v1::order::Order::Prefill(prefill)) => Some(prefill.work?.body.len()),
+                _ => None,
+            }));
+        }
+    }
+    bodies
+}
+
+/// Measures a request's cost on the deciding thread, next to one parse of a 1 MiB body, which that thread once did. Its
+/// nodes have engines that get the body.
 #[tokio::test]
 #[ignore = "a benchmark: cargo test --release -p baton --bin baton submit_with_a_large_body -- --ignored --nocapture"]
 async fn submit_with_a_large_body() {
     const ROUNDS: u32 = 200;
-    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let mut bench = Bench::with(&[]).await;
+    for (name, role) in [("p0", "prefill"), ("d0", "decode")] {
+        let hello = v1::Hello { wants_body: true, ..hello(name, role) };
+        bench.send_hello(hello).await.unwrap();
+    }
+    bench.pass_canary().await;
     let body = format!(r#"{{"model":"m","vendor":"{}"}}"#, "prose ".repeat(175_000));
     let (mut read, mut submitted) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
     for round in 0..ROUNDS {
@@ -200,7 +222,9 @@ async fn submit_with_a_large_body() {
         let message = Message::submit(request, submission, events);
         let began = std::time::Instant::now();
         bench.driver.take_in(message);
+        bench.driver.send_orders();
         submitted += began.elapsed();
+        assert_eq!(bodies_sent(&mut bench), [body.len()], "the node got it");
         bench.driver.take_in(Message::Cancel(request));
     }
     println!("submit {:?}, one reading of the body {:?}", submitted / ROUNDS, read / ROUNDS);
