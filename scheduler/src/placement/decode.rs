@@ -47,6 +47,8 @@ pub(crate) struct DecodeNeed<'a> {
     pub context_tokens: u64,
     /// TBT objective, µs.
     pub tbt_us: u64,
+    /// The TTFT that holds for it, µs.
+    pub ttft_us: u64,
     /// Its class.
     pub class: ClassId,
     /// The class whose TBT objective holds for its steps.
@@ -105,6 +107,7 @@ impl Conductor {
             tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.config.classes[steps_for.index()].tbt_us,
+            ttft_us: self.ttft_us(request),
             class: request.class,
             steps_for,
             counts_all_tickets: false,
@@ -220,9 +223,8 @@ impl Conductor {
     /// Whether the engine, if it runs a limited number of requests at a time, takes the request soon enough after it comes,
     /// and the others in time for their promises.
     fn gets_turn(&self, instance: &Instance, need: &DecodeNeed<'_>, stay_us: u64) -> bool {
-        let ttft_us = self.config.classes[need.class.index()].ttft_us;
-        let due_us =
-            self.now_us + ttft_us - self.margins.of_slack_us(need.class, prefilled_by(instance), ttft_us);
+        let slack_us = self.margins.of_slack_us(need.class, prefilled_by(instance), need.ttft_us);
+        let due_us = self.now_us + need.ttft_us - slack_us;
         let turn = instance.decode.turn(instance.spec.max_running, (self.now_us, need.at_us), stay_us);
         turn.at_us - need.at_us <= due_us.saturating_sub(need.at_us) / WAIT_SHARE && !turn.makes_late
     }

@@ -1,12 +1,14 @@
 //! Engines that run a limited number of requests at a time.
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId, Role, SloClass};
+use baton_types::{InstanceId, RequestId, RequestObjectives, Role, SloClass};
 
 use crate::testing::{
     burden, conductor_of, finished, foretold, offer, plain, rejection, spec, started, step,
 };
-use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, SchedulerConfig};
+use crate::{
+    AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
+};
 
 /// Prefill instance 0, and decode instances that run so many at a time and prefill nothing.
 fn limited(max_running: &[Option<u32>]) -> Conductor {
@@ -69,6 +71,19 @@ fn who_would_wait_too_long_for_its_turn_is_refused() {
         let effects = offer(&mut conductor, 0, foretold(2, 500, 10));
         let reason = rejection(&effects).map(|refusal| refusal.reason);
         assert_eq!(reason, refused.then_some(RejectReason::Room), "{max_running:?} {output_tokens}");
+    }
+}
+
+#[test]
+fn a_tighter_objective_of_its_own_leaves_less_time_to_wait_for_a_turn() {
+    for (ttft_us, refused) in [(None, false), (Some(6_000_000), true)] {
+        let mut conductor = limited(&[Some(1)]);
+        started(&offer(&mut conductor, 0, foretold(1, 500, 500)));
+        land(&mut conductor, 0, 1);
+        let objectives = RequestObjectives { ttft_us, tbt_us: None };
+        let effects = offer(&mut conductor, 0, Request { objectives, ..foretold(2, 500, 10) });
+        let reason = rejection(&effects).map(|refusal| refusal.reason);
+        assert_eq!(reason, refused.then_some(RejectReason::Room), "{ttft_us:?}");
     }
 }
 

@@ -356,7 +356,7 @@ async fn a_canary_that_fails_is_sent_again_and_then_passes() {
 async fn a_hello_that_does_not_fit_is_refused_with_the_reason() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     type HelloMutator = fn(&mut baton_wire::v1::Hello);
-    let cases: [(HelloMutator, &str); 10] = [
+    let cases: [(HelloMutator, &str); 12] = [
         (|h| h.protocol_version = 9, "speaks control protocol 9"),
         (|h| h.fingerprint.as_mut().unwrap().block_tokens = 8, "blocks of 8 tokens"),
         (|h| h.fingerprint.as_mut().unwrap().revision = "other".into(), "its revision is 'other', not '"),
@@ -365,6 +365,8 @@ async fn a_hello_that_does_not_fit_is_refused_with_the_reason() {
         (|h| h.profile = None, "cost profile"),
         (|h| h.profile.as_mut().unwrap().decode.as_mut().unwrap().batches[1] = 0, "cost profile"),
         (|h| h.capacity_tokens = 0, "no room"),
+        (|h| h.pass_tokens = 0, "computes nothing"),
+        (|h| h.max_running = Some(0), "runs no request"),
         (|h| h.name = String::new(), "name"),
         (|h| h.name = "n".repeat(300), "name"),
     ];
