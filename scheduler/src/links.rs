@@ -87,23 +87,17 @@ impl Conductor {
 
     /// Counts the hand-off of a request, of so many tokens, on the links that it uses.
     pub(crate) fn begin_handoff(&mut self, entry: &Entry, tokens: u64, ready: bool) {
-        let (id, from) = (entry.request.id, entry.prefill);
-        if let Some(to) = entry.decode.filter(|to| *to != from) {
-            self.begin_flight(id, (from, to), tokens, false);
-            if ready {
-                self.handoff_is_ready(id, from, to);
-            }
+        if let Some(decode) = entry.decode.filter(|to| *to != entry.prefill) {
+            self.begin_flight(entry.request.id, (entry.prefill, decode), tokens, ready);
         }
     }
 
     /// The prefill of a request is over: all of its KV can leave.
     pub(crate) fn handoff_is_ready(&mut self, id: RequestId, from: InstanceId, to: InstanceId) {
         if from != to {
-            let (now_us, target) = (self.now_us, self.fleet.known(to));
-            let is_there = |request| target.inbound.requests().any(|landing| landing == request);
-            let has_room = target.decode.taken_with(is_there) <= target.spec.capacity_tokens;
-            self.fleet.known_mut(from).prefill.outbound.make_ready(now_us, id, has_room);
-            self.fleet.known_mut(to).inbound.make_ready(now_us, id, has_room);
+            let now_us = self.now_us;
+            self.fleet.known_mut(from).prefill.outbound.make_ready(now_us, id);
+            self.fleet.known_mut(to).inbound.make_ready(now_us, id);
         }
     }
 

@@ -397,11 +397,6 @@ impl DecodeLedger {
         self.load(|s| s.start_us <= at_us && s.finish_us > at_us)
     }
 
-    /// Room that the requests which decode at this moment take together with these others, tokens.
-    pub(crate) fn taken_with(&self, others: impl Fn(RequestId) -> bool) -> u64 {
-        self.load(|s| s.running || others(s.request)).2
-    }
-
     /// Batch and context of those that decode at this moment.
     pub(crate) fn now(&self) -> (u32, u64, u64) {
         self.load(|s| s.running)

@@ -17,9 +17,6 @@ struct LinkFlight {
     began: LinkClock,
     /// When all of it was there to be sent.
     ready: Option<LinkClock>,
-    /// Whether there was room for it then where it goes: otherwise it may have waited for room, and says nothing about
-    /// how slow the link is.
-    has_room: bool,
 }
 
 /// A moment, and the time of a link that a flight has had by then if it was there from the start, µs.
@@ -91,22 +88,15 @@ impl LinkLedger {
         );
         self.go_on(now_us);
         let clock = self.clock;
-        self.flights.push(LinkFlight {
-            request,
-            stated_us,
-            began: clock,
-            ready: ready.then_some(clock),
-            has_room: true,
-        });
+        self.flights.push(LinkFlight { request, stated_us, began: clock, ready: ready.then_some(clock) });
         self.plan();
     }
 
-    /// All of a request's KV is computed, and there is room for it where it goes or not yet.
-    pub(crate) fn make_ready(&mut self, now_us: u64, request: RequestId, has_room: bool) {
+    /// All of a request's KV is computed.
+    pub(crate) fn make_ready(&mut self, now_us: u64, request: RequestId) {
         self.go_on(now_us);
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.request == request) {
             flight.ready.get_or_insert(self.clock);
-            flight.has_room = has_room;
         }
     }
 
@@ -143,7 +133,6 @@ impl LinkLedger {
         let of_stated = |us: f64| us / as_f64(flight.stated_us);
         let sending = (landing_us - latency_us.min(MOST_LATENCY_US)) / landing_us;
         let least = of_stated(self.clock.least_us - ready.least_us) * sending;
-        let least = if flight.has_room { least } else { 0.0 };
         let most = of_stated(self.clock.most_us - flight.began.most_us).max(least);
         let seen = self.slowness.clamp(least, most);
         let seen = seen.clamp(self.slowness / OUTLIER, self.slowness * OUTLIER);
@@ -231,7 +220,7 @@ mod tests {
         link.begin(400, RequestId(3), 100, true);
         assert_eq!(link.left_us(400), 200 + 200 + 100, "two shared 200");
         // The first has had all of its time, and is held up: the others are left.
-        link.make_ready(900, A, true);
+        link.make_ready(900, A);
         link.end(1_000, B, true);
         assert!(link.left_us(1_000) <= 1, "each has had its time");
         link.begin(1_000, B, 300, true);
@@ -267,13 +256,13 @@ mod tests {
             }
             for (id, (begun_us, computes_us, _), _) in &on_the_way {
                 if *computes_us > 0 && now_us >= begun_us + computes_us {
-                    link.make_ready(now_us, *id, true);
+                    link.make_ready(now_us, *id);
                 }
             }
             on_the_way.retain(|(id, (_, _, takes_us), sent)| {
                 let landed = *sent >= *takes_us as f64;
                 if landed {
-                    link.make_ready(now_us, *id, true);
+                    link.make_ready(now_us, *id);
                     link.end(now_us, *id, true);
                 }
                 !landed
@@ -308,20 +297,6 @@ mod tests {
         link.end(290_000, A, true);
         assert_eq!(link.learnt_us(10_000), 10_717, "a tenth of the way to twice the time");
         assert_eq!(link.bytes_per_s(10_718), 10_000);
-    }
-
-    #[test]
-    fn a_flight_that_may_have_waited_for_room_only_shows_how_fast_its_link_is() {
-        let fly = |takes_us: u64, has_room| {
-            let mut link = LinkLedger::default();
-            link.begin(0, A, 1_000, false);
-            link.make_ready(0, A, has_room);
-            link.end(takes_us, A, true);
-            link.learnt_us(1_000)
-        };
-        assert_eq!((fly(4_000, true), fly(4_000, false)), (1_000, 1_000), "all of it may be latency");
-        assert_eq!((fly(500, true), fly(500, false)), (500, 500));
-        assert_eq!((fly(40_000, true), fly(40_000, false)), (2_000, 1_000));
     }
 
     proptest! {
@@ -363,7 +338,7 @@ mod tests {
                         naive.insert(request, takes_us);
                         link.begin(now_us, id, takes_us, what == 1);
                     }
-                    2 => link.make_ready(now_us, id, true),
+                    2 => link.make_ready(now_us, id),
                     _ => {
                         if naive.remove(&request).is_some() {
                             link.end(now_us, id, true);

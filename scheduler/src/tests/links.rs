@@ -87,26 +87,6 @@ fn the_rate_of_a_link_is_learnt_from_what_lands() {
     assert_eq!(predicted_after(stated_us / 2, true), stated_us, "nobody knows when it landed");
 }
 
-/// The decode instance is full, of a request that was to be over by now.
-#[test]
-fn a_wait_for_room_is_not_taken_for_a_slow_link() {
-    for (lands_us, is_learnt) in [(8_000_000, false), (2_000_000, true)] {
-        let mut conductor = slow(1);
-        let small = InstanceSpec { epoch: Epoch(2), capacity_tokens: 16_000, ..slow_spec(1) };
-        step(&mut conductor, 0, Input::InstanceJoined(small));
-        started(&offer(&mut conductor, 0, request(100, 10_000, 0)));
-        step(&mut conductor, 1_000_000, finished(100));
-        step(&mut conductor, 4_000_000, Input::HandoffFinished { request: RequestId(100) });
-        let now_us = 4_000_000;
-        started(&offer(&mut conductor, now_us, request(1, 10_000, 0)));
-        step(&mut conductor, now_us, finished(1));
-        step(&mut conductor, now_us + lands_us, Input::HandoffFinished { request: RequestId(1) });
-        let rate = conductor.snapshot().instances[1].link_bytes_per_s[1];
-        assert_eq!(rate > 2_500_000, is_learnt, "{rate} bytes/s after {lands_us} µs");
-        assert!(rate >= 2_500_000, "{rate} bytes/s: nothing shows that it is slower");
-    }
-}
-
 #[test]
 fn kv_goes_where_most_of_it_lies() {
     for holder in [1, 2] {
