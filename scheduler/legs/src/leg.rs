@@ -153,14 +153,9 @@ impl LoadingPrefill {
         self.pinned.work.tokens_of(self.pinned.cached_blocks.max(fetched_blocks), config)
     }
 
-    /// Its cache has brought what it has: on to a fetch of what is missing, or to the engine.
-    pub(crate) fn cached(self) -> Result<ComputingPrefill, Self> {
-        match self.source {
-            LoadSource::Cache(Some(plan)) if plan.blocks > self.pinned.cached_blocks => {
-                Err(Self { source: LoadSource::Fetch(plan), ..self })
-            }
-            _ => Ok(self.complete()),
-        }
+    /// Blocks that its cache did not bring are fetched.
+    pub(crate) const fn fetching(self, plan: FetchPlan) -> Self {
+        Self { source: LoadSource::Fetch(plan), ..self }
     }
 
     /// All is here that will be: on to the engine.

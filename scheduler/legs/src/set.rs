@@ -220,12 +220,7 @@ impl Legs {
         match self.legs.get(&request).copied() {
             Some(Leg::Queued(queued)) => {
                 self.queue.remove(&queued.place);
-                let loading = queued.opened(cached_blocks);
-                if waits {
-                    self.put(request, Leg::Loading(loading));
-                } else {
-                    self.go_on(request, loading, effects);
-                }
+                self.go_on(request, queued.opened(cached_blocks), waits, effects);
             }
             Some(Leg::WaitingForRoom(kv)) => {
                 self.waiting_for_room.retain(|other| *other != request);
@@ -278,29 +273,23 @@ impl Legs {
     fn cached(&mut self, request: RequestId, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
         let Some(mut loading) = self.take_loading(request, false) else { return };
         loading.pinned.cached_blocks = cached_blocks;
-        if waits {
-            self.put(request, Leg::Loading(loading));
-        } else {
-            self.go_on(request, loading, effects);
-        }
+        self.go_on(request, loading, waits, effects);
     }
 
-    /// What a cache could bring is here: blocks that are missing still are fetched, or it computes.
-    fn go_on(&mut self, request: RequestId, loading: LoadingPrefill, effects: &mut Vec<Effect>) {
+    /// A prefill waits for its cache. Once that has brought what it has, blocks that are missing still are fetched, or
+    /// it computes.
+    fn go_on(&mut self, request: RequestId, loading: LoadingPrefill, waits: bool, effects: &mut Vec<Effect>) {
         let have_blocks = loading.pinned.cached_blocks;
-        match loading.cached() {
-            Ok(computing) => {
-                if loading.source.plan().is_some() {
-                    // The blocks in the plan have come here meanwhile.
-                    effects.push(Effect::Fetched { request, ok: true });
-                }
-                self.compute(request, computing, effects);
+        match loading.source.plan() {
+            _ if waits => self.put(request, Leg::Loading(loading)),
+            Some(plan) if plan.blocks > have_blocks => {
+                effects.push(Effect::Fetch { request, have_blocks, plan });
+                self.put(request, Leg::Loading(loading.fetching(plan)));
             }
-            Err(loading) => {
-                if let LoadSource::Fetch(plan) = loading.source {
-                    effects.push(Effect::Fetch { request, have_blocks, plan });
-                }
-                self.put(request, Leg::Loading(loading));
+            plan => {
+                // The blocks in the plan have come here meanwhile.
+                effects.extend(plan.map(|_| Effect::Fetched { request, ok: true }));
+                self.compute(request, loading.complete(), effects);
             }
         }
     }

@@ -57,14 +57,13 @@ impl World {
     pub(crate) fn begin_fetch(&mut self, slot: u32, at: u32, plan: FetchPlan) {
         let live = &self.live[slot as usize];
         let (request, cached_blocks, from) = (live.id, live.hit_blocks, plan.from.0);
-        let blocks = (plan.blocks as usize).min(live.keys.len());
         let source_alive = self.nodes.get(plan.from.index()).is_some_and(|n| n.alive);
         if !source_alive || from == at {
             return self.leg(at, LegInput::FetchEnded { request, cached_blocks });
         }
         let owner = RequestId(request.0 | READER);
         let keys = std::mem::take(&mut self.live[slot as usize].keys);
-        let (readable, on_flash) = self.read_store(from, owner, &keys[..blocks]);
+        let (readable, on_flash) = self.read_store(from, owner, &keys[..plan.blocks as usize]);
         self.live[slot as usize].keys = keys;
         if readable <= cached_blocks {
             self.step_store(from, StoreInput::Close { owner });
