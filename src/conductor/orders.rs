@@ -1,8 +1,8 @@
 //! From the cores' effects to orders for nodes and answers for clients.
 
-use baton_legs::pairs::{Cause, Effect, Phase};
+use baton_legs::pairs::{Cause, Effect, Phase, PrefillOrder};
 use baton_router::{Event, Refusal};
-use baton_scheduler::{Effect as Order, FailStage, FetchPlan, Input, Rejection};
+use baton_scheduler::{Effect as Order, FailStage, Input, Rejection};
 use baton_types::{InstanceId, RequestId, Role};
 use baton_wire::v1;
 
@@ -14,17 +14,6 @@ use super::status::chosen;
 use crate::capture::CaptureOutcome;
 use crate::spans::Place;
 
-/// A prefill as it is ordered.
-struct Prefill {
-    attempt: u32,
-    instance: InstanceId,
-    decode: InstanceId,
-    fetch: Option<FetchPlan>,
-    room_tokens: u32,
-    order: u64,
-    given_tokens: u32,
-}
-
 impl Driver {
     pub(super) fn carry_out(&mut self, effect: Effect, trouble: &Trouble) {
         match effect {
@@ -34,19 +23,7 @@ impl Driver {
             // Orders about requests come as those of an attempt.
             Effect::Order(_) => {}
             Effect::Entered { request, phase, attempt, legs } => self.entered(request, phase, attempt, legs),
-            Effect::Prefill {
-                request,
-                attempt,
-                instance,
-                decode,
-                fetch,
-                room_tokens,
-                order,
-                given_tokens,
-            } => {
-                let prefill = Prefill { attempt, instance, decode, fetch, room_tokens, order, given_tokens };
-                self.start_prefill(request, &prefill);
-            }
+            Effect::Prefill(ordered) => self.start_prefill(&ordered),
             Effect::Expect { request, attempt, instance, room_tokens, given_tokens } => {
                 self.expect(request, (attempt, instance), room_tokens, given_tokens);
             }
@@ -101,8 +78,8 @@ impl Driver {
         session.trace.enter(Place { stage: phase.name(), attempt, prefill, decode }, self.now_us);
     }
 
-    fn start_prefill(&mut self, request: RequestId, ordered: &Prefill) {
-        let Prefill { attempt, instance, decode, room_tokens, .. } = *ordered;
+    fn start_prefill(&mut self, ordered: &PrefillOrder) {
+        let PrefillOrder { request, attempt, instance, decode, room_tokens, .. } = *ordered;
         let naming = self.naming();
         let peer = (decode != instance).then(|| self.fleet.peer(decode)).flatten();
         let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));

@@ -33,7 +33,7 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, Input, Request};
 use baton_types::{ClassId, InstanceId, RequestId, RequestObjectives};
 
-pub use effect::{Cause, Effect};
+pub use effect::{Cause, Effect, PrefillOrder};
 pub use facts::outgrown_room;
 pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
 pub use stage::{AnsweredStage, DecodeStage, HandoffStage, Pair, Phase, PrefillStage, Stage, WaitingStage};

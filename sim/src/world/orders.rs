@@ -1,7 +1,7 @@
 //! Carrying out what a conductor orders, and taking back what a request holds.
 
 use baton_legs::Input as LegInput;
-use baton_legs::pairs::Effect;
+use baton_legs::pairs::{Effect, PrefillOrder};
 use baton_scheduler::Effect as Order;
 use baton_store::Input as StoreInput;
 use baton_types::{InstanceId, RequestId};
@@ -13,7 +13,16 @@ use crate::metrics::Status;
 impl World {
     pub(crate) fn carry_out(&mut self, router: u32, effect: Effect) {
         match effect {
-            Effect::Prefill { request, attempt, instance, decode, fetch, room_tokens, order, .. } => {
+            Effect::Prefill(PrefillOrder {
+                request,
+                attempt,
+                instance,
+                decode,
+                fetch,
+                room_tokens,
+                order,
+                ..
+            }) => {
                 let Some(slot) = self.slot_of(request) else { return };
                 self.witness_clean(slot);
                 let live = &mut self.live[slot as usize];

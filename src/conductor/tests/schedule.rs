@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use baton_legs::pairs::{Effect, EmittedTokens, Fact, Failure, Phase};
+use baton_legs::pairs::{Effect, EmittedTokens, Fact, Failure, Phase, PrefillOrder};
 use baton_router::Submission;
 use baton_scheduler::{
     AdmissionMode, Effect as Order, Input, InstanceSpec, PolicyName, Request, SchedulerConfig,
@@ -104,7 +104,7 @@ impl ScheduleRun {
     fn note_names(&mut self, ordered: &[Effect]) {
         let driver = &self.bench.driver;
         for effect in ordered {
-            let Effect::Prefill { request, .. } = effect else { continue };
+            let Effect::Prefill(PrefillOrder { request, .. }) = effect else { continue };
             let Some(session) = driver.sessions.get(request) else { continue };
             let given_tokens = u32::try_from(session.answer.len()).unwrap();
             let chain = session.chain(given_tokens, driver.naming());
@@ -234,23 +234,16 @@ impl ScheduleRun {
         };
         for effect in effects {
             match *effect {
-                Effect::Prefill {
-                    request,
-                    attempt,
-                    instance,
-                    decode,
-                    fetch,
-                    room_tokens,
-                    order,
-                    given_tokens,
-                } => {
-                    let to = (decode != instance).then(|| known(decode)).flatten();
-                    let (blocks, from) = fetch.map_or((0, None), |plan| (plan.blocks, known(plan.from)));
-                    let prompt = tokens(request, given_tokens);
+                Effect::Prefill(one) => {
+                    let to = (one.decode != one.instance).then(|| known(one.decode)).flatten();
+                    let (blocks, from) = one.fetch.map_or((0, None), |plan| (plan.blocks, known(plan.from)));
                     let words = format!(
-                        "prefill of {prompt}, to {to:?}, fetch {blocks} from {from:?}, room {room_tokens}, at {order}"
+                        "prefill of {}, to {to:?}, fetch {blocks} from {from:?}, room {}, at {}",
+                        tokens(one.request, one.given_tokens),
+                        one.room_tokens,
+                        one.order
                     );
-                    add(instance, request, attempt, words);
+                    add(one.instance, one.request, one.attempt, words);
                 }
                 Effect::Expect { request, attempt, instance, room_tokens, given_tokens } => {
                     let words = format!("expect {}, room {room_tokens}", tokens(request, given_tokens));
@@ -392,7 +385,7 @@ fn count(kinds: &mut BTreeMap<String, usize>, effects: &[Effect]) {
         let text = format!("{effect:?}");
         let name = text.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
         *kinds.entry(name).or_default() += 1;
-        if let Effect::Prefill { room_tokens: 0, .. } = effect {
+        if let Effect::Prefill(PrefillOrder { room_tokens: 0, .. }) = effect {
             *kinds.entry("alone".to_owned()).or_default() += 1;
         }
     }

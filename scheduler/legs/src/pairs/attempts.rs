@@ -7,7 +7,7 @@ use baton_types::{FetchPlan, InstanceId, RequestId};
 
 use super::progress::{Pace, StageProgress};
 use super::stage::{AttemptLegs, AttemptTokens};
-use super::{Core, Effect, Pair, Pairs, Phase, PrefillStage, Stage, WaitingStage};
+use super::{Core, Effect, Pair, Pairs, Phase, PrefillOrder, PrefillStage, Stage, WaitingStage};
 
 /// A placement, as the conductor ordered it.
 pub(super) struct PlacementOrder {
@@ -56,7 +56,7 @@ impl Pairs {
         let stage_us = self.config.prefill_stage_us(pair);
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
-        effects.push(Effect::Prefill {
+        effects.push(Effect::Prefill(PrefillOrder {
             request,
             attempt,
             instance,
@@ -65,7 +65,7 @@ impl Pairs {
             room_tokens: if goes_on { room_tokens } else { 0 },
             order,
             given_tokens,
-        });
+        }));
         if goes_on && decode != instance {
             effects.push(Effect::Expect { request, attempt, instance: decode, room_tokens, given_tokens });
         }

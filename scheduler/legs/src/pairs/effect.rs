@@ -20,6 +20,28 @@ pub enum Cause {
     Late(Phase),
 }
 
+/// The prefill leg of a new attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillOrder {
+    /// The request.
+    pub request: RequestId,
+    /// The attempt.
+    pub attempt: u32,
+    /// The prefill instance.
+    pub instance: InstanceId,
+    /// Where its KV goes; the prefill instance itself where it is decoded, or where the prefill draws all of the
+    /// answer.
+    pub decode: InstanceId,
+    /// KV to bring first.
+    pub fetch: Option<FetchPlan>,
+    /// Tokens of the answer for which there has to be room where it is decoded.
+    pub room_tokens: u32,
+    /// Its place in the node's queue.
+    pub order: u64,
+    /// Tokens that its client has already, as part of the prompt.
+    pub given_tokens: u32,
+}
+
 /// A task for the driver; tasks are to be done in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
@@ -37,25 +59,7 @@ pub enum Effect {
         legs: [Option<InstanceId>; 2],
     },
     /// Order the prefill leg of a new attempt.
-    Prefill {
-        /// The request.
-        request: RequestId,
-        /// The attempt.
-        attempt: u32,
-        /// The prefill instance.
-        instance: InstanceId,
-        /// Where its KV goes; the prefill instance itself where it is decoded, or where the prefill draws all of the
-        /// answer.
-        decode: InstanceId,
-        /// KV to bring first.
-        fetch: Option<FetchPlan>,
-        /// Tokens of the answer for which there has to be room where it is decoded.
-        room_tokens: u32,
-        /// Its place in the node's queue.
-        order: u64,
-        /// Tokens that its client has already, as part of the prompt.
-        given_tokens: u32,
-    },
+    Prefill(PrefillOrder),
     /// Order the decode leg of a new attempt: KV comes from elsewhere. It is ordered together with the prefill or the
     /// hand-off, so that there is room when the KV is ready.
     Expect {
@@ -67,7 +71,7 @@ pub enum Effect {
         instance: InstanceId,
         /// Tokens for which it keeps room.
         room_tokens: u32,
-        /// As in [`Effect::Prefill`], when it was prefilled.
+        /// As in [`PrefillOrder`], when it was prefilled.
         given_tokens: u32,
     },
     /// Order decoding.

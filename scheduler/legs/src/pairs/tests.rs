@@ -14,7 +14,8 @@ use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Rng, SloClass};
 
 use super::{
-    Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage, WaitingStage,
+    Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, PrefillOrder, Stage,
+    WaitingStage,
 };
 
 const P: InstanceId = InstanceId(0);
@@ -461,7 +462,10 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
 
     // Where one token was asked for, the decode leg gets no order at all.
     let effects = bench.arrive(A, 1);
-    assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: P, room_tokens: 0, .. }));
+    assert!(matches!(
+        effects[0],
+        Effect::Prefill(PrefillOrder { instance: P, decode: P, room_tokens: 0, .. })
+    ));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Expect { .. })), "{effects:?}");
     bench.on_fact(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, (A, 0), core, effects));

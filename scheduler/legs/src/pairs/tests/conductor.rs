@@ -10,7 +10,7 @@ use baton_scheduler::{
 };
 use baton_types::{BlockHash, ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
-use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
+use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, PrefillOrder};
 use super::NONE;
 use super::scripted::{ROLES, spec};
 
@@ -164,7 +164,7 @@ impl World {
             failed: false,
         };
         match effect {
-            Effect::Prefill { request, attempt, instance, decode, .. } => {
+            Effect::Prefill(PrefillOrder { request, attempt, instance, decode, .. }) => {
                 self.order(request, instance, Leg { attempt, prefills: true, to: Some(decode), ..idle });
             }
             Effect::Expect { request, attempt, instance, .. } => {

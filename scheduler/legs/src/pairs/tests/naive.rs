@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection, Request};
 use baton_types::{Epoch, InstanceId, RequestId};
 
-use super::super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Phase};
+use super::super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Phase, PrefillOrder};
 use super::scripted::ScriptedCore;
 
 /// The TBT of every answer that is complete.
@@ -333,7 +333,7 @@ impl Naive {
         (row.begun, row.seen, row.ahead) = (done, done, 0);
         self.give(request, self.limits.prefill_us(&copy));
         self.enter(request);
-        self.effects.push(Effect::Prefill {
+        self.effects.push(Effect::Prefill(PrefillOrder {
             request,
             attempt: copy.attempt,
             instance,
@@ -342,7 +342,7 @@ impl Naive {
             room_tokens: if alone { 0 } else { room_tokens },
             order,
             given_tokens: copy.given,
-        });
+        }));
         if !alone && decode != instance {
             let (attempt, given_tokens) = (copy.attempt, copy.given);
             self.effects.push(Effect::Expect {

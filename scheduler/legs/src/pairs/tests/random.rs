@@ -9,7 +9,9 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, RequestObjectives, Rng, SloClass};
 
-use super::super::{Arrival, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig};
+use super::super::{
+    Arrival, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig, PrefillOrder,
+};
 use super::naive::{Limits, Naive, TBT_US, View};
 use super::scripted::{ROLES, ScriptedCore, spec};
 
@@ -333,7 +335,7 @@ fn count(effect: &Effect, counts: &mut Counts) {
         Effect::Refuse(rejection) => format!("refuse {:?}", rejection.reason),
         Effect::GiveUp { impatient, .. } => format!("give up {impatient}"),
         Effect::Fail { stage, .. } => format!("fail {stage:?}"),
-        Effect::Prefill { instance, decode, .. } => format!("prefill {}", instance == decode),
+        Effect::Prefill(PrefillOrder { instance, decode, .. }) => format!("prefill {}", instance == decode),
         Effect::Order(order) => format!("order {}", name(order)),
         other => name(other),
     };

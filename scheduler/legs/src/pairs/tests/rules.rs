@@ -9,8 +9,8 @@ use baton_types::{ClassId, RequestId, RequestObjectives, SloClass};
 use super::super::progress::StageProgress;
 use super::super::stage::{AttemptLegs, AttemptTokens};
 use super::super::{
-    Arrival, Cause, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage,
-    WaitingStage,
+    Arrival, Cause, Effect, EmittedTokens, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase,
+    PrefillOrder, Stage, WaitingStage,
 };
 use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NONE, NOT_LANDED, P, PREFILLED, TOKEN, release};
 
@@ -365,7 +365,10 @@ fn a_decode_leg_is_ordered_together_with_the_prefill_and_with_each_hand_off() {
         given_tokens: 0,
     };
     let effects = bench.arrive(A, 10);
-    assert!(matches!(effects[0], Effect::Prefill { instance: P, decode: D, room_tokens: 100, .. }));
+    assert!(matches!(
+        effects[0],
+        Effect::Prefill(PrefillOrder { instance: P, decode: D, room_tokens: 100, .. })
+    ));
     assert_eq!(effects[1], expect(1, D));
     bench.on_fact(A, P, PREFILLED);
     let effects = bench.on_fact(A, P, NOT_LANDED);
@@ -389,7 +392,7 @@ fn a_prefill_that_draws_all_that_is_left_is_alone() {
     let mut bench = Bench::new();
     let alone = |effects: &[Effect]| {
         effects.iter().find_map(|effect| match effect {
-            Effect::Prefill { decode, given_tokens, .. } => Some((*decode == P, *given_tokens)),
+            Effect::Prefill(PrefillOrder { decode, given_tokens, .. }) => Some((*decode == P, *given_tokens)),
             _ => None,
         })
     };
