@@ -123,10 +123,9 @@ impl Worker {
 
     /// More room for an answer that outgrew its own.
     pub(super) fn grow(&mut self, request: RequestId, blocks: u32) {
-        let more = self.cache.grow(request, blocks);
-        match more.or_else(|_| self.cache.grow(request, 1)) {
+        match self.cache.grow(request, blocks) {
             Ok(slots) => self.extend(request.0, slots),
-            Err(HoldRefusal::NoRoom { .. }) => self.leg(Input::NotGrown { request }),
+            Err(HoldRefusal::NoRoom { .. }) => self.leg(Input::NotGrown { request, blocks }),
             // Its KV is lost here, not its answer: another instance goes on from the tokens.
             Err(refused) => self.leg_failed(request.0, Stage::Room, refused.to_string()),
         }

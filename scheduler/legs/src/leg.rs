@@ -1,4 +1,4 @@
-//! The states of one leg. Each is a type of its own, and a step consumes it.
+//! The states of one leg. Each is a type of its own, and a step consumes it: none is `Copy`.
 
 use baton_types::{FetchPlan, blocks_for};
 
@@ -38,7 +38,7 @@ impl Work {
 }
 
 /// A prefill that waits for its turn to be opened; nothing is held for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedPrefill {
     pub(crate) work: Work,
     pub(crate) stays: bool,
@@ -48,7 +48,7 @@ pub struct QueuedPrefill {
 }
 
 /// A prefill whose blocks are pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedPrefill {
     pub(crate) work: Work,
     pub(crate) stays: bool,
@@ -77,14 +77,14 @@ impl LoadSource {
 }
 
 /// A pinned prefill of which some blocks are being brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadingPrefill {
     pub(crate) pinned: PinnedPrefill,
     pub(crate) source: LoadSource,
 }
 
 /// A pinned prefill that its engine computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComputingPrefill {
     pub(crate) pinned: PinnedPrefill,
     /// When its hand-off failed, µs, if it has: it began with the first layers.
@@ -92,7 +92,7 @@ pub struct ComputingPrefill {
 }
 
 /// A prefill that is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Complete {
     /// Its KV leaves.
     Leaves,
@@ -101,7 +101,7 @@ pub enum Complete {
 }
 
 /// The KV that a decode leg waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AwaitedTransfer {
     pub(crate) work: Work,
     /// Whether the prefill's node has offered it. Until then the leg's room is lent: legs whose KV is offered go first.
@@ -109,7 +109,7 @@ pub struct AwaitedTransfer {
 }
 
 /// Where a leg is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leg {
     /// A prefill in the queue.
     Queued(QueuedPrefill),
@@ -147,10 +147,11 @@ impl PinnedPrefill {
 }
 
 impl LoadingPrefill {
-    /// Leading tokens that need no computing if all comes that is being brought.
-    pub(crate) fn expected_tokens(&self, config: &LegsConfig) -> u64 {
+    /// Tokens that its engine has to compute if all comes that is being brought.
+    pub(crate) fn open_tokens(&self, config: &LegsConfig) -> u64 {
         let fetched_blocks = self.source.plan().map_or(0, |plan| plan.blocks);
-        self.pinned.work.tokens_of(self.pinned.cached_blocks.max(fetched_blocks), config)
+        let expected_blocks = self.pinned.cached_blocks.max(fetched_blocks);
+        self.pinned.work.prompt_tokens - self.pinned.work.tokens_of(expected_blocks, config)
     }
 
     /// Blocks that its cache did not bring are fetched.
@@ -165,6 +166,11 @@ impl LoadingPrefill {
 }
 
 impl ComputingPrefill {
+    /// Tokens that its engine has yet to compute.
+    pub(crate) fn open_tokens(&self, config: &LegsConfig) -> u64 {
+        self.pinned.work.prompt_tokens - self.pinned.cached_tokens(config)
+    }
+
     pub(crate) const fn computed(self) -> Complete {
         match self.failed_us {
             Some(since_us) => Complete::Stranded(since_us),
@@ -177,10 +183,8 @@ impl Leg {
     /// Tokens of an open prefill that its engine has yet to compute.
     pub(crate) fn open_tokens(&self, config: &LegsConfig) -> u64 {
         match self {
-            Self::Loading(loading) => loading.pinned.work.prompt_tokens - loading.expected_tokens(config),
-            Self::Computing(ComputingPrefill { pinned, .. }) => {
-                pinned.work.prompt_tokens - pinned.cached_tokens(config)
-            }
+            Self::Loading(loading) => loading.open_tokens(config),
+            Self::Computing(computing) => computing.open_tokens(config),
             Self::Queued(_) | Self::Held(_) | Self::WaitingForRoom(_) => 0,
             Self::Expecting(_) | Self::Landed | Self::Decoding { .. } => 0,
         }

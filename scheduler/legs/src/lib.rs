@@ -44,7 +44,7 @@ pub const STRANDED_LEASE_US: u64 = 8_000_000;
 /// up another's last pass would delay it.
 const PASSES_AHEAD: u64 = 2;
 
-/// Blocks asked for when an answer outgrows its room.
+/// Blocks asked for when an answer outgrows its room; one alone where these are not free.
 const GROW_BLOCKS: u32 = 4;
 
 /// The capacity of a node, as far as its legs are concerned.
@@ -174,6 +174,8 @@ pub enum Input {
     NotGrown {
         /// The request that the leg serves.
         request: RequestId,
+        /// The blocks that it asked for.
+        blocks: u32,
     },
     /// The answer is complete, or the engine gave the request up.
     Ended {
@@ -254,12 +256,12 @@ pub enum Effect {
         /// The request that the leg serves.
         request: RequestId,
     },
-    /// Reserve 1 to `blocks` more blocks for an answer. If not even one is free, the driver answers with
-    /// [`Input::NotGrown`] before any other input.
+    /// Reserve `blocks` more blocks for an answer. If they are not free, the driver answers with [`Input::NotGrown`]
+    /// before any other input.
     Grow {
         /// The request that the leg serves.
         request: RequestId,
-        /// The most blocks to add.
+        /// The blocks to add.
         blocks: u32,
     },
     /// The leg is over: take back what the engine does for it and what the cache holds for it.

@@ -103,8 +103,9 @@ impl Legs {
                 }
             }
             Input::StartDecode { request } => self.start_decode(request, effects),
-            Input::Starved { request } => self.grow(request, effects),
-            Input::NotGrown { request } => self.preempt_for(request, effects),
+            Input::Starved { request } => self.grow(request, GROW_BLOCKS, effects),
+            Input::NotGrown { request, blocks: 1 } => self.preempt_for(request, effects),
+            Input::NotGrown { request, .. } => self.grow(request, 1, effects),
             Input::Ended { request } | Input::Release { request } => self.release(request, effects),
             Input::Tick { now_us } => self.reap_stranded(now_us, effects),
         }
@@ -141,9 +142,9 @@ impl Legs {
     }
 
     /// The KV that a decode leg without room waits for.
-    fn awaited(&self, request: RequestId) -> Option<AwaitedTransfer> {
+    fn awaited(&self, request: RequestId) -> Option<&AwaitedTransfer> {
         match self.legs.get(&request) {
-            Some(Leg::WaitingForRoom(kv)) => Some(*kv),
+            Some(Leg::WaitingForRoom(kv)) => Some(kv),
             _ => None,
         }
     }
@@ -174,11 +175,14 @@ impl Legs {
 
     /// A leg gave its room to another whose KV is offered: it waits for some again.
     fn withdrawn(&mut self, request: RequestId, to: RequestId, effects: &mut Vec<Effect>) {
-        if let Some(Leg::Expecting(kv)) = self.legs.get(&request).copied() {
-            debug_assert!(!kv.offered, "the KV of {request} may be on its way into its room");
-            self.lent_room.remove(&request);
-            self.waiting_for_room.push(request);
-            self.legs.insert(request, Leg::WaitingForRoom(kv));
+        match self.legs.remove(&request) {
+            Some(Leg::Expecting(kv)) => {
+                debug_assert!(!kv.offered, "the KV of {request} may be on its way into its room");
+                self.lent_room.remove(&request);
+                self.waiting_for_room.push(request);
+                self.legs.insert(request, Leg::WaitingForRoom(kv));
+            }
+            other => self.keep(request, other),
         }
         if let Some(kv) = self.awaited(to) {
             self.open_decode(to, kv.work, effects);
@@ -217,20 +221,20 @@ impl Legs {
     }
 
     fn opened(&mut self, request: RequestId, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
-        match self.legs.get(&request).copied() {
+        match self.legs.remove(&request) {
             Some(Leg::Queued(queued)) => {
                 self.queue.remove(&queued.place);
                 self.go_on(request, queued.opened(cached_blocks), waits, effects);
             }
             Some(Leg::WaitingForRoom(kv)) => {
                 self.waiting_for_room.retain(|other| *other != request);
-                self.legs.insert(request, Leg::Expecting(kv));
                 if !kv.offered {
                     self.lent_room.insert(request);
                 }
+                self.legs.insert(request, Leg::Expecting(kv));
                 effects.push(Effect::Admit { request });
             }
-            _ => {}
+            other => self.keep(request, other),
         }
     }
 
@@ -256,12 +260,22 @@ impl Legs {
 
     /// Takes out a prefill that waits for a fetch, or one that waits for its cache.
     fn take_loading(&mut self, request: RequestId, fetches: bool) -> Option<LoadingPrefill> {
-        let Some(Leg::Loading(loading)) = self.legs.get(&request).copied() else { return None };
-        if matches!(loading.source, LoadSource::Fetch(_)) != fetches {
-            return None;
+        let waits = |loading: &LoadingPrefill| matches!(loading.source, LoadSource::Fetch(_)) == fetches;
+        match self.legs.remove(&request) {
+            Some(Leg::Loading(loading)) if waits(&loading) => {
+                self.opened_tokens -= loading.open_tokens(&self.config);
+                Some(loading)
+            }
+            other => {
+                self.keep(request, other);
+                None
+            }
         }
-        self.remove(request);
-        Some(loading)
+    }
+
+    /// A leg that an input does not fit stays as it is.
+    fn keep(&mut self, request: RequestId, leg: Option<Leg>) {
+        self.legs.extend(leg.map(|leg| (request, leg)));
     }
 
     fn put(&mut self, request: RequestId, leg: Leg) {
@@ -309,25 +323,24 @@ impl Legs {
     }
 
     fn computed(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        let Some(Leg::Computing(computing)) = self.legs.get(&request).copied() else { return };
-        self.opened_tokens -= Leg::Computing(computing).open_tokens(&self.config);
-        let stays = computing.pinned.stays;
-        // Its engine goes on by itself: to wait for the conductor's word would cost a pass.
-        let leg = if stays { Leg::Decoding { local: true } } else { Leg::Held(computing.computed()) };
+        let leg = match self.legs.remove(&request) {
+            Some(Leg::Computing(computing)) => {
+                self.opened_tokens -= computing.open_tokens(&self.config);
+                // Its engine goes on by itself: to wait for the conductor's word would cost a pass.
+                let stays = computing.pinned.stays;
+                if stays { Leg::Decoding { local: true } } else { Leg::Held(computing.computed()) }
+            }
+            other => return self.keep(request, other),
+        };
         self.legs.insert(request, leg);
         effects.push(Effect::Seal { request });
     }
 
     fn handed_off(&mut self, request: RequestId, ok: bool, now_us: u64, effects: &mut Vec<Effect>) {
-        match self.legs.get(&request) {
+        match self.legs.get_mut(&request) {
             Some(Leg::Held(Complete::Leaves)) if ok => self.release(request, effects),
-            Some(Leg::Held(Complete::Leaves)) => {
-                self.legs.insert(request, Leg::Held(Complete::Stranded(now_us)));
-            }
-            Some(Leg::Computing(computing)) if !ok => {
-                let computing = ComputingPrefill { failed_us: Some(now_us), ..*computing };
-                self.legs.insert(request, Leg::Computing(computing));
-            }
+            Some(leg @ Leg::Held(Complete::Leaves)) => *leg = Leg::Held(Complete::Stranded(now_us)),
+            Some(Leg::Computing(computing)) if !ok => computing.failed_us = Some(now_us),
             _ => {}
         }
     }
@@ -356,9 +369,9 @@ impl Legs {
         }
     }
 
-    fn grow(&self, request: RequestId, effects: &mut Vec<Effect>) {
+    fn grow(&self, request: RequestId, blocks: u32, effects: &mut Vec<Effect>) {
         if let Some(Leg::Decoding { .. }) = self.legs.get(&request) {
-            effects.push(Effect::Grow { request, blocks: GROW_BLOCKS });
+            effects.push(Effect::Grow { request, blocks });
         }
     }
 
@@ -372,7 +385,7 @@ impl Legs {
         let why = if self.others_hold(victim) { LegFailure::GaveWay } else { LegFailure::NoRoom };
         effects.push(Effect::Fail { request: victim, why });
         self.release(victim, effects);
-        self.grow(request, effects);
+        self.grow(request, GROW_BLOCKS, effects);
     }
 
     fn release(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
@@ -384,7 +397,7 @@ impl Legs {
     fn remove(&mut self, request: RequestId) -> Option<Leg> {
         let leg = self.legs.remove(&request)?;
         self.opened_tokens -= leg.open_tokens(&self.config);
-        match leg {
+        match &leg {
             Leg::Queued(queued) => _ = self.queue.remove(&queued.place),
             Leg::WaitingForRoom(_) => self.waiting_for_room.retain(|other| *other != request),
             Leg::Expecting(_) => _ = self.lent_room.remove(&request),

@@ -214,16 +214,19 @@ fn where_kv_runs_short_the_youngest_gives_its_own_up_and_the_oldest_goes_on() {
         step(&mut legs, Input::Landed { request });
         step(&mut legs, Input::StartDecode { request });
     }
-    let grow = Effect::Grow { request: A, blocks: 4 };
-    assert_eq!(step(&mut legs, Input::Starved { request: A }), [grow]);
+    let grow = |blocks| Effect::Grow { request: A, blocks };
+    assert_eq!(step(&mut legs, Input::Starved { request: A }), [grow(4)]);
     let held = LegHoldings { blocks: true, engine: true };
     let gone = |id, why| {
         let request = RequestId(id);
         [Effect::Fail { request, why }, Effect::Close { request, held }]
     };
-    let short = |legs: &mut Legs| step(legs, Input::NotGrown { request: A });
-    assert_eq!(short(&mut legs), [gone(3, LegFailure::GaveWay).as_slice(), &[grow]].concat());
-    assert_eq!(short(&mut legs), [gone(2, LegFailure::GaveWay).as_slice(), &[grow]].concat());
+    let short = |legs: &mut Legs| {
+        assert_eq!(step(legs, Input::NotGrown { request: A, blocks: 4 }), [grow(1)], "a block may be free");
+        step(legs, Input::NotGrown { request: A, blocks: 1 })
+    };
+    assert_eq!(short(&mut legs), [gone(3, LegFailure::GaveWay).as_slice(), &[grow(4)]].concat());
+    assert_eq!(short(&mut legs), [gone(2, LegFailure::GaveWay).as_slice(), &[grow(4)]].concat());
     // Alone, and there is still too little: the pool is too small for it.
     assert_eq!(short(&mut legs), gone(1, LegFailure::NoRoom));
 }
@@ -379,7 +382,9 @@ proptest! {
                         account.holds.remove(&request);
                         Input::Withdrawn { request, to }
                     }
-                    Effect::Grow { request, .. } if number.is_multiple_of(4) => Input::NotGrown { request },
+                    Effect::Grow { request, blocks } if number.is_multiple_of(4) => {
+                        Input::NotGrown { request, blocks }
+                    }
                     Effect::Grow { .. } => continue,
                     other => panic!("{other:?} needs no answer"),
                 };

@@ -117,14 +117,12 @@ impl World {
     /// Reserves more blocks for an answer.
     pub(crate) fn grow(&mut self, slot: u32, at: u32, blocks: u32) {
         let request = self.live[slot as usize].id;
-        for room_blocks in [blocks, 1] {
-            if self.grow_store(at, request, room_blocks) {
-                let tokens = u64::from(room_blocks) * u64::from(self.setup.scheduler.block_tokens);
-                self.live[slot as usize].kv_tokens += tokens;
-                return;
-            }
+        if self.grow_store(at, request, blocks) {
+            let tokens = u64::from(blocks) * u64::from(self.setup.scheduler.block_tokens);
+            self.live[slot as usize].kv_tokens += tokens;
+        } else {
+            self.leg(at, LegInput::NotGrown { request, blocks });
         }
-        self.leg(at, LegInput::NotGrown { request });
     }
 
     /// A token that its client has waited for: the very first, or the first after a loss.

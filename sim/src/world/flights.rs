@@ -219,7 +219,7 @@ impl World {
     /// A prefill's copy ends only while the prefill waits for it.
     fn witness_load(&mut self, slot: u32, id: RequestId) {
         let live = &self.live[slot as usize];
-        let leg = self.prefill_leg(slot).copied();
+        let leg = self.nodes[live.prefill as usize].legs.get(live.id);
         self.oracle.witness(live.used && live.id == id && matches!(leg, Some(Leg::Loading(_))), || {
             format!("a copy for {id} ended when it was {} in {leg:?}", live.id)
         });

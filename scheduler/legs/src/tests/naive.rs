@@ -215,7 +215,10 @@ impl Naive {
         }
     }
 
-    fn not_grown(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+    fn not_grown(&mut self, request: RequestId, blocks: u32, effects: &mut Vec<Effect>) {
+        if blocks > 1 {
+            return self.starved(request, 1, effects);
+        }
         // A leg that is leaving gives nothing. A leg older than the starved one is spared.
         let gives = |row: &&Row| row.held().blocks && (row.stays || !row.prefills);
         let youngest = self.0.iter().filter(gives).map(|row| row.request).max().unwrap_or(request);
@@ -226,12 +229,12 @@ impl Naive {
             why: if others { LegFailure::GaveWay } else { LegFailure::NoRoom },
         });
         self.drop_leg(victim, effects);
-        self.starved(request, effects);
+        self.starved(request, 4, effects);
     }
 
-    fn starved(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+    fn starved(&mut self, request: RequestId, blocks: u32, effects: &mut Vec<Effect>) {
         if self.find(request).is_some_and(|row| row.at == NaiveLegState::Decoding) {
-            effects.push(Effect::Grow { request, blocks: 4 });
+            effects.push(Effect::Grow { request, blocks });
         }
     }
 
@@ -322,8 +325,8 @@ impl Naive {
                 }
             }
             Input::StartDecode { request } => self.start_decode(request, effects),
-            Input::Starved { request } => self.starved(request, effects),
-            Input::NotGrown { request } => self.not_grown(request, effects),
+            Input::Starved { request } => self.starved(request, 4, effects),
+            Input::NotGrown { request, blocks } => self.not_grown(request, blocks, effects),
             Input::Ended { request } | Input::Release { request } => self.drop_leg(request, effects),
             Input::Tick { now_us } => {
                 let over = |row: &&Row| {
