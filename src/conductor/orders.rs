@@ -42,6 +42,7 @@ impl Driver {
             Effect::Blame { request, cause } => self.blame(request, cause, trouble),
             Effect::Late { request, attempt, phase } => self.late(request, attempt, phase),
             Effect::Refuse(rejection) => self.refuse(&rejection),
+            Effect::CutShort(rejection) => self.cut_short(&rejection),
             Effect::Fail { request, stage, attempts } => self.fail(request, stage, attempts),
             Effect::Condemn { request } => self.fail_suspect(request),
             Effect::GiveUp { request, phase, impatient } => self.give_up(request, phase, impatient),
@@ -191,14 +192,25 @@ impl Driver {
         );
     }
 
-    fn refuse(&mut self, rejection: &Rejection) {
+    /// Ends a refused request; its session, and what to say to its client.
+    fn end_refused(&mut self, rejection: &Rejection) -> Option<(Session, RefusalText)> {
         self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
-        let Some(session) = self.end(rejection.request) else { return };
+        let session = self.end(rejection.request)?;
         self.metrics.refused(rejection.reason.name());
-        let RefusalText { status, message, param } = self.refusal_text(rejection, &session);
-        if !session.answer.is_empty() {
-            return session.fail(503, rejection.reason.name(), message);
+        let text = self.refusal_text(rejection, &session);
+        Some((session, text))
+    }
+
+    fn cut_short(&mut self, rejection: &Rejection) {
+        if let Some((session, text)) = self.end_refused(rejection) {
+            session.fail(503, rejection.reason.name(), text.message);
         }
+    }
+
+    fn refuse(&mut self, rejection: &Rejection) {
+        let Some((session, RefusalText { status, message, param })) = self.end_refused(rejection) else {
+            return;
+        };
         let retry_after_us = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
         session.send(Event::Refused(Refusal {
             status,

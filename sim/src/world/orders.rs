@@ -53,11 +53,9 @@ impl World {
             }
             Effect::Order(Order::Explain(decision)) => self.metrics.explained(decision),
             Effect::Release { request, instance, .. } => self.release(request, instance),
-            Effect::Refuse(rejection) => {
-                if let Some(slot) = self.slot_of(rejection.request) {
-                    self.rejected(slot, &rejection);
-                }
-            }
+            Effect::Refuse(rejection) => self.rejected(&rejection, true),
+            // A client that has the beginning of an answer gets an error, and no time to come back.
+            Effect::CutShort(rejection) => self.rejected(&rejection, false),
             Effect::Fail { request, .. } | Effect::Condemn { request } => {
                 self.lose(request, Status::Failed);
             }

@@ -224,21 +224,16 @@ impl World {
         self.live.get(slot as usize).filter(|l| l.used && l.id == id).map(|_| slot)
     }
 
-    /// The conductor refused.
-    pub(crate) fn rejected(&mut self, slot: u32, rejection: &Rejection) {
+    /// The conductor refused. Where `may_return`, the client may come back after the wait that it names.
+    pub(crate) fn rejected(&mut self, rejection: &Rejection, may_return: bool) {
+        let Some(slot) = self.slot_of(rejection.request) else { return };
         let clients = self.setup.clients;
         let live = &mut self.live[slot as usize];
-        // A policy that looks again after the prefill may refuse what its prefill has begun to answer.
-        if live.streamed_tokens > 0 && rejection.wasted_tokens == 0 {
-            let request = live.id;
-            return self.lose(request, Status::Failed);
-        }
+        let begun = may_return && live.streamed_tokens > 0;
+        self.oracle.witness(!begun, || format!("{} is refused, and has half of its answer", live.id));
         live.wasted_tokens += rejection.wasted_tokens;
-        // A retry starts anew.
-        (live.streamed_tokens, live.first_token_us) = (0, 0);
-        live.gaps_us.clear();
         live.retry_after_us = rejection.retry_after_us;
-        let returns = live.attempts <= clients.retries && rejection.retry_after_us > 0;
+        let returns = may_return && live.attempts <= clients.retries && rejection.retry_after_us > 0;
         self.metrics.refused(self.now_us, rejection, returns);
         if !returns {
             self.end(slot, Status::Rejected, None);

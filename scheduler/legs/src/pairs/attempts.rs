@@ -200,15 +200,14 @@ impl Pairs {
     }
 
     fn refuse(&mut self, rejection: Rejection, effects: &mut Vec<Effect>) {
-        let answered = self.pairs.get(&rejection.request).is_some_and(Pair::is_answered);
-        if !self.end(rejection.request) {
-            return;
-        }
-        if answered {
-            effects.push(Effect::Ended { request: rejection.request });
-            return;
-        }
-        effects.push(Effect::Refuse(rejection));
+        let request = rejection.request;
+        let Some(pair) = self.pairs.get(&request) else { return };
+        effects.push(match pair.emitted_tokens {
+            _ if pair.is_answered() => Effect::Ended { request },
+            0 => Effect::Refuse(rejection),
+            _ => Effect::CutShort(rejection),
+        });
+        self.end(request);
     }
 
     pub(super) fn failed(

@@ -124,8 +124,10 @@ pub enum Effect {
         /// The stage.
         phase: Phase,
     },
-    /// The request is refused, and over.
+    /// The request is refused, and over. Its client has nothing of its answer yet.
     Refuse(Rejection),
+    /// The request is refused, and its client has the beginning of its answer: that fails.
+    CutShort(Rejection),
     /// The request failed, and is over.
     Fail {
         /// The request.

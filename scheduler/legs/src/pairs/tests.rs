@@ -599,6 +599,7 @@ fn count_ends(effects: &[Effect], ends: &mut [u32]) {
     for effect in effects {
         let request = match effect {
             Effect::Refuse(Rejection { request, .. })
+            | Effect::CutShort(Rejection { request, .. })
             | Effect::Fail { request, .. }
             | Effect::Condemn { request }
             | Effect::GiveUp { request, .. }

@@ -200,7 +200,7 @@ impl World {
             | Effect::Condemn { request }
             | Effect::Fail { request, .. }
             | Effect::GiveUp { request, .. } => self.end(request),
-            Effect::Refuse(rejection) => self.end(rejection.request),
+            Effect::Refuse(rejection) | Effect::CutShort(rejection) => self.end(rejection.request),
             Effect::Order(_)
             | Effect::Entered { .. }
             | Effect::Admitted { .. }

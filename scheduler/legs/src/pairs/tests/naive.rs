@@ -428,7 +428,8 @@ impl Naive {
             return self.drop_ended(rejection.request);
         }
         self.drop_row(rejection.request);
-        self.effects.push(Effect::Refuse(rejection));
+        let begun = row.emitted > 0;
+        self.effects.push(if begun { Effect::CutShort(rejection) } else { Effect::Refuse(rejection) });
     }
 
     fn refuse_unserved(&mut self, request: RequestId) {

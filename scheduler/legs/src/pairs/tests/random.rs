@@ -333,6 +333,7 @@ fn count(effect: &Effect, counts: &mut Counts) {
         Effect::Blame { cause, .. } => format!("blame {cause:?}"),
         Effect::Late { phase, .. } => format!("late {phase:?}"),
         Effect::Refuse(rejection) => format!("refuse {:?}", rejection.reason),
+        Effect::CutShort(rejection) => format!("cut short {:?}", rejection.reason),
         Effect::GiveUp { impatient, .. } => format!("give up {impatient}"),
         Effect::Fail { stage, .. } => format!("fail {stage:?}"),
         Effect::Prefill(PrefillOrder { instance, decode, .. }) => format!("prefill {}", instance == decode),

@@ -3,7 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use baton_scheduler::{FailStage, Input, RejectReason};
+use baton_scheduler::{FailStage, Input, RejectReason, Rejection};
 use baton_types::{ClassId, RequestId, RequestObjectives, SloClass};
 
 use super::super::progress::StageProgress;
@@ -260,6 +260,31 @@ fn a_pair_whose_instance_went_is_waited_for_and_one_that_was_drained_is_not() {
     bench.core.serves = false;
     bench.lose(P);
     assert_eq!(bench.arrive(RequestId(4), 10), []);
+}
+
+#[test]
+fn a_refusal_after_the_first_token_cuts_an_answer_short() {
+    // A policy looks again once the prefill is over.
+    let refused = Rejection {
+        request: A,
+        reason: RejectReason::Room,
+        retry_after_us: 1,
+        predicted_ttft_us: None,
+        wasted_tokens: 7,
+    };
+    for (facts, cut) in [(&[PREFILLED][..], false), (&[TOKEN, PREFILLED], true)] {
+        let mut bench = Bench::new();
+        bench.arrive(A, 10);
+        facts.iter().for_each(|fact| _ = bench.on_fact(A, P, *fact));
+        let refusal = refused.clone();
+        let effects = bench.act(|pairs, _, core, effects| {
+            core.known.clear();
+            pairs.rejected(refusal, core, effects);
+        });
+        let refused = refused.clone();
+        assert_eq!(effects, [if cut { Effect::CutShort(refused) } else { Effect::Refuse(refused) }]);
+        assert!(bench.pairs.is_empty());
+    }
 }
 
 #[test]
