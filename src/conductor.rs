@@ -32,7 +32,6 @@ mod tests;
 pub(crate) use attach::ORDERS_PER_NODE;
 pub use attach::{AttachPeer, ControlService};
 pub use backend::Door;
-pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
 pub(crate) use gap_tally::GapTally;
 #[cfg(test)]

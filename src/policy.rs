@@ -5,10 +5,29 @@
 //! requests rely on. All other settings describe what was built at the start. The column "hot" of `docs/config.md` is
 //! made by asking [`cold`].
 
-use baton_scheduler::FirstToken;
+use std::path::Path;
+
+use baton_scheduler::{FirstToken, SchedulerConfig};
 use toml::Value;
 
 use crate::config::Config;
+
+/// The configuration that a service starts with: its file's, or the defaults.
+///
+/// # Errors
+/// What is wrong with the file, and where.
+pub fn at_start(path: Option<&Path>) -> Result<Config, String> {
+    let mut config = path.map_or_else(|| Ok(Config::default()), crate::config::load)?;
+    as_served(&mut config.scheduler);
+    Ok(config)
+}
+
+/// Applies the settings that a live service always has, whatever its file says. The conductor records every decision
+/// for an explanation, and the prefill returns the first token, as Baton's own engines do.
+pub(crate) fn as_served(scheduler: &mut SchedulerConfig) {
+    scheduler.explain_every = scheduler.explain_every.max(1);
+    scheduler.first_token = FirstToken::Prefill;
+}
 
 /// Settings outside of `[scheduler]` that change while a service serves.
 const HOT: [&str; 5] = [
@@ -127,8 +146,9 @@ pub fn fixed_at_start(old: &Config, new: &Config) -> Vec<&'static str> {
 }
 
 /// Gives a new state of the file what is no question of it: the sections that the simulator alone reads, and settings of a
-/// service that the command line may have set over it.
+/// service that it sets by itself, or that the command line may have set over the file.
 pub fn keep_what_is_fixed(own: &Config, new: &mut Config) {
+    as_served(&mut new.scheduler);
     new.cluster.clone_from(&own.cluster);
     new.network.clone_from(&own.network);
     new.clients.clone_from(&own.clients);
@@ -240,6 +260,7 @@ pub fn under(own: &Config, shared: &str) -> Result<Config, String> {
             "[{other}] is each conductor's own; a cluster shares [scheduler] alone: take it out"
         ));
     }
+    as_served(&mut scheduler);
     let both = Config { scheduler, ..own.clone() };
     both.validate()?;
     Ok(both)
@@ -366,11 +387,11 @@ mod tests {
             "[service]\nadmin_key = \"sesame\"\n[scheduler]\nblock_tokens = 64\nshadow = [\"slo\"]\n\
              [[scheduler.classes]]\nname = \"a\"\n[[scheduler.classes]]\nname = \"b\"\nttft = \"2s\"",
         );
-        crate::conductor::as_served(&mut served.scheduler);
+        as_served(&mut served.scheduler);
         let text = text(&served);
         assert!(!text.contains("sesame") && text.contains("ttft_us = 2000000"), "{text}");
         let mut back = over(&served, &text).expect("a valid policy");
-        crate::conductor::as_served(&mut back.scheduler);
+        as_served(&mut back.scheduler);
         assert_eq!(back, served);
     }
 

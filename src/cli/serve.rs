@@ -84,11 +84,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, String> {
 
 /// The configuration in force: the file's, and what the command line says on top.
 fn settings(args: &ServeArgs) -> Result<Config, String> {
-    let mut config = match &args.config {
-        Some(path) => crate::config::load(path)?,
-        None => Config::default(),
-    };
-    crate::conductor::as_served(&mut config.scheduler);
+    let mut config = crate::policy::at_start(args.config.as_deref())?;
     args.guard.put(&mut config.service);
     if let Some(listen) = &args.listen {
         config.service.listen.clone_from(listen);

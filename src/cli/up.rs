@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::engines::Engines;
-use crate::config::Config;
 use crate::up::{Layout, Plan};
 
 /// Arguments of `baton up`.
@@ -43,16 +42,12 @@ pub struct UpArgs {
 /// With one line for the user: what failed, and the remedy.
 pub fn run(mut args: UpArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
-    let mut config = match &args.config {
-        Some(path) => crate::config::load(path)?,
-        None => Config::default(),
-    };
+    let mut config = crate::policy::at_start(args.config.as_deref())?;
     // The nodes started here belong to this conductor: what one of the two is given, both have.
     if let Some(block_tokens) = args.engines.block_tokens {
         config.scheduler.block_tokens = block_tokens;
     }
     args.engines.block_tokens = Some(config.scheduler.block_tokens);
-    crate::conductor::as_served(&mut config.scheduler);
     if let Some(listen) = args.listen {
         config.service.listen = listen;
     }

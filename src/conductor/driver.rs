@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_legs::pairs::{Arrival, Effect, Pairs, Phase};
 use baton_router::{Event, Readiness, Refusal, Submission};
-use baton_scheduler::{Conductor, FirstToken, Input, SchedulerConfig};
+use baton_scheduler::{Conductor, Input, SchedulerConfig};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -99,13 +99,6 @@ pub struct Driver {
     pub(super) receiver: Option<mpsc::Receiver<Message>>,
 }
 
-/// Applies the settings that a live service always has, whatever its file says. The conductor records every decision
-/// for an explanation, and the prefill returns the first token, as Baton's own engines do.
-pub(crate) fn as_served(scheduler: &mut SchedulerConfig) {
-    scheduler.explain_every = scheduler.explain_every.max(1);
-    scheduler.first_token = FirstToken::Prefill;
-}
-
 impl Driver {
     /// A conductor without nodes, the inbox that leads to it, and the router's door.
     ///
@@ -113,7 +106,7 @@ impl Driver {
     /// Names the setting that is out of bounds.
     pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
         let DriverConfig { mut config, metrics, spans } = with;
-        as_served(&mut config.scheduler);
+        crate::policy::as_served(&mut config.scheduler);
         let started = Instant::now();
         let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
         let service = &config.service;

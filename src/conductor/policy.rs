@@ -128,7 +128,6 @@ impl Driver {
     /// The configuration under another policy, and what differs from the one in force.
     pub(super) fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), String> {
         crate::policy::keep_what_is_fixed(&self.config, &mut config);
-        super::as_served(&mut config.scheduler);
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);
         self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;

@@ -178,7 +178,6 @@ impl Admin {
         let Some(now) = self.inbox.ask(Question::Config).await else { return gone() };
         match self.read_policy(String::from_utf8_lossy(body).into_owned()).await {
             Ok(mut config) => {
-                crate::conductor::as_served(&mut config.scheduler);
                 crate::policy::keep_what_is_fixed(&now, &mut config);
                 let changes = crate::policy::changes(&now, &config);
                 let cold = crate::policy::cold(&now, &config, &changes);
@@ -249,8 +248,7 @@ impl Admin {
             (true, None) => return Err("there is no configuration file; send the policy as the body".into()),
         };
         let text = crate::policy::to_share(&text)?;
-        let mut new = crate::policy::under(now, &text)?;
-        crate::conductor::as_served(&mut new.scheduler);
+        let new = crate::policy::under(now, &text)?;
         crate::policy::can_reload(now, &new)?;
         let changes = crate::policy::changes(now, &new).iter().map(ToString::to_string).collect();
         Ok((text, changes))

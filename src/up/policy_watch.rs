@@ -121,7 +121,7 @@ impl FollowedFile {
         let mut new = config.clone();
         if let Some(version) = shared {
             let Some(now) = inbox.ask(Question::Config).await else { return };
-            crate::conductor::as_served(&mut new.scheduler);
+            crate::policy::keep_what_is_fixed(&now, &mut new);
             if new.scheduler != now.scheduler {
                 tracing::warn!(
                     version,

@@ -84,7 +84,7 @@ async fn a_setting_is_taken_on_while_serving_if_the_reference_says_so() {
                 let before = *ask(&mut bench, Question::Config).await;
                 let answer = change(&mut bench, other.clone()).await;
                 let after = *ask(&mut bench, Question::Config).await;
-                crate::conductor::as_served(&mut new.scheduler);
+                crate::policy::as_served(&mut new.scheduler);
                 // Of what the command line may have set, the file's is passed over here, and refused by who reads it.
                 let fixed = !crate::policy::fixed_at_start(&before, &new).is_empty();
                 match &answer {

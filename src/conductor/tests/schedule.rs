@@ -21,9 +21,9 @@ use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};
 
 use super::bench::{Bench, Line, hello};
-use crate::conductor::driver::as_served;
 use crate::conductor::inbox::{Loss, Message};
 use crate::config::Config;
+use crate::policy::as_served;
 
 const BLOCK_TOKENS: u32 = 16;
 
