@@ -43,6 +43,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("src/config.rs", "StoreSection"),
     ("src/config.rs", "ServiceConfig"),
     ("src/config.rs", "ApiKey"),
+    ("src/config.rs", "ClassRule"),
     ("src/config.rs", "RouterSection"),
 ];
 
@@ -83,6 +84,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("ServiceConfig", "src/conductor/policy.rs", &["stage_slack", "stage_floor_us"]),
     ("ServiceConfig", "src/spans.rs", &["otlp_endpoint", "trace_permille"]),
     ("ApiKey", "src/router/src/caller.rs", &["key", "tenant", "classes"]),
+    ("ClassRule", "src/keys.rs", &["tenant", "model", "priority", "class"]),
     ("RouterSection", "src/config.rs", &["tool_parser", "reasoning_parser"]),
 ];
 
@@ -127,6 +129,29 @@ pub fn check_read(
             if !by.is_some_and(|source| reads(source, field)) {
                 let rule = format!("{name}.{field} is not read by {}", reader.unwrap_or("anything named"));
                 found.push(Finding::new(path, line, rule, remedy));
+            }
+        }
+    }
+    found
+}
+
+/// Structs of settings within those of `settings` that are no row of it: their fields would have no reader to name.
+pub fn check_nested(settings: &[(&str, &str)], sources: &BTreeMap<String, String>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (path, name) in settings {
+        let source = sources.get(*path).map_or("", String::as_str);
+        let outline = Outline::of(source);
+        for (line, field) in fields(source, name) {
+            let words = outline.tokens.iter().filter(|token| token.line == line && token.kind == Kind::Word);
+            let structs = words.filter(|word| !fields(source, word.text).is_empty());
+            for inner in structs.filter(|word| settings.iter().all(|(_, of)| *of != word.text)) {
+                let rule = format!("the settings of {} in {name}.{field} are in no list", inner.text);
+                found.push(Finding::new(
+                    path,
+                    line,
+                    rule,
+                    "add it to SETTINGS, with the readers of its settings",
+                ));
             }
         }
     }
@@ -183,6 +208,15 @@ mod tests {
     #[test]
     fn every_setting_of_the_service_is_read_by_it() {
         assert_clean(check_read(SETTINGS, READERS, &house_sources()));
+    }
+
+    #[test]
+    fn settings_within_settings_are_in_the_list() {
+        assert_clean(check_nested(SETTINGS, &house_sources()));
+        let inner = "pub struct S {\n    pub one: u32,\n    pub all: Vec<Inner>,\n}\npub struct Inner {\n    pub two: u32,\n}";
+        let sources = planted(&[("c.rs", inner)]);
+        assert_caught(&check_nested(&[("c.rs", "S")], &sources), 3, "Inner in S.all are in no list");
+        assert_clean(check_nested(&[("c.rs", "S"), ("c.rs", "Inner")], &sources));
     }
 
     #[test]
