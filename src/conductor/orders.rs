@@ -227,6 +227,7 @@ impl Driver {
         let prompt_tokens = session.submission.tokens.len() as u64;
         let request = RefusedRequest {
             prompt_tokens,
+            answer_tokens: session.answer.len() as u64,
             asked_tokens: session.submission.asked_tokens,
             objectives: session.submission.objectives,
             class: scheduler.classes.get(session.class.index()).unwrap_or(&scheduler.classes[0]),

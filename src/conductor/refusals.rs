@@ -21,6 +21,8 @@ impl From<(u16, String)> for RefusalText {
 /// A refused request, as far as the words need it.
 pub(super) struct RefusedRequest<'a> {
     pub prompt_tokens: u64,
+    /// Tokens of its answer that its client has.
+    pub answer_tokens: u64,
     /// What its client asks for, if it says so, tokens.
     pub asked_tokens: Option<u32>,
     pub objectives: baton_types::RequestObjectives,
@@ -59,7 +61,13 @@ pub(super) fn refusal_text(rejection: &Rejection, request: &RefusedRequest<'_>) 
 
 /// Prompt and answer count together, for a decode instance holds the KV of both.
 fn too_long_text(request: &RefusedRequest<'_>) -> String {
-    let prompt_tokens = request.prompt_tokens;
+    let RefusedRequest { prompt_tokens, answer_tokens, .. } = *request;
+    if answer_tokens > 0 {
+        return format!(
+            "the prompt has {prompt_tokens} tokens and its answer {answer_tokens} by now: together more than any \
+             instance can hold"
+        );
+    }
     match request.asked_tokens.filter(|asked| *asked > 1) {
         Some(asked) => format!(
             "the prompt has {prompt_tokens} tokens and {asked} are asked for: together more than any instance can \
@@ -133,6 +141,7 @@ mod tests {
         let (least_tbt_us, idle_step_us) = (40_500, Some(20_000));
         let request = RefusedRequest {
             prompt_tokens: 9,
+            answer_tokens: 0,
             asked_tokens: None,
             objectives,
             class,

@@ -171,6 +171,8 @@ pub struct Pairs {
     try_at_us: u64,
     /// When an instance was lost and none was left that could serve, µs, unless there is one again.
     unserved_since_us: Option<u64>,
+    /// When the latest instance was lost, µs.
+    lost_us: Option<u64>,
     /// Requests that were in an engine when it died and that are tried once more now.
     on_trial: BTreeSet<RequestId>,
     /// Progress of the instances.
@@ -194,6 +196,7 @@ impl Pairs {
             parked: BTreeSet::new(),
             try_at_us: 0,
             unserved_since_us: None,
+            lost_us: None,
             on_trial: BTreeSet::new(),
             paces: BTreeMap::new(),
             back_us: 0,

@@ -298,10 +298,10 @@ fn a_prompt_that_fits_no_store_in_whole_blocks_is_refused_at_once() {
     setup.pools.iter_mut().for_each(|p| p.hbm_tokens = Some(4 * 512 + 500));
     let odd = Arrival { prompt_tokens: 4 * 512 + 1, ..arrival(0, 5, 0, 9) };
     let (outcomes, run) = play(&setup, &[odd, arrival(10, 3, 0, 9), arrival(20, 4, 0, 9)], &[]);
-    // The prompt of the third fits, and no answer beside it.
+    // The prompt of the third fits, and no answer beside it: with its first tokens it is too long.
     let statuses: Vec<Status> = outcomes.iter().map(|outcome| outcome.status).collect();
-    assert_eq!(statuses, [Status::Rejected, Status::Completed, Status::TimedOut]);
-    assert_eq!(run.refusals_by_reason, [("too_long", 1)]);
+    assert_eq!(statuses, [Status::Rejected, Status::Completed, Status::Rejected]);
+    assert_eq!(run.refusals_by_reason, [("too_long", 2)]);
 }
 
 #[test]

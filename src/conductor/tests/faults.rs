@@ -3,6 +3,7 @@
 use baton_router::Submission;
 use baton_scheduler::AdmissionMode;
 use baton_types::{BlockKey, ChainHasher, Sampling};
+use baton_wire::v1;
 use baton_wire::v1::fact::Fact;
 
 use super::bench::{Bench, PROMPT, fact_token, failure, prefilled, token};
@@ -102,6 +103,26 @@ async fn the_blocks_of_an_answer_that_goes_on_are_named_after_those_of_its_promp
     assert_eq!((new.given(), named.len()), (8, 3), "two blocks of the prompt, one of both");
     assert_eq!(baton_wire::unpack_keys(&new.work.chain), named);
     bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn an_answer_that_outgrew_every_instance_fails_at_once_and_says_so() {
+    let mut bench = Bench::new(super::bench::config());
+    for (name, role) in [("p0", "prefill"), ("d0", "decode")] {
+        let small = v1::Hello { capacity_tokens: 64, ..super::bench::hello(name, role) };
+        bench.send_hello(small).await.unwrap();
+    }
+    bench.drop_canaries().await;
+    bench.submit("r", 60).await;
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    bench.do_decode("r", 64 - PROMPT + 1).await;
+    let decode = bench.decode("r");
+    bench.send_facts(&decode, vec![failure(false)]).await;
+    let (status, reason, message) = bench.client("r").trouble();
+    assert_eq!((status, reason.as_str()), (503, "too_long"));
+    assert!(message.contains(&format!("{PROMPT} tokens and its answer 25 by now")), "{message}");
     bench.quiet();
 }
 

@@ -180,7 +180,9 @@ impl Pairs {
         let waits = |pair: &Pair| {
             pair.attempt > 0 || pair.stage == Stage::Waiting(WaitingStage::Parked) || lacks_pair
         };
-        let waits = self.pairs.get(&rejection.request).is_some_and(waits);
+        // What its answer has become fits nowhere: that no wait will cure, unless a larger instance comes back.
+        let outgrown = rejection.reason == RejectReason::TooLong && !self.may_come_back();
+        let waits = !outgrown && self.pairs.get(&rejection.request).is_some_and(waits);
         if waits && rejection.wasted_tokens == 0 && self.park(rejection.request, core, effects) {
             return;
         }

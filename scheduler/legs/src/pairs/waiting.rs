@@ -63,6 +63,9 @@ impl Pairs {
     /// Notes whether there is a pair of instances after a step of the conductor; in it, an instance may have been
     /// `lost`. No pair that an operator took away by draining is waited for, only one whose instance went.
     pub(super) fn note_service(&mut self, lost: bool, core: &impl Core) {
+        if lost {
+            self.lost_us = Some(self.now_us);
+        }
         if core.can_serve() {
             self.unserved_since_us = None;
         } else if lost {
@@ -73,6 +76,11 @@ impl Pairs {
     /// Whether the last pair was lost so lately that its nodes may be about to come back.
     fn may_be_served(&self) -> bool {
         self.unserved_since_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
+    }
+
+    /// Whether an instance was lost so lately that it may be about to come back.
+    pub(super) fn may_come_back(&self) -> bool {
+        self.lost_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
     }
 
     /// A request that nothing can take right now waits for its stage's time. False: it has waited for too long, or
@@ -143,6 +151,7 @@ impl Pairs {
     pub fn excuse(&mut self, now_us: u64, pause_us: u64) {
         self.back_us = now_us;
         self.unserved_since_us = self.unserved_since_us.map(|at_us| at_us + pause_us);
+        self.lost_us = self.lost_us.map(|at_us| at_us + pause_us);
         let again = core::mem::take(&mut self.again);
         self.again = again.into_iter().map(|(at_us, r, attempt)| (at_us + pause_us, r, attempt)).collect();
         let mut deadlines = BTreeSet::new();

@@ -142,6 +142,7 @@ pub(super) struct Naive {
     done: Vec<(InstanceId, bool)>,
     try_at_us: u64,
     unserved_us: Option<u64>,
+    lost_us: Option<u64>,
     back_us: u64,
     pub now_us: u64,
     pub core: ScriptedCore,
@@ -159,6 +160,7 @@ impl Naive {
             done: Vec::new(),
             try_at_us: 0,
             unserved_us: None,
+            lost_us: None,
             back_us: 0,
             now_us: 0,
             core,
@@ -256,6 +258,9 @@ impl Naive {
         let mut orders = Vec::new();
         let lost = matches!(input, Input::InstanceLost { .. });
         self.core.step(self.now_us, input, &mut orders);
+        if lost {
+            self.lost_us = Some(self.now_us);
+        }
         self.unserved_us = match self.unserved_us {
             _ if self.core.can_serve() => None,
             None if lost => Some(self.now_us),
@@ -416,7 +421,9 @@ impl Naive {
         let promised = self
             .copy(rejection.request)
             .is_some_and(|row| row.attempt > 0 || unserved || row.at == NaivePairState::Parked);
-        if rejection.wasted_tokens == 0 && promised && self.park(rejection.request) {
+        let back = self.lost_us.is_some_and(|at_us| at_us + 5_000_000 > self.now_us);
+        let held = rejection.reason != RejectReason::TooLong || back;
+        if rejection.wasted_tokens == 0 && promised && held && self.park(rejection.request) {
             return;
         }
         self.refuse(rejection);
@@ -732,7 +739,7 @@ impl Naive {
 
     pub(super) fn excuse(&mut self, pause_us: u64) {
         self.back_us = self.now_us;
-        if let Some(at_us) = &mut self.unserved_us {
+        for at_us in [&mut self.unserved_us, &mut self.lost_us].into_iter().flatten() {
             *at_us += pause_us;
         }
         self.again.iter_mut().for_each(|again| again.0 += pause_us);

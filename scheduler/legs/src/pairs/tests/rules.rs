@@ -288,6 +288,33 @@ fn a_refusal_after_the_first_token_cuts_an_answer_short() {
 }
 
 #[test]
+fn what_fits_nowhere_any_more_is_over_unless_a_larger_instance_may_come_back() {
+    // Its answer has outgrown all instances that are there.
+    let outgrown = |lost: bool| {
+        let mut bench = Bench::new();
+        bench.pairs.configure(PairsConfig::new(&[SloClass::default()], 4, 9_000_000));
+        if lost {
+            bench.lose(E);
+        }
+        bench.arrive(A, 10);
+        bench.on_fact(A, P, TOKEN);
+        bench.core.refuses = Some(RejectReason::TooLong);
+        bench.on_fact(A, P, REFUSED);
+        bench
+    };
+    let mut bench = outgrown(false);
+    assert!(matches!(bench.wait(0)[..], [Effect::CutShort(_)]));
+    assert!(bench.pairs.is_empty());
+
+    let mut bench = outgrown(true);
+    for _ in 0..99 {
+        assert_eq!((bench.wait(50_000), bench.pairs.parked()), (vec![], 1));
+    }
+    // Five seconds after the loss.
+    assert!(matches!(bench.wait(50_000)[..], [Effect::CutShort(_)]));
+}
+
+#[test]
 fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
