@@ -311,6 +311,7 @@ impl Conductor {
             entry.request.id
         );
         self.stats.count_rejection(refusal.reason);
+        self.demand.refused(refusal.reason);
         effects.push(Effect::Reject(Rejection {
             request: entry.request.id,
             reason: refusal.reason,

@@ -94,11 +94,9 @@ pub struct SchedulerConfig {
     /// Whether prefixes are fetched from other instances (policies that know how).
     pub fetch: bool,
     /// Whether a decode instance may prefill a request itself: while it decodes nothing, or as long as the steps that
-    /// its engine would make of it keep the objective.
+    /// its engine would make of it keep the objective. While decodes are what the cluster is short of, it does so
+    /// only where no other instance can.
     pub local_prefill: bool,
-    /// A decode instance prefills locally only while less than this share of its KV capacity is
-    /// promised, per mille: mixed steps make every decode hold its KV for longer.
-    pub local_room_permille: u32,
     /// Share of the tightest TBT objective that a step with prompt tokens in it may take, per mille, 100–1000: the step
     /// target. The conductor sends it to the nodes: Baton's own engine cuts prompts by it, and servers that keep prefixes
     /// get prompts in parts. A decode instance whose engine has a fixed budget gets no prefill whose steps are predicted
@@ -144,7 +142,6 @@ impl Default for SchedulerConfig {
             balancing_threshold_permille: 1300,
             fetch: true,
             local_prefill: true,
-            local_room_permille: 700,
             mixed_step_permille: 900,
             max_waiting_requests: 100_000,
             decode_duration_us: 0,
@@ -212,7 +209,6 @@ impl SchedulerConfig {
         within("block_tokens", self.block_tokens.into(), 1, 65_536)?;
         within("balancing_threshold_permille", self.balancing_threshold_permille.into(), 1000, 1_000_000)?;
         within("mixed_step_permille", self.mixed_step_permille.into(), 100, 1000)?;
-        within("local_room_permille", self.local_room_permille.into(), 0, 1000)?;
         within("max_waiting_requests", self.max_waiting_requests.into(), 1, 10_000_000)?;
         within("decode_duration_us", self.decode_duration_us, 0, 86_400_000_000)?;
         within("prior_output_tokens", self.prior_output_tokens.into(), 1, 1_000_000)?;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::conductor::Conductor;
 use crate::estimate::prior_us;
 use crate::fleet::Instance;
-use crate::{Effect, Input, Request};
+use crate::{Effect, Input, RejectReason, Request};
 
 /// Demand is counted in stretches of this length, µs. At most one instance changes its role in each.
 const STRETCH_US: u64 = 10_000_000;
@@ -64,6 +64,15 @@ pub(crate) struct DemandWindow {
     since: u64,
     /// By class, then by the number of the stretch, modulo their number.
     classes: Vec<[Demand; STRETCHES]>,
+    /// Requests refused for want of a part, by the number of the stretch like those above.
+    refusals: [RefusalCounts; STRETCHES],
+}
+
+/// Requests refused for want of prefill time, and of room or step time for their decode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct RefusalCounts {
+    prefill: u32,
+    decode: u32,
 }
 
 impl DemandWindow {
@@ -86,6 +95,7 @@ impl DemandWindow {
             self.stretch += 1;
             let present = self.present();
             self.classes.iter_mut().for_each(|stretches| stretches[present] = Demand::default());
+            self.refusals[present] = RefusalCounts::default();
         }
         true
     }
@@ -100,6 +110,25 @@ impl DemandWindow {
         }
         let present = self.present();
         self.classes[class.index()][present].add(demand);
+    }
+
+    /// Counts a refusal, if it was for want of one of the parts.
+    pub(crate) fn refused(&mut self, reason: RejectReason) {
+        let present = self.present();
+        let counts = &mut self.refusals[present];
+        match reason {
+            RejectReason::Ttft => counts.prefill += 1,
+            RejectReason::Tbt | RejectReason::Room => counts.decode += 1,
+            RejectReason::QueueFull | RejectReason::NoInstance | RejectReason::TooLong => {}
+            RejectReason::Costly | RejectReason::Unreachable => {}
+        }
+    }
+
+    /// Whether decodes are what the cluster is short of: of the requests refused in the whole window, more were refused
+    /// for want of them than for want of prefill time.
+    pub(crate) fn lacks_decodes(&self) -> bool {
+        let sum = |of: fn(&RefusalCounts) -> u32| self.refusals.iter().map(of).map(u64::from).sum::<u64>();
+        sum(|counts| counts.decode) > sum(|counts| counts.prefill)
     }
 
     /// Follows a change of the classes: a class of the same name keeps its demand.

@@ -297,7 +297,7 @@ mod tests {
             let sections = sections.iter().filter(|section| section.simulated == simulator);
             sections.map(|section| section.settings.len()).sum()
         };
-        assert!(count(false) <= 62, "{} settings of the service: the budget is 62", count(false));
+        assert!(count(false) <= 61, "{} settings of the service: the budget is 61", count(false));
         assert!(count(true) <= 43, "{} settings of the simulator alone: the budget is 43", count(true));
     }
 

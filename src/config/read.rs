@@ -15,6 +15,7 @@ const REMOVED: &[(&str, &str)] = &[
     ("transfer.max_predicted_events", NO_PREDICTIONS),
     ("network.max_predicted_events", NO_PREDICTIONS),
     ("scheduler.ttft_margin_permille", "it is learnt: delete it, and see scheduler.classes.target_permille"),
+    ("scheduler.local_room_permille", "what the cluster is short of decides: delete it"),
     ("scheduler.ageing_us", "promises are kept by the order of service: delete it"),
     ("scheduler.dispatch_ahead_us", "it is derived from the engine's passes: delete it"),
     (

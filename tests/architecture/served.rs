@@ -59,7 +59,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["block_tokens", "fetch", "first_token"]),
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["balancing_threshold_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["mixed_step_permille"]),
-    ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill", "local_room_permille"]),
+    ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["explain_every", "candidates"]),
     ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["decode_duration_us"]),
     ("SchedulerConfig", "scheduler/src/conductor.rs", &["prior_output_tokens", "seed"]),

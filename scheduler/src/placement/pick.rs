@@ -134,22 +134,19 @@ impl Conductor {
     ) -> Vec<InstanceId> {
         let mut ids = prefills;
         ids.retain(|id| self.holds(*id, request) && self.has_decode(*id, request));
-        let permille = u64::from(self.config.local_room_permille);
         let roomy = |i: &&Instance| {
-            let most = i.spec.capacity_tokens.saturating_mul(permille);
             let fits = |shared_tokens: u64| {
                 let own_tokens = request.prompt_tokens.saturating_sub(shared_tokens);
-                (i.decode.reserved_tokens() + own_tokens).saturating_mul(1000) <= most
+                i.decode.reserved_tokens() + own_tokens <= i.spec.capacity_tokens
             };
-            // If no other instance prefills it, these may use all of their room.
-            ids.is_empty()
-                || fits(0)
-                || fits(i.decode.shared_with(self.chain_position(&i.decode, &request.chain)))
+            fits(0) || fits(i.decode.shared_with(self.chain_position(&i.decode, &request.chain)))
         };
         // A prompt needs a place among those that run, too, and those that are promised one need it first.
-        let has_place =
-            |i: &&Instance| ids.is_empty() || i.spec.max_running.is_none_or(|most| i.decode.all().0 < most);
-        let mixing = locals.filter(roomy).filter(has_place).map(|i| i.spec.id);
+        let has_place = |i: &&Instance| i.spec.max_running.is_none_or(|most| i.decode.all().0 < most);
+        // If no other instance prefills it, these do whatever it costs their decodes.
+        let (alone, scarce) = (ids.is_empty(), self.demand.lacks_decodes());
+        let spares = |i: &&Instance| alone || (!scarce && roomy(i) && has_place(i));
+        let mixing = locals.filter(spares).map(|i| i.spec.id);
         let mixing: Vec<InstanceId> = mixing.filter(|id| self.holds(*id, request)).collect();
         ids.extend(mixing);
         if ids.len() > 1 {

@@ -44,7 +44,6 @@ fn every_setting_has_its_bounds_and_is_named_when_it_breaks_them() {
         c.balancing_threshold_permille = narrow(v);
     });
     only("mixed_step_permille", &[100, 1000], &[99, 1001], |c, v| c.mixed_step_permille = narrow(v));
-    only("local_room_permille", &[0, 1000], &[1001], |c, v| c.local_room_permille = narrow(v));
     only("max_waiting_requests", &[1, 10_000_000], &[0, 10_000_001], |c, v| {
         c.max_waiting_requests = narrow(v)
     });

@@ -305,3 +305,56 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn where_more_is_refused_for_want_of_decodes_than_of_prefills_nothing_is_computed_beside_them() {
+    const SECOND_US: u64 = 1_000_000;
+    let mut conductor = beside_a_busy_pool(config(), spec(1, Role::Decode));
+    // It leaves again, so that all find the same queues.
+    let is_computed_there = |conductor: &mut Conductor, at_us: u64| {
+        let effects = offer(conductor, at_us, request(1, 4_000, 0));
+        step(conductor, at_us, Input::RequestCancelled { request: baton_types::RequestId(1) });
+        starts(&effects).iter().any(|start| is_local(*start))
+    };
+    assert!(is_computed_there(&mut conductor, 0));
+    conductor.demand.refused(RejectReason::Room);
+    assert!(!is_computed_there(&mut conductor, 1));
+    // One for each part, and one that says nothing of either.
+    conductor.demand.refused(RejectReason::Ttft);
+    conductor.demand.refused(RejectReason::Costly);
+    assert!(is_computed_there(&mut conductor, 2));
+    conductor.demand.refused(RejectReason::Tbt);
+    assert!(!is_computed_there(&mut conductor, 3));
+    assert!(!is_computed_there(&mut conductor, 9 * SECOND_US));
+    // What is two minutes old counts no more.
+    assert!(!is_computed_there(&mut conductor, 119 * SECOND_US));
+    assert!(conductor.demand.lacks_decodes());
+    is_computed_there(&mut conductor, 120 * SECOND_US);
+    assert!(!conductor.demand.lacks_decodes());
+}
+
+#[test]
+fn a_refusal_for_want_of_decodes_is_counted_and_without_a_prefill_pool_it_changes_nothing() {
+    let tight = SloClass { tbt_us: 11_000, ..SloClass::default() };
+    let mut conductor = conductor_of(
+        SchedulerConfig { classes: Vec::from([tight]), ..config() },
+        &[spec(0, Role::Prefill), spec(1, Role::Decode)],
+    );
+    decoding(&mut conductor, foretold(901, 1_000, 5_000), 1);
+    let gone = Input::InstanceLost { instance: InstanceId(0), epoch: spec(0, Role::Prefill).epoch };
+    step(&mut conductor, 0, gone);
+    let refused = rejection(&offer(&mut conductor, 0, foretold(1, 4_000, 10)));
+    assert_eq!(refused.map(|r| r.reason), Some(RejectReason::Tbt));
+    assert!(conductor.demand.lacks_decodes());
+    step(
+        &mut conductor,
+        1,
+        Input::DecodeFinished {
+            request: baton_types::RequestId(901),
+            output_tokens: 5_000,
+            first_us: 0,
+            tbt_us: 0,
+        },
+    );
+    assert!(is_local(started(&offer(&mut conductor, 2, foretold(2, 4_000, 10)))));
+}

@@ -17,8 +17,8 @@ const MOST_SPLITS: u32 = 16;
 enum LevelList {
     /// Nodes that prefill and that decode.
     Split(Vec<RoleSplit>),
-    /// `local_room_permille`, 0 for no local prefill.
-    Local(Vec<u32>),
+    /// `local_prefill`.
+    Local(Vec<bool>),
     /// `mixed_step_permille`.
     Step(Vec<u32>),
     Admission(Vec<AdmissionMode>),
@@ -136,9 +136,8 @@ impl TuningOptions {
 
     fn placement(&mut self) {
         let scheduler = self.base.scheduler.clone();
-        let room = if scheduler.local_prefill { scheduler.local_room_permille } else { 0 };
-        let (levels, at) = around(room, &[0, 500, 700, 900]);
-        self.add("local prefill", (LevelList::Local(levels.clone()), levels.len(), at), true);
+        let (levels, at) = beside(scheduler.local_prefill, &[true, false]);
+        self.add("local prefill", (LevelList::Local(levels), 2, at), true);
         let (levels, at) = around(scheduler.mixed_step_permille, &[700, 800, 900, 1000]);
         self.add("mixed step", (LevelList::Step(levels.clone()), levels.len(), at), false);
         let modes =
@@ -214,12 +213,7 @@ impl TuningOptions {
         let computing = config.cluster.pools.iter_mut().filter(|pool| pool.role != Role::Store);
         match setting {
             LevelList::Split(splits) => splits[level].apply(config)?,
-            LevelList::Local(rooms) => {
-                scheduler.local_prefill = rooms[level] > 0;
-                if scheduler.local_prefill {
-                    scheduler.local_room_permille = rooms[level];
-                }
-            }
+            LevelList::Local(either) => scheduler.local_prefill = either[level],
             LevelList::Step(shares) => scheduler.mixed_step_permille = shares[level],
             LevelList::Admission(modes) => scheduler.admission = modes[level],
             LevelList::Replicate(either) => scheduler.replicate = either[level],
