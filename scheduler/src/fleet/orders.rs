@@ -22,8 +22,8 @@ struct Keys {
     prefill: Option<u64>,
     /// The same, of those that may prefill what they decode.
     local: Option<u64>,
-    /// Of those that decode: its kind and promised tokens.
-    room: Option<(u32, u64)>,
+    /// Of those that decode: its kind, and by how much more tokens are promised than there is room for.
+    room: Option<(u32, i128)>,
     /// The least fair-share tag of its waiting requests.
     tag: Option<u64>,
     /// Whether a request waits there for room.
@@ -46,12 +46,17 @@ impl Keys {
         Self {
             prefill: prefills.then_some(ready_us),
             local: local.then_some(ready_us),
-            room: (serves && spec.role.decodes()).then(|| (spec.kind, instance.taken_tokens())),
+            room: (serves && spec.role.decodes()).then(|| (spec.kind, beyond_room(instance))),
             tag: instance.prefill.waiting().iter().map(|w| w.tag_us).min(),
             held: instance.prefill.held().next().map(|_| ()),
             work_us,
         }
     }
+}
+
+/// Tokens promised to decodes beyond an instance's room; below zero where room is left.
+fn beyond_room(instance: &Instance) -> i128 {
+    i128::from(instance.taken_tokens()) - i128::from(instance.spec.capacity_tokens)
 }
 
 /// Instances in ascending order of a key, of equals the lowest id first.
@@ -75,7 +80,7 @@ pub(crate) struct FleetOrders {
     keys: Vec<Keys>,
     prefills: Order<u64>,
     locals: Order<u64>,
-    rooms: Order<(u32, u64)>,
+    rooms: Order<(u32, i128)>,
     tags: Order<u64>,
     held: Order<()>,
 }
@@ -118,9 +123,9 @@ impl FleetOrders {
         self.locals.iter().map(|(_, id)| *id)
     }
 
-    /// Decode instances of a kind, the one with the least promised tokens first.
+    /// Decode instances of a kind, the one with the most room left first.
     pub(super) fn roomiest(&self, kind: u32) -> impl Iterator<Item = InstanceId> {
-        let (least, most) = (((kind, 0), InstanceId(0)), ((kind, u64::MAX), InstanceId(u32::MAX)));
+        let (least, most) = (((kind, i128::MIN), InstanceId(0)), ((kind, i128::MAX), InstanceId(u32::MAX)));
         self.rooms.range(least..=most).map(|(_, id)| *id)
     }
 
@@ -213,6 +218,7 @@ mod tests {
                 assert!(fleet.join(InstanceSpec {
                     epoch,
                     kind,
+                    capacity_tokens: 1_000_000 * (1 + size % 5),
                     mixed_chunk_tokens: chunk,
                     ..spec(at.0, role)
                 }));
@@ -297,7 +303,11 @@ mod tests {
                     let decodes = |i: &Instance| {
                         i.serves() && matches!(i.spec.role, Role::Decode | Role::Both) && i.spec.kind == from.0 % 2
                     };
-                    let rooms = sorted(&fleet, decodes, |i| i.decode.slots().iter().map(|s| s.reserved_tokens).sum::<u64>());
+                    let left = |i: &Instance| {
+                        let promised: u64 = i.decode.slots().iter().map(|s| s.reserved_tokens).sum();
+                        i128::from(i.spec.capacity_tokens) - i128::from(promised)
+                    };
+                    let rooms = sorted(&fleet, decodes, |i| core::cmp::Reverse(left(i)));
                     prop_assert_eq!(fleet.decodes_of(from).collect::<Vec<_>>(), rooms);
                 }
                 let waiting = || fleet.iter().flat_map(|i| i.prefill.waiting());

@@ -93,15 +93,18 @@ impl Conductor {
     fn promising(&self, orders: &FleetOrders, request: &Request) -> (Vec<InstanceId>, Vec<InstanceId>) {
         let most = self.config.candidates;
         let mut ids: Vec<InstanceId> = Vec::with_capacity(most + 16);
-        ids.extend(orders.prefills().take(most / 4));
-        ids.extend(orders.locals().take(most / 4));
+        // The orders are those of a usual prompt; where instances differ, a longer one finds others sooner.
+        let whole = |id| (id, request.prompt_tokens);
+        ids.extend(self.soonest(orders, orders.prefills().take(most).map(whole), most / 4));
+        ids.extend(self.soonest(orders, orders.locals().take(most).map(whole), most / 4));
         let mut rng = Rng::fork(self.config.seed, request.id.0);
         for pool in [&self.fleet.prefills, &self.fleet.decodes] {
             let any = |_| pool.get(usize::try_from(rng.below(pool.len() as u64)).unwrap_or(0)).copied();
             ids.extend((0..most / 24).filter_map(any));
         }
         ids.extend(self.hits.sources().iter().map(|(_, id)| *id));
-        ids.extend(self.soonest_holders(orders, request, most / 2));
+        let new = |id| (id, request.prompt_tokens - self.tokens_of(request, self.hits.of(id).by_its_turn()));
+        ids.extend(self.soonest(orders, self.hits.some_holders(HOLDERS).map(new), most / 2));
         ids.sort_unstable();
         ids.dedup();
         ids.retain(|id| orders.is_prefill(*id) || orders.is_local(*id));
@@ -110,13 +113,15 @@ impl Conductor {
         (prefills, if may { locals } else { Vec::new() })
     }
 
-    /// Holders of the request's prefix where it would be over soonest, by a cheap estimate.
-    fn soonest_holders(&self, orders: &FleetOrders, request: &Request, most: usize) -> Vec<InstanceId> {
-        let about = |id: InstanceId| {
-            let cached = self.tokens_of(request, self.hits.of(id).by_its_turn());
-            Some((orders.about_us(id, self.now_us, request.prompt_tokens - cached)?, id))
-        };
-        let mut soonest: Vec<(u64, InstanceId)> = self.hits.some_holders(HOLDERS).filter_map(about).collect();
+    /// Those of the instances where so many new tokens would be computed soonest, by a cheap estimate.
+    fn soonest(
+        &self,
+        orders: &FleetOrders,
+        ids: impl Iterator<Item = (InstanceId, u64)>,
+        most: usize,
+    ) -> Vec<InstanceId> {
+        let about = |(id, new_tokens)| Some((orders.about_us(id, self.now_us, new_tokens)?, id));
+        let mut soonest: Vec<(u64, InstanceId)> = ids.filter_map(about).collect();
         if soonest.len() > most {
             soonest.select_nth_unstable(most);
             soonest.truncate(most);
