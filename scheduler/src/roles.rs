@@ -116,12 +116,14 @@ impl DemandWindow {
     pub(crate) fn refused(&mut self, reason: RejectReason) {
         let present = self.present();
         let counts = &mut self.refusals[present];
-        match reason {
-            RejectReason::Ttft => counts.prefill += 1,
-            RejectReason::Tbt | RejectReason::Room => counts.decode += 1,
-            RejectReason::QueueFull | RejectReason::NoInstance | RejectReason::TooLong => {}
-            RejectReason::Costly | RejectReason::Unreachable => {}
-        }
+        let count = match reason {
+            RejectReason::Ttft => &mut counts.prefill,
+            RejectReason::Tbt | RejectReason::Room => &mut counts.decode,
+            RejectReason::QueueFull | RejectReason::NoInstance | RejectReason::TooLong => return,
+            RejectReason::Costly | RejectReason::Unreachable => return,
+        };
+        // A saved one may say anything.
+        *count = count.saturating_add(1);
     }
 
     /// Whether decodes are what the cluster is short of: of the requests refused in the whole window, more were refused

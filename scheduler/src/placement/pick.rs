@@ -142,7 +142,7 @@ impl Conductor {
         let roomy = |i: &&Instance| {
             let fits = |shared_tokens: u64| {
                 let own_tokens = request.prompt_tokens.saturating_sub(shared_tokens);
-                i.decode.reserved_tokens() + own_tokens <= i.spec.capacity_tokens
+                i.decode.reserved_tokens().saturating_add(own_tokens) <= i.spec.capacity_tokens
             };
             fits(0) || fits(i.decode.shared_with(self.chain_position(&i.decode, &request.chain)))
         };
