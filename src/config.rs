@@ -21,7 +21,7 @@ mod read;
 mod simulated;
 mod units;
 
-pub use read::{bytes, load, parse, place, read, renamed};
+pub use read::{bytes, load, load_or_default, parse, place, read, renamed};
 pub use simulated::{
     ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
 };

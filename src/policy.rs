@@ -17,7 +17,7 @@ use crate::config::Config;
 /// # Errors
 /// What is wrong with the file, and where.
 pub fn at_start(path: Option<&Path>) -> Result<Config, String> {
-    let mut config = path.map_or_else(|| Ok(Config::default()), crate::config::load)?;
+    let mut config = crate::config::load_or_default(path)?;
     as_served(&mut config.scheduler);
     Ok(config)
 }

@@ -67,7 +67,7 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
             ))?;
         }
         Action::Explain { file } => {
-            let config = file.as_ref().map_or_else(|| Ok(Config::default()), |f| config::load(f))?;
+            let config = config::load_or_default(file.as_deref())?;
             let own = file.as_ref().map_or_else(|| Ok(toml::Table::new()), |f| keys_of(f))?;
             out::print(&explain(&config, &own.into())?)?;
         }

@@ -132,10 +132,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
     let [speed] = args.speed[..] else {
         return Err("live: a live replay has one --speed; replay once for each".into());
     };
-    let config = match &args.config {
-        Some(path) => config::load(path)?,
-        None => Config::default(),
-    };
+    let config = config::load_or_default(args.config.as_deref())?;
     let mut predicted = if args.live.compare { replay::jobs(args, &config)? } else { Vec::new() };
     predicted.iter_mut().for_each(|job| {
         job.setup.clients.retries = args.live.obey_retry_after;

@@ -92,10 +92,7 @@ const LINGER: Duration = Duration::from_secs(2);
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
-    let mut config = match &args.config {
-        Some(path) => crate::config::load(path)?,
-        None => crate::config::Config::default(),
-    };
+    let mut config = crate::config::load_or_default(args.config.as_deref())?;
     args.guard.put(&mut config.service);
     config.validate()?;
     let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone())?;

@@ -155,10 +155,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     if let Some(journal) = &args.journal {
         return super::journal::run(journal, args.json.as_deref());
     }
-    let config = match &args.config {
-        Some(path) => config::load(path)?,
-        None => Config::default(),
-    };
+    let config = config::load_or_default(args.config.as_deref())?;
     let mut jobs = jobs(&args, &config)?;
     let asked = jobs.len();
     if args.bound {

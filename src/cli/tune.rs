@@ -127,7 +127,7 @@ pub fn run(args: TuneArgs) -> Result<ExitCode, String> {
     for path in [&args.state, &args.out, &args.json, &args.html].into_iter().flatten() {
         out::has_folder(path)?;
     }
-    let mut config = args.config.as_ref().map_or_else(|| Ok(Config::default()), |path| config::load(path))?;
+    let mut config = config::load_or_default(args.config.as_deref())?;
     classes::apply(&args.class, &mut config);
     config.validate()?;
     let gpus_per_node = args.gpus_per_node.or_else(|| gpus_of(&config.cluster.profile));

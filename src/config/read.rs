@@ -32,6 +32,11 @@ pub fn load(path: &Path) -> Result<Config, String> {
     read(path).map(|(_, config)| config)
 }
 
+/// The configuration of a file, or the defaults where none is named.
+pub fn load_or_default(path: Option<&Path>) -> Result<Config, String> {
+    path.map_or_else(|| Ok(Config::default()), load)
+}
+
 /// The configuration of a file, with the text that it was read from.
 pub fn read(path: &Path) -> Result<(String, Config), String> {
     let named = |why: String| format!("config {}: {why}", path.display());
