@@ -75,12 +75,16 @@ impl Pairs {
 
     /// Whether the last pair was lost so lately that its nodes may be about to come back.
     fn may_be_served(&self) -> bool {
-        self.unserved_since_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
+        self.is_recent(self.unserved_since_us)
     }
 
     /// Whether an instance was lost so lately that it may be about to come back.
     pub(super) fn may_come_back(&self) -> bool {
-        self.lost_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
+        self.is_recent(self.lost_us)
+    }
+
+    fn is_recent(&self, at_us: Option<u64>) -> bool {
+        at_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
     }
 
     /// A request that nothing can take right now waits for its stage's time. False: it has waited for too long, or
