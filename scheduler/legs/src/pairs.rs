@@ -281,10 +281,12 @@ impl Pairs {
     ) {
         self.now_us = now_us;
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        match pair.stage {
-            Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.answered()),
-            Stage::Decoding(_) => self.conclude((request, tbt_us), core, effects),
-            Stage::Waiting(_) | Stage::Answered(_) | Stage::HandingOff(_) => {}
+        pair.advance(|stage| match stage {
+            Stage::Prefilling(prefilling) => Stage::Answered(prefilling.answered()),
+            other => other,
+        });
+        if let Stage::Decoding(_) = pair.stage {
+            self.conclude((request, tbt_us), core, effects);
         }
     }
 
@@ -336,8 +338,11 @@ impl Pairs {
             return;
         }
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        if let Stage::Waiting(waiting @ WaitingStage::Unpromised) = pair.stage {
-            pair.stage = Stage::Waiting(waiting.admitted());
+        if pair.is_unpromised() {
+            pair.advance(|stage| match stage {
+                Stage::Waiting(waiting) => Stage::Waiting(waiting.admitted()),
+                other => other,
+            });
             let stage_us = self.config.queue_stage_us(pair);
             self.set_deadline(request, self.now_us + stage_us);
         }

@@ -7,7 +7,7 @@ use baton_types::{FetchPlan, InstanceId, RequestId};
 
 use super::progress::{Pace, StageProgress};
 use super::stage::{AttemptLegs, AttemptTokens};
-use super::{Core, Effect, Pair, Pairs, Phase, PrefillOrder, PrefillStage, Stage, WaitingStage};
+use super::{Core, Effect, Pair, Pairs, Phase, PrefillOrder, Stage, WaitingStage};
 
 /// A placement, as the conductor ordered it.
 pub(super) struct PlacementOrder {
@@ -35,9 +35,9 @@ impl Pairs {
             effects.push(Effect::Ended { request });
             return;
         }
-        let Stage::Waiting(waiting) = pair.stage else {
+        if pair.phase() != Phase::Waiting {
             return debug_assert!(false, "{request} is sent while it has legs: {pair:?}");
-        };
+        }
         debug_assert!(!self.parked.contains(&request), "{request} is sent, and would be asked for again");
         let PlacementOrder { instance, decode, fetch, room_tokens, order } = sent;
         // A prefill that draws the last token of the answer needs no decode leg, and no KV has to move.
@@ -52,7 +52,10 @@ impl Pairs {
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
         let (attempt, given_tokens) = (pair.attempt, pair.emitted_tokens);
         let tokens = AttemptTokens { given: given_tokens, first_us: 0, room: room_tokens };
-        pair.stage = Stage::Prefilling(waiting.sent(legs, tokens, turn));
+        pair.advance(|stage| match stage {
+            Stage::Waiting(waiting) => Stage::Prefilling(waiting.sent(legs, tokens, turn)),
+            other => other,
+        });
         let stage_us = self.config.prefill_stage_us(pair);
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
@@ -79,12 +82,13 @@ impl Pairs {
     ) {
         let now_us = self.now_us;
         let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !pair.is_answered()) else { return };
-        debug_assert_eq!(pair.legs()[1], Some(instance), "{request} decodes where it has no leg");
-        let Stage::HandingOff(handing_off) = pair.stage else {
+        if pair.phase() != Phase::HandingOff {
             return debug_assert!(false, "{request} decodes without a hand-off: {pair:?}");
-        };
-        let Some(decoding) = handing_off.landed(now_us) else { return };
-        pair.stage = Stage::Decoding(decoding);
+        }
+        pair.advance(|stage| match stage {
+            Stage::HandingOff(handing_off) => Stage::Decoding(handing_off.landed(instance, now_us)),
+            other => other,
+        });
         let (attempt, stage_us) = (pair.attempt, self.config.token_stage_us(pair.class));
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
@@ -99,16 +103,18 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
-        debug_assert_eq!(pair.legs(), [Some(from), None], "{request} is handed off without KV, or twice");
-        let Stage::HandingOff(holding) = pair.stage else {
+        if pair.phase() != Phase::HandingOff {
             return debug_assert!(false, "{request} is handed off before its KV is complete: {pair:?}");
-        };
-        let turn = StageProgress::new(self.handed_by([Some(from), Some(to)]));
-        let Some(handing_off) = holding.handed_off(to, room_tokens, turn, self.now_us) else { return };
+        }
+        let (turn, now_us) = (StageProgress::new(self.handed_by([Some(from), Some(to)])), self.now_us);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.attempt += 1;
-        pair.stage = Stage::HandingOff(handing_off);
-        let (attempt, given_tokens) = (pair.attempt, handing_off.given_tokens());
+        pair.advance(|stage| match stage {
+            Stage::HandingOff(at) => Stage::HandingOff(at.handed_off((from, to), room_tokens, turn, now_us)),
+            other => other,
+        });
+        let given_tokens = pair.stage.tokens_mut().map_or(0, |tokens| tokens.given);
+        let attempt = pair.attempt;
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
         self.entered(request, effects);
@@ -117,16 +123,14 @@ impl Pairs {
     }
 
     /// The prefill is over; its KV may be on the way still.
-    pub(super) fn prefill_is_over(
-        &mut self,
-        request: RequestId,
-        prefilling: PrefillStage,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(super) fn prefill_is_over(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
-        let turn = StageProgress::new(self.handed_by(pair.legs()));
+        let (turn, now_us) = (StageProgress::new(self.handed_by(pair.legs())), self.now_us);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        pair.stage = Stage::HandingOff(prefilling.prefilled(turn, self.now_us));
+        pair.advance(|stage| match stage {
+            Stage::Prefilling(prefilling) => Stage::HandingOff(prefilling.prefilled(turn, now_us)),
+            other => other,
+        });
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
         self.entered(request, effects);
@@ -145,7 +149,7 @@ impl Pairs {
     fn leg_is_over(&mut self, request: RequestId, instance: InstanceId, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let sent = pair.phase() != Phase::Waiting;
-        pair.stage = pair.stage.without(instance);
+        pair.advance(|stage| stage.without(instance));
         if sent && pair.phase() == Phase::Waiting {
             let stage_us = self.config.queue_stage_us(pair);
             self.set_deadline(request, self.now_us + stage_us);

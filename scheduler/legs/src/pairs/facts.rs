@@ -152,21 +152,20 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
-        let (legs, attempt, stage) = (pair.legs(), pair.attempt, pair.stage);
+        let (legs, attempt, answered) = (pair.legs(), pair.attempt, pair.is_answered());
+        let landed = matches!(&pair.stage, Stage::Prefilling(prefilling) if prefilling.has_landed());
         if let [Some(prefill), _] = legs {
             self.paces.entry(prefill).or_default().prefilled += 1;
         }
         // An answered pair stays answered: no instance decodes it, and no client would see a refusal now.
-        if let Stage::Prefilling(prefilling) = stage {
-            self.prefill_is_over(request, prefilling, effects);
+        if !answered {
+            self.prefill_is_over(request, effects);
         }
         self.feed(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
-        match stage {
-            Stage::Answered(_) => self.conclude_early((request, attempt), legs, core, effects),
-            Stage::Prefilling(prefilling) if prefilling.has_landed() => {
-                self.feed(Input::HandoffFinished { request }, core, effects);
-            }
-            _ => {}
+        if answered {
+            self.conclude_early((request, attempt), legs, core, effects);
+        } else if landed {
+            self.feed(Input::HandoffFinished { request }, core, effects);
         }
     }
 
@@ -197,22 +196,19 @@ impl Pairs {
         for leg in pair.legs().into_iter().flatten() {
             self.paces.entry(leg).or_default().handed += 1;
         }
-        match pair.stage {
-            Stage::Prefilling(prefilling) => pair.stage = Stage::Prefilling(prefilling.landed()),
-            Stage::Answered(_) => {}
-            _ => self.feed(Input::HandoffFinished { request }, core, effects),
+        pair.lands_early();
+        if let Stage::HandingOff(_) = pair.stage {
+            self.feed(Input::HandoffFinished { request }, core, effects);
         }
     }
 
     fn offered(&mut self, request: RequestId) -> FactOutcome {
         let Some(pair) = self.pairs.get_mut(&request) else { return FactOutcome::Stale };
-        match pair.stage {
-            Stage::Prefilling(prefilling) if !prefilling.has_landed() => {
-                pair.stage = Stage::Prefilling(prefilling.landed());
-                FactOutcome::Yes
-            }
-            _ => FactOutcome::Stale,
+        if matches!(&pair.stage, Stage::Prefilling(prefilling) if prefilling.has_landed()) {
+            return FactOutcome::Stale;
         }
+        pair.lands_early();
+        FactOutcome::Yes
     }
 
     fn leg_failed(

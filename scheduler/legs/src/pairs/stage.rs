@@ -44,7 +44,7 @@ impl Phase {
 }
 
 /// The state of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Sent nowhere.
     Waiting(WaitingStage),
@@ -59,7 +59,7 @@ pub enum Stage {
 }
 
 /// A request that no instance has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitingStage {
     /// Its client was promised nothing: it has just come, or nothing could take it so far.
     Unpromised,
@@ -90,7 +90,7 @@ pub(super) struct AttemptTokens {
 }
 
 /// See [`Stage::Prefilling`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefillStage {
     legs: AttemptLegs,
     tokens: AttemptTokens,
@@ -100,14 +100,14 @@ pub struct PrefillStage {
 }
 
 /// See [`Stage::Answered`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnsweredStage {
     legs: Option<AttemptLegs>,
     tokens: AttemptTokens,
 }
 
 /// See [`Stage::HandingOff`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoffStage {
     legs: AttemptLegs,
     tokens: AttemptTokens,
@@ -117,7 +117,7 @@ pub struct HandoffStage {
 }
 
 /// See [`Stage::Decoding`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeStage {
     decode: InstanceId,
     /// The instance that prefilled it, until that leg is let go.
@@ -208,33 +208,28 @@ impl PrefillStage {
 }
 
 impl HandoffStage {
-    /// The KV that its prefill instance alone has goes to another instance; none, if that is not so.
-    pub(super) const fn handed_off(
+    /// The KV that its prefill instance alone has goes from there to another instance.
+    pub(super) fn handed_off(
         self,
-        to: InstanceId,
+        (from, to): (InstanceId, InstanceId),
         room: u32,
         turn: StageProgress,
         now_us: u64,
-    ) -> Option<Self> {
-        let AttemptLegs::Prefill(prefill) = self.legs else { return None };
-        debug_assert!(prefill.0 != to.0, "KV is handed off to where it is");
+    ) -> Self {
+        debug_assert_eq!(self.legs, AttemptLegs::Prefill(from), "handed off without KV, or twice");
+        debug_assert!(from != to, "KV is handed off to where it is");
         debug_assert!(now_us >= self.since_us, "a later attempt begins later");
-        let legs = AttemptLegs::Both { prefill, decode: to };
+        let legs = AttemptLegs::Both { prefill: from, decode: to };
         let tokens = AttemptTokens { room, ..self.tokens };
-        Some(Self { legs, tokens, turn, since_us: now_us })
+        Self { legs, tokens, turn, since_us: now_us }
     }
 
-    /// The KV is on the decode instance; none, if it has none.
-    pub(super) const fn landed(self, now_us: u64) -> Option<DecodeStage> {
+    /// The KV is on its decode instance.
+    pub(super) fn landed(self, on: InstanceId, now_us: u64) -> DecodeStage {
         let [prefill, decode] = self.legs.instances();
-        let Some(decode) = decode else { return None };
+        debug_assert_eq!(decode, Some(on), "KV lands where there is no decode leg");
         debug_assert!(now_us >= self.since_us, "KV lands after it was sent");
-        Some(DecodeStage { decode, prefill, tokens: self.tokens, since_us: now_us })
-    }
-
-    /// Tokens that the client had when it was prefilled.
-    pub(super) const fn given_tokens(&self) -> u32 {
-        self.tokens.given
+        DecodeStage { decode: on, prefill, tokens: self.tokens, since_us: now_us }
     }
 
     /// When it began, µs.
@@ -259,7 +254,7 @@ impl Stage {
     /// One leg fewer. Without any, the request waits again, unless its client has all of its answer.
     pub(super) fn without(self, instance: InstanceId) -> Self {
         let next = match self {
-            Self::Waiting(_) => Some(self),
+            Self::Waiting(waiting) => Some(Self::Waiting(waiting)),
             Self::Answered(AnsweredStage { legs, tokens }) => {
                 let legs = legs.and_then(|legs| legs.without(instance));
                 Some(Self::Answered(AnsweredStage { legs, tokens }))
@@ -354,6 +349,20 @@ impl Pair {
             stage: Stage::Waiting(WaitingStage::Unpromised),
             deadline_us: 0,
         }
+    }
+
+    /// Goes on from its state to the one that `next` makes of it.
+    pub(super) fn advance(&mut self, next: impl FnOnce(Stage) -> Stage) {
+        let stage = core::mem::replace(&mut self.stage, Stage::Waiting(WaitingStage::Queued));
+        self.stage = next(stage);
+    }
+
+    /// Its KV is where it is decoded before its prefill's own report has come.
+    pub(super) fn lands_early(&mut self) {
+        self.advance(|stage| match stage {
+            Stage::Prefilling(prefilling) => Stage::Prefilling(prefilling.landed()),
+            other => other,
+        });
     }
 
     /// Its state.

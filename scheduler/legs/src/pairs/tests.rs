@@ -291,8 +291,8 @@ fn what_was_parked_or_promised_is_not_refused_and_what_comes_new_is() {
     bench.core.serves = false;
     bench.lose(P);
     assert_eq!(
-        (bench.pairs.parked(), *bench.pairs.get(A).unwrap().stage()),
-        (1, Stage::Waiting(WaitingStage::Parked))
+        (bench.pairs.parked(), bench.pairs.get(A).unwrap().stage()),
+        (1, &Stage::Waiting(WaitingStage::Parked))
     );
     // It is asked for every 50 ms, and waits as long as it is refused.
     bench.core.refuses = Some(RejectReason::NoInstance);
@@ -613,7 +613,7 @@ fn count_ends(effects: &[Effect], ends: &mut [u32]) {
 impl super::Pair {
     /// Tokens that the client had when the present attempt began.
     fn given_tokens(&self) -> Option<u32> {
-        let mut stage = *self.stage();
+        let mut stage = self.stage().clone();
         stage.tokens_mut().map(|tokens| tokens.given)
     }
 }

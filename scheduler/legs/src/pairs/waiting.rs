@@ -103,11 +103,14 @@ impl Pairs {
         // One that is parked again from its trial comes in its turn.
         self.on_trial.remove(&request);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        let Stage::Waiting(waiting) = pair.stage else {
+        if pair.phase() != Phase::Waiting {
             return debug_assert!(false, "{request} is parked with its legs: {pair:?}");
-        };
-        if waiting == WaitingStage::Queued {
-            pair.stage = Stage::Waiting(waiting.parked());
+        }
+        if pair.stage == Stage::Waiting(WaitingStage::Queued) {
+            pair.advance(|stage| match stage {
+                Stage::Waiting(waiting) => Stage::Waiting(waiting.parked()),
+                other => other,
+            });
             let wait_us = self.config.parked_stage_us(pair);
             self.set_deadline(request, self.now_us + wait_us);
             self.entered(request, effects);
