@@ -21,21 +21,21 @@ impl Conductor {
     }
 
     /// The TTFT that holds for a request, µs.
-    pub(crate) fn ttft_us(&self, request: &Request) -> u64 {
+    pub(crate) fn ttft_objective_us(&self, request: &Request) -> u64 {
         self.objectives(request).0
     }
 
     /// By less than this much work, µs, tenants are ahead of each other at any time: an objective's worth. A request that
     /// names a tighter one gains nothing by it against the others of its class.
     pub(crate) fn fair_lead_us(&self, request: &Request) -> u64 {
-        self.ttft_us(request).max(self.class(request).ttft_us)
+        self.ttft_objective_us(request).max(self.class(request).ttft_us)
     }
 
     /// Latest moment for the first token of a request that arrived at `arrived_us`: the objective
     /// less the room kept for higher bands, µs.
     pub(crate) fn deadline_us(&self, request: &Request, arrived_us: u64) -> u64 {
         let permille = u64::from(1000 - self.class(request).headroom_permille);
-        arrived_us + self.ttft_us(request) / 1000 * permille
+        arrived_us + self.ttft_objective_us(request) / 1000 * permille
     }
 
     /// Whether a request names a TBT of its own below that of the steps that it would share.
@@ -60,7 +60,7 @@ impl Conductor {
         self.settle_class(&mut request);
         let deadline_us = self.deadline_us(&request, self.now_us);
         let entry = Entry { deadline_us, ..Entry::new(request, self.now_us) };
-        if let Some(refusal) = self.hopeless(&entry.request) {
+        if let Some(refusal) = self.refusal_before_placement(&entry.request) {
             self.reject(&entry, refusal, effects);
             return;
         }
@@ -72,7 +72,7 @@ impl Conductor {
     }
 
     /// Refusals that no placement can change: bounds, and prompts and answers that fit nowhere.
-    fn hopeless(&self, request: &Request) -> Option<Refusal> {
+    fn refusal_before_placement(&self, request: &Request) -> Option<Refusal> {
         let refusal = |reason, retry_after_us| {
             Some(Refusal { reason, retry_after_us, predicted_ttft_us: None, closest: None })
         };
@@ -123,8 +123,8 @@ impl Conductor {
         request.prompt_tokens < capacity && blocks <= capacity / u64::from(block)
     }
 
-    /// Places an entry under the admission mode in force, or refuses it. An admitted request is not refused because our
-    /// fault made it late.
+    /// Places an entry under the admission mode in force, or refuses it. One that was let in before is only placed: it is not
+    /// refused because it was parked meanwhile, or its conductor was replaced.
     pub(crate) fn admit(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
         assert!(!self.requests.contains(entry.request.id), "request {} is let in twice", entry.request.id);
         let request = &entry.request;
@@ -203,7 +203,7 @@ impl Conductor {
         {
             return Err(Refusal {
                 reason: RejectReason::Costly,
-                retry_after_us: self.ttft_us(request),
+                retry_after_us: self.ttft_objective_us(request),
                 predicted_ttft_us: within_reach(placed.candidate.ttft_us),
                 closest: None,
             });
@@ -219,7 +219,7 @@ impl Conductor {
         placement: &Placement,
     ) -> Option<Refusal> {
         let ttft_us = placement.candidate.ttft_us;
-        let objective_us = self.ttft_us(request);
+        let objective_us = self.ttft_objective_us(request);
         let overload = match mode {
             AdmissionMode::None | AdmissionMode::Auto | AdmissionMode::Slo => return None,
             _ if ttft_us > objective_us => Some((RejectReason::Ttft, ttft_us - objective_us)),

@@ -155,7 +155,7 @@ impl Conductor {
             self.fail(&entry, FailStage::NoPlacement, effects);
             return;
         }
-        // An admitted request is not refused because our fault made it late.
+        // It was let in: it is not refused because the failure made it late.
         match self.place(&entry.request, entry.deadline_us, false, entry.excluded) {
             Ok(placement) => self.replace(entry, &placement, effects),
             Err(_) => {

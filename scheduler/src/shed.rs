@@ -269,7 +269,7 @@ impl Conductor {
     /// Whether some decode instance is predicted to have room for the request when its prefill ends, or by the time of its
     /// objective: later it would wait there in vain. A decode that is overdue may end at any moment.
     fn finds_room_in_time(&self, entry: &Entry, at_us: u64) -> bool {
-        let due_us = entry.arrived_us.saturating_add(self.ttft_us(&entry.request));
+        let due_us = entry.arrived_us.saturating_add(self.ttft_objective_us(&entry.request));
         let able = self.roomiest_decodes(&entry.request, entry.prefill);
         let roomy = |id: &InstanceId| {
             let instance = self.fleet.known(*id);

@@ -407,7 +407,7 @@ impl Conductor {
         let lasts_us = self.decode_duration_us(request, step_us.min(need.tbt_us as f64));
         let (room_tokens, context_tokens) = (need.tokens, need.context_tokens);
         let ahead_us = self.tickets.work_us(request.tenant) / u64::from(weight.max(1));
-        let grace_us = (wait_us / 4).min(self.ttft_us(request)).max(LEAST_GRACE_US);
+        let grace_us = (wait_us / 4).min(self.ttft_objective_us(request)).max(LEAST_GRACE_US);
         let ticket = Ticket {
             name: name_of(request),
             class: request.class,

@@ -56,7 +56,7 @@ impl MoverCore {
             let phase = core::mem::replace(&mut self.batches[slot].phase, Phase::Noticed);
             assert!(phase == Phase::Noticing, "a notice is sent once");
             self.stats.notices += 1;
-            let ticket = self.put_on(path, SliceContent::Notice { batch: slot });
+            let ticket = self.start_on_path(path, SliceContent::Notice { batch: slot });
             let (path, batch) = (self.paths[path].number, self.batches[slot].id);
             effects.push(Effect::Notify { path, ticket, batch });
         }

@@ -155,7 +155,7 @@ impl MoverCore {
             Input::PathRoom { path } => self.path_room(path, effects),
             Input::PathRefused { path, ticket } => self.path_refused(path, ticket, effects),
             Input::SliceDone { path, ticket } | Input::Notified { path, ticket } => {
-                self.ended_well(path, ticket, effects)
+                self.completed(path, ticket, effects)
             }
             Input::Failed { path, ticket, fault } => self.failed((path, ticket), fault, effects),
             Input::TimerFired => true,

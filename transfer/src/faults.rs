@@ -40,7 +40,7 @@ impl MoverCore {
 
     /// One slice of a path that has ended: its batch is in doubt until the path has closed.
     fn orphan(&mut self, slot: u32, fault: Fault, effects: &mut Vec<Effect>) {
-        let slice = self.take_off(slot);
+        let slice = self.remove_from_path(slot);
         match slice.content {
             SliceContent::Data { batch, piece } => {
                 let path = &mut self.paths[slice.path];
@@ -169,7 +169,7 @@ impl MoverCore {
     }
 
     fn refused(&mut self, (slot, batch): (u32, u32), stage: Stage, fault: Fault, effects: &mut Vec<Effect>) {
-        let slice = self.take_off(slot);
+        let slice = self.remove_from_path(slot);
         self.paths[slice.path].alive_us = self.now_us;
         self.paths[slice.path].moved_us = self.now_us;
         let ending = matches!(self.batches[batch].phase, Phase::Ending(_));

@@ -42,7 +42,7 @@ impl MoverCore {
         #[expect(clippy::cast_possible_truncation, reason = "at most 64 rails")]
         let number = RailNumber(rail as u8);
         let ready = &mut self.peers[peer].ready[class];
-        assert!(*ready & number.bit() != 0, "a peer knows before which rails it stands");
+        assert!(*ready & number.bit() != 0, "a peer stands before a rail that it is not ready for");
         *ready &= !number.bit();
         let Some(&batch) = self.peers[peer].queues[class].front() else { return };
         let piece = self.batches[batch].next_piece().expect("a batch in a queue has something to post");
@@ -81,12 +81,15 @@ impl MoverCore {
         batch.queued = batch.unposted_bytes > 0;
         let (id, queued) = (batch.id, batch.queued);
         let peer_state = &mut self.peers[peer];
-        assert!(u64::from(piece.bytes) <= peer_state.pending_bytes[class], "I7: bytes that a peer waits for");
+        assert!(
+            u64::from(piece.bytes) <= peer_state.pending_bytes[class],
+            "I7: a peer waits for fewer bytes than one of its pieces has"
+        );
         peer_state.pending_bytes[class] -= u64::from(piece.bytes);
         if queued {
             peer_state.queues[class].push_back(slot);
         }
-        let ticket = self.put_on(path, SliceContent::Data { batch: slot, piece });
+        let ticket = self.start_on_path(path, SliceContent::Data { batch: slot, piece });
         let on = self.paths[path].rail;
         self.rails[on.index()].charge(class, u64::from(piece.bytes), &self.weights);
         let path = self.paths[path].number;
@@ -104,7 +107,7 @@ impl MoverCore {
     }
 
     /// Books a slice or a notice as on its way.
-    pub(super) fn put_on(&mut self, path_slot: u32, content: SliceContent) -> Ticket {
+    pub(super) fn start_on_path(&mut self, path_slot: u32, content: SliceContent) -> Ticket {
         let path = &mut self.paths[path_slot];
         let has_room = path.has_room(&self.rails[path.rail.index()]);
         assert!(path.serves() && has_room, "what is posted goes over an open path with room");
@@ -133,27 +136,27 @@ impl MoverCore {
     }
 
     /// Takes a slice or a notice off its path.
-    pub(super) fn take_off(&mut self, slot: u32) -> Slice {
+    pub(super) fn remove_from_path(&mut self, slot: u32) -> Slice {
         let slice = self.slices.remove(slot);
         let path = &mut self.paths[slice.path];
         let left = path.outstanding.swap_remove(slice.position as usize);
-        assert!(left == slot, "a slice sits where it says; probes have no seat");
+        assert!(left == slot, "a slice is not at its recorded position on its path");
         if let Some(&moved) = path.outstanding.get(slice.position as usize) {
             self.slices.reseat(moved, slice.position);
         }
         let rail = &mut self.rails[path.rail.index()];
-        // In release builds a count that goes below zero would go round, and hold everything up for ever.
-        assert!(slice.bytes() <= path.bytes, "I9: a path counts the bytes on their way over it");
-        assert!(path.bytes <= rail.bytes, "I9: a rail counts the bytes of its paths");
-        assert!(rail.bytes <= self.outstanding_bytes, "I9: the bytes of every rail are outstanding");
+        // In release builds a count that goes below zero would wrap, and nothing would be posted again.
+        assert!(slice.bytes() <= path.bytes, "I9: a path counts fewer bytes than a slice on it has");
+        assert!(path.bytes <= rail.bytes, "I9: a rail counts fewer bytes than one of its paths");
+        assert!(rail.bytes <= self.outstanding_bytes, "I9: fewer bytes are outstanding than a rail counts");
         path.bytes -= slice.bytes();
         rail.bytes -= slice.bytes();
         self.outstanding_bytes -= slice.bytes();
-        assert!(self.outstanding > 0, "I9: a slice that is taken off was outstanding");
+        assert!(self.outstanding > 0, "I9: a slice is removed and none is outstanding");
         self.outstanding -= 1;
         if let SliceContent::Data { batch, .. } | SliceContent::Notice { batch } = slice.content {
             let batch = &mut self.batches[batch];
-            assert!(batch.outstanding > 0, "I5: a batch counts what of it is on its way");
+            assert!(batch.outstanding > 0, "I5: a slice of a batch ends and none of it is outstanding");
             batch.outstanding -= 1;
         }
         slice
@@ -166,13 +169,13 @@ impl MoverCore {
     }
 
     /// A slice, a notice or a probe ended well.
-    pub(super) fn ended_well(&mut self, path: PathNumber, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn completed(&mut self, path: PathNumber, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };
         if self.slices.get(slot).content == SliceContent::Probe {
             self.answered(slot, effects);
             return true;
         }
-        let slice = self.take_off(slot);
+        let slice = self.remove_from_path(slot);
         self.learn(&slice);
         match slice.content {
             SliceContent::Data { batch, piece } => {
@@ -260,7 +263,7 @@ impl MoverCore {
     ) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };
         let SliceContent::Data { batch, mut piece } = self.slices.get(slot).content else { return false };
-        let slice = self.take_off(slot);
+        let slice = self.remove_from_path(slot);
         self.paths[slice.path].full = true;
         self.stats.refused_slices += 1;
         assert!(piece.tries > 0, "what was posted was tried");

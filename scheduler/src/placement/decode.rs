@@ -107,7 +107,7 @@ impl Conductor {
             tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.config.classes[steps_for.index()].tbt_us,
-            ttft_us: self.ttft_us(request),
+            ttft_us: self.ttft_objective_us(request),
             class: request.class,
             steps_for,
             counts_all_tickets: false,

@@ -179,7 +179,7 @@ impl Conductor {
     pub(crate) fn dispatch(&mut self, entry: &Entry) {
         let (now_us, tail_us) = (self.now_us, self.handoff_tail_us(self.fleet.known(entry.prefill)));
         // This is the objective without the margin: a request that misses only the margin is not given up.
-        let due_us = entry.arrived_us.saturating_add(self.ttft_us(&entry.request));
+        let due_us = entry.arrived_us.saturating_add(self.ttft_objective_us(&entry.request));
         let work = DispatchedPrefill {
             request: entry.request.id,
             work_us: entry.work_us,

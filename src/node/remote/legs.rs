@@ -238,7 +238,7 @@ async fn alone(
     drop(turn);
     let mut running = running(work, sender);
     if let Some(running) = &mut running {
-        running.came(1);
+        running.on_tokens(1);
     }
     sender.computed(&work.chain).await;
     sender.send(facts).await;
@@ -294,7 +294,7 @@ async fn forward(
             Piece::Tokens(mut tokens) => {
                 let after = and_what_came_with_it(&mut generation, &mut tokens).await;
                 if let Some(running) = &mut running {
-                    running.came(tokens.len());
+                    running.on_tokens(tokens.len());
                 }
                 if !tokens.is_empty() && !sender.send(token_facts(&tokens, next)).await {
                     return Ok(());

@@ -437,7 +437,7 @@ impl NodeRuntime for RemoteLegs {
 
     fn ordered(&self, orders: v1::Orders) -> Result<(), WorkerGoneError> {
         if let Some(splitter) = &self.inner.splitter {
-            splitter.aim(orders.step_target_us);
+            splitter.set_step_target(orders.step_target_us);
         }
         orders.orders.into_iter().for_each(|order| self.order(order));
         Ok(())

@@ -19,10 +19,11 @@ use crate::conductor::GapTally;
 
 /// Prompt tokens of a part at least: a call costs an engine about as much as so many.
 const LEAST_TOKENS: u64 = 128;
-/// Long prompts at a time, and steps whose prompt tokens are sent and not computed: while one is on its way the engine has
-/// another.
+/// Prompts of several parts at a time: while a part of one is on its way to the engine, it computes one of the other.
 const TURNS: usize = 2;
-/// The way of a call to an engine and back takes so long at first, µs: a vLLM on an H200 took 15 ms for both.
+/// Steps whose prompt tokens are sent and not computed, for the same reason.
+const SENT_STEPS: usize = 2;
+/// First estimate of the round trip of a call to the engine, µs: a vLLM on an H200 took 15 ms.
 const FIRST_WAY_US: f64 = 10_000.0;
 /// Each call that took longer makes the way longer by this share, and each other one makes it shorter by a ninth of it: nine of
 /// ten take no longer.
@@ -61,7 +62,7 @@ impl StepEstimator {
     /// Begins with what a profile predicts.
     fn new(profile: &CostProfile) -> Self {
         // With what a pass costs at least: parts that begin too short delay one prompt, too long ones every answer.
-        Self::of(profile.decode_us(1, 0), profile.prefill_us(FIRST_TOKENS, 0) / number(FIRST_TOKENS))
+        Self::of(profile.decode_us(1, 0), profile.prefill_us(FIRST_TOKENS, 0) / as_f64(FIRST_TOKENS))
     }
 
     /// Begins with steps of that length and prompt tokens of that cost, µs.
@@ -81,8 +82,8 @@ impl StepEstimator {
         if steps == 0 {
             return;
         }
-        let weight = 1.0 / number(answers.max(1) as u64);
-        let (step_tokens, time_us) = (number(tokens) / number(steps), number(elapsed_us) / number(steps));
+        let weight = 1.0 / as_f64(answers.max(1) as u64);
+        let (step_tokens, time_us) = (as_f64(tokens) / as_f64(steps), as_f64(elapsed_us) / as_f64(steps));
         let expected_us = step_tokens.mul_add(self.token_us(), self.lone_us);
         let time_us = time_us.clamp(1.0, OUTLIER * expected_us);
         // No step takes less than one without prompt tokens: the answers of a moment all say so.
@@ -106,23 +107,23 @@ impl StepEstimator {
         reason = "a float beyond the range becomes its end"
     )]
     fn tokens_within(&self, target_us: u64) -> u64 {
-        ((number(target_us) - self.lone_us) / self.token_us()).max(0.0) as u64
+        ((as_f64(target_us) - self.lone_us) / self.token_us()).max(0.0) as u64
     }
 }
 
 /// At most a second: a node that begins with a wrong profile goes on.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and a million")]
-const fn whole(us: f64) -> u64 {
+const fn clamp_us(us: f64) -> u64 {
     us.clamp(0.0, 1e6) as u64
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
 fn scaled(count: u64, share: f64) -> u64 {
-    (number(count) * share) as u64
+    (as_f64(count) * share) as u64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "times and counts are far below 2^52")]
-const fn number(count: u64) -> f64 {
+const fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
@@ -165,7 +166,7 @@ struct SplitterState {
     caution: f64,
     /// Time of a call beyond its step, µs: nine of ten take no longer.
     way_us: f64,
-    /// Steps whose prompt tokens are sent and not computed, at most `TURNS`.
+    /// Steps whose prompt tokens are sent and not computed, at most `SENT_STEPS`.
     sent: VecDeque<SentStep>,
     sent_steps: u64,
     /// When the latest prompt had its first token.
@@ -213,7 +214,7 @@ impl SplitterState {
         if let Some(step) = self.sent.back_mut() {
             // Nothing is ahead of it: it begins with the engine's next step once it is there. Until then what is sent may
             // come into the same one.
-            let begins_us = step.since_us + whole(self.steps.lone_us) + whole(self.way_us);
+            let begins_us = step.since_us + clamp_us(self.steps.lone_us) + clamp_us(self.way_us);
             let begun = alone && now_us >= begins_us;
             if !begun && step.tokens.saturating_add(tokens) <= room {
                 step.tokens += tokens;
@@ -230,7 +231,7 @@ impl SplitterState {
         let step =
             SentStep { number, since_us: now_us, was_first, tokens, left_tokens: tokens, cut_short: false };
         self.sent.push_back(step);
-        assert!(self.sent.len() <= TURNS, "a step is sent beside two that are not computed");
+        assert!(self.sent.len() <= SENT_STEPS, "a step is sent beside two that are not computed");
         Ok(number)
     }
 
@@ -249,10 +250,10 @@ impl SplitterState {
 
     /// A call for so many prompt tokens took so long, with nothing ahead of it.
     fn learn_way(&mut self, took_us: u64, tokens: u64) {
-        let step_us = number(tokens).mul_add(self.steps.token_us(), self.steps.lone_us);
-        let was_longer = number(took_us) - step_us > self.way_us;
+        let step_us = as_f64(tokens).mul_add(self.steps.token_us(), self.steps.lone_us);
+        let was_longer = as_f64(took_us) - step_us > self.way_us;
         // An engine that waits for half a step is idle for less than that.
-        let most_us = self.target_us.map_or(FIRST_WAY_US, |target_us| number(target_us) / 2.0).max(1e3);
+        let most_us = self.target_us.map_or(FIRST_WAY_US, |target_us| as_f64(target_us) / 2.0).max(1e3);
         self.way_us = moved(self.way_us, was_longer, WAY_STEP, 9.0).clamp(1e3, most_us);
     }
 }
@@ -293,7 +294,7 @@ impl RunningAnswer {
     }
 
     /// Its next tokens are there.
-    pub(super) fn came(&mut self, tokens: usize) {
+    pub(super) fn on_tokens(&mut self, tokens: usize) {
         let now_us = self.splitter.now_us();
         (0..tokens).for_each(|_| self.gaps.token(now_us));
         let elapsed_us = now_us.saturating_sub(self.since_us);
@@ -356,7 +357,7 @@ impl PromptSplitter {
     }
 
     /// The conductor's step target.
-    pub(super) fn aim(&self, target_us: Option<u64>) {
+    pub(super) fn set_step_target(&self, target_us: Option<u64>) {
         self.state.lock().target_us = target_us;
     }
 
@@ -384,7 +385,7 @@ impl PromptSplitter {
 
     /// Waits until a step has room for so many prompt tokens beside those that were sent and not begun: of all that an engine
     /// finds at once it makes one step.
-    async fn sent(&self, tokens: u64) -> SentTokens<'_> {
+    async fn wait_and_send(&self, tokens: u64) -> SentTokens<'_> {
         let _order = self.order.lock().await;
         loop {
             let ended = self.ended.notified();
@@ -430,15 +431,15 @@ impl PromptSplitter {
             sent: None,
         };
         // The engine computes prompts without their cached prefix when it is to report their logprobs.
-        let whole = work.request.sampling.prompt_logprobs.is_some();
-        if !whole && self.part_of(turn.left_tokens).is_some() {
+        let in_one_call = work.request.sampling.prompt_logprobs.is_some();
+        if !in_one_call && self.part_of(turn.left_tokens).is_some() {
             turn.turn = self.turns.acquire().await.ok();
         }
         turn.began_us = self.now_us();
-        while let Some(tokens) = self.part_of(turn.left_tokens).filter(|_| !whole) {
-            let mut sent = self.sent(tokens).await;
+        while let Some(tokens) = self.part_of(turn.left_tokens).filter(|_| !in_one_call) {
+            let mut sent = self.wait_and_send(tokens).await;
             let part = usize::try_from(done + tokens).unwrap_or(usize::MAX);
-            let found = computed(engine, &work.request, part).await;
+            let found = compute_part(engine, &work.request, part).await;
             sent.answered = found.is_ok();
             drop(sent);
             let found = match found {
@@ -457,13 +458,13 @@ impl PromptSplitter {
             turn.left_tokens -= tokens;
             self.state.lock().refound_tokens += done - first;
         }
-        turn.sent = Some(self.sent(turn.left_tokens).await);
+        turn.sent = Some(self.wait_and_send(turn.left_tokens).await);
         Ok(turn)
     }
 }
 
 /// Has the first `tokens` tokens of a prompt computed. Returns how many of them the engine had, if it reports that.
-async fn computed(
+async fn compute_part(
     engine: &RemoteEngine,
     request: &Request,
     tokens: usize,
@@ -569,7 +570,7 @@ mod tests {
                     state.computed(since_us + 500_100, (step, 100), false);
                 }
             }
-            let most = number(way_us) + 800.0;
+            let most = as_f64(way_us) + 800.0;
             assert!((most * 0.85..most * 1.2).contains(&state.way_us), "{} for {way_us}", state.way_us);
         }
     }
@@ -583,7 +584,7 @@ mod tests {
             state >> (64 - bits)
         };
         for _ in 0..200 {
-            let mut steps = StepEstimator::of(number(draw(16)), number(draw(8)));
+            let mut steps = StepEstimator::of(as_f64(draw(16)), as_f64(draw(8)));
             for _ in 0..100 {
                 let bits = 1 + u32::try_from(draw(5)).expect("5 bits");
                 let answers = usize::try_from(draw(4)).expect("4 bits");
@@ -591,8 +592,8 @@ mod tests {
                 let target_us = draw(40);
                 let tokens = steps.tokens_within(target_us);
                 assert!(steps.token_us() > 0.0 && steps.lone_us > 0.0, "{steps:?}");
-                let step_us = number(tokens).mul_add(steps.token_us(), steps.lone_us);
-                assert!(tokens == 0 || step_us <= number(target_us) * 1.000_001 + 1.0, "{steps:?}");
+                let step_us = as_f64(tokens).mul_add(steps.token_us(), steps.lone_us);
+                assert!(tokens == 0 || step_us <= as_f64(target_us) * 1.000_001 + 1.0, "{steps:?}");
             }
         }
     }
