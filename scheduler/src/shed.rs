@@ -246,10 +246,11 @@ impl Conductor {
     /// to need, find no room in time, or make the steps of all that decode beside it too long.
     fn misfit_at_turn(&self, entry: &Entry, since_us: u64, at_us: u64) -> Option<RejectReason> {
         if self.kept.expected.is_none() {
-            // What was placed at this moment was judged at this moment, and who came back for its place has it.
-            if since_us >= self.now_us || entry.returned {
+            // What was placed at this moment was judged at this moment.
+            if since_us >= self.now_us {
                 return None;
             }
+            // A ticket keeps a place, and none is left: it would wait in vain, and be late.
             if !self.finds_room_in_time(entry, at_us) {
                 return Some(RejectReason::Room);
             }
@@ -280,13 +281,15 @@ impl Conductor {
         able.is_empty() || due_us <= at_us || able.iter().any(roomy)
     }
 
-    /// Whether on every decode instance the steps with this request would use up more than half of their margin.
+    /// Whether on every decode instance the steps with this request would use up more than half of their margin. Who came
+    /// back for its place may use up all of it.
     #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
     fn spends_step_margins(&self, entry: &Entry, at_us: u64) -> bool {
         let need = self.decode_need(&entry.request, at_us);
         let able = self.roomiest_decodes(&entry.request, entry.prefill).into_iter();
         able.filter_map(|id| self.fleet.get(id)).all(|instance| {
-            let most_us = f64::midpoint(need.tbt_us as f64, self.promised_step_us(instance, &need));
+            let (tbt_us, promised_us) = (need.tbt_us as f64, self.promised_step_us(instance, &need));
+            let most_us = if entry.returned { tbt_us } else { f64::midpoint(tbt_us, promised_us) };
             self.predicted_step_us(instance, &need) > most_us
         })
     }
