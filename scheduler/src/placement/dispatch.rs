@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
-use super::{Candidate, DecodeChoice, Placement, PlannedEnd, within_reach};
+use super::{Candidate, DecodeChoice, Placement, Plan, PlannedEnd, within_reach};
 use crate::conductor::Conductor;
 use crate::estimate::{StepOutlook, WaitOutlook};
 use crate::fleet::Instance;
@@ -313,6 +313,12 @@ impl Conductor {
             self.replace(entry, &placement, effects);
             return true;
         }
+        if let Some(planned) = planned
+            && plan.new_tokens > entry.new_tokens
+        {
+            self.wait_with_more_work(at, (entry, planned), &plan, effects);
+            return true;
+        }
         let instance = self.fleet.known(id);
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
@@ -347,6 +353,28 @@ impl Conductor {
         self.reserve_decode(&mut entry, decode, at_us);
         self.send(entry, decode, effects);
         true
+    }
+
+    /// Some of what a request was to find in caches is gone: it takes its turn among the others with the work that it is now,
+    /// which may be now.
+    fn wait_with_more_work(
+        &mut self,
+        at: usize,
+        (mut entry, decode): (Entry, InstanceId),
+        plan: &Plan,
+        effects: &mut Vec<Effect>,
+    ) {
+        assert!(plan.new_tokens > entry.new_tokens, "request {} waits for ever", entry.request.id);
+        (entry.work_us, entry.new_tokens) = (plan.work_us, plan.new_tokens);
+        let decodes_at_us = entry.decode_at_us.max(self.now_us);
+        self.reserve_decode(&mut entry, decode, decodes_at_us);
+        let mut instance = self.fleet.known_mut(entry.prefill);
+        let waiting = instance.prefill.take_waiting(at);
+        assert!(waiting.request == entry.request.id, "one request waits again, and another leaves the queue");
+        instance.prefill.enqueue(WaitingPrefill { work_us: plan.work_us, ..waiting });
+        drop(instance);
+        self.share_placement(&entry, PeerStage::Waiting { held_until_us: 0 }, effects);
+        self.requests.insert(entry);
     }
 
     /// No instance can decode what this instance prefills: places the request elsewhere if possible, else it waits.
