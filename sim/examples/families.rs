@@ -12,8 +12,8 @@ use baton_sim::engine::Mix;
 use baton_sim::faults::{Fault, FaultPlan};
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::setup::NO_STAGE_LIMIT_US;
-use baton_sim::{Pool, Setup, TraceWorkload, World, profiles};
-use baton_traces::{Dialect, Trace};
+use baton_sim::{Pool, Setup, TraceWorkload, Workload, World, profiles};
+use baton_traces::{Dialect, Record, Trace};
 use baton_types::{Role, SloClass};
 use rayon::prelude::*;
 
@@ -156,6 +156,9 @@ const LOADS: &[Load] = &[
     Load { deaths: 8, ..load("conversation deaths x3", "conversation", [8, 8, 0], 3.0) },
 ];
 
+/// The tenant that floods.
+const FLOODS: &str = "tenant-0";
+
 /// What Baton is compared with; the last two take Baton's admission.
 const OTHERS: [(PolicyName, AdmissionMode); 8] = [
     (PolicyName::Mooncake, AdmissionMode::Early),
@@ -176,6 +179,8 @@ struct RunSummary {
     tokens_in_slo: u64,
     /// In SLO and all, of each class.
     classes: Vec<(usize, usize)>,
+    /// In SLO and all, of the tenant that floods and of all others.
+    flood: [(usize, usize); 2],
 }
 
 fn classes(load: &Load) -> Vec<SloClass> {
@@ -240,6 +245,7 @@ fn run(load: &Load, trace: &Arc<Trace>, way: Way) -> Result<RunSummary, String> 
     let classes = classes(load);
     let names = classes.iter().map(|class| class.name.clone()).collect();
     let workload = TraceWorkload::new(Arc::clone(trace), load.speed).with_classes(names);
+    let floods = workload.tenants().iter().position(|name| name == FLOODS);
     let mut world = World::new(setup(load, way)?, Box::new(workload))?;
     let slowed = (load.engine_permille != 1000).then_some(0..load.instances.iter().sum());
     slowed.into_iter().flatten().for_each(|at| world.inject(0, Fault::Slow(at, load.engine_permille)));
@@ -249,11 +255,14 @@ fn run(load: &Load, trace: &Arc<Trace>, way: Way) -> Result<RunSummary, String> 
     let good = |o: &&Outcome| first(o) && (o.gaps.count == 0 || o.gaps.worst_tenth_us <= class(o).tbt_us);
     let all = world.outcomes();
     let of = |at: usize| all.iter().filter(move |o| usize::from(o.class) == at);
+    let flood = |o: &&Outcome| floods.is_some_and(|at| o.tenant as usize == at + 1);
+    let by = |floods: bool| all.iter().filter(move |o| flood(o) == floods);
     Ok(RunSummary {
         in_slo: all.iter().filter(good).count(),
         late: all.iter().filter(|o| o.status == Status::Completed && !first(o)).count(),
         tokens_in_slo: all.iter().filter(good).map(|o| o.prompt_tokens).sum(),
         classes: (0..classes.len()).map(|at| (of(at).filter(good).count(), of(at).count())).collect(),
+        flood: [true, false].map(|floods| (by(floods).filter(good).count(), by(floods).count())),
     })
 }
 
@@ -274,9 +283,20 @@ fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
         })
         .collect();
     let (best, best_tokens, name) = others?.into_iter().max().expect("there are others");
-    let classes =
-        baton.classes.iter().map(|(good, all)| format!("{:.1} %", 100.0 * *good as f64 / *all as f64));
-    let classes: Vec<String> = classes.filter(|_| baton.classes.len() > 1).collect();
+    let attained = |(good, all): &(usize, usize)| format!("{:.1} %", 100.0 * *good as f64 / *all as f64);
+    let mut classes: Vec<String> = Vec::new();
+    if baton.classes.len() > 1 {
+        classes.extend(baton.classes.iter().map(attained));
+    }
+    if load.workload == "flood" {
+        let is_flood = |row: &&Record| row.hash_ids.iter().any(|id| id >> workloads::FLOOD_BIT > 0);
+        let rows = trace.records.iter().filter(|row| !is_flood(row));
+        let calm = Arc::new(Trace { records: rows.cloned().collect(), ..(**trace).clone() });
+        let calm = run(load, &calm, (PolicyName::Baton, AdmissionMode::Auto, parts))?;
+        let [flood, others] = &baton.flood;
+        classes.push(format!("others {}, without the flood {}", attained(others), attained(&calm.flood[1])));
+        classes.push(format!("the flood {}", attained(flood)));
+    }
     Ok(format!(
         "| {} | {all} | {} / {:.1} % | {} | {best} / {:.1} % | {name} | {:+.1} % | {} | {} / {:.1} % |",
         load.name,

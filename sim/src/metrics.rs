@@ -14,6 +14,7 @@ mod hot;
 mod result;
 mod samples;
 mod series;
+mod tenants;
 
 use baton_scheduler::{Decision, Prediction, RejectReason, Rejection, SchedulerStats};
 use baton_store::TierStats;
@@ -29,6 +30,7 @@ pub use hot::{HotBlocks, Popularity};
 pub use result::{InstanceResult, LatencySummary, Objective, RunResult};
 pub use samples::Samples;
 pub use series::{Bin, LoadSample, Series};
+pub use tenants::{TenantCounter, TenantResult};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +70,8 @@ pub struct Outcome {
     pub class: u16,
     /// The objectives that it named itself, in place of its class's.
     pub objectives: RequestObjectives,
+    /// Its tenant's number, from 1 on; 0 where it names none.
+    pub tenant: u32,
     /// When it was first offered, µs.
     pub first_offer_us: u64,
     /// When it was last offered, µs.
@@ -126,6 +130,7 @@ impl Outcome {
             status,
             class,
             objectives: RequestObjectives::default(),
+            tenant: 0,
             first_offer_us: 0,
             offer_us: 0,
             end_us: 0,
@@ -166,6 +171,7 @@ pub struct Collector {
     late_us: u64,
     counts: Counts,
     by_class: ClassCounter,
+    by_tenant: TenantCounter,
     reasons: [u64; RejectReason::ALL.len()],
     /// Loads over time.
     pub series: Series,
@@ -231,6 +237,7 @@ impl Collector {
             late_us: 0,
             counts: Counts::default(),
             by_class: ClassCounter::new(&setup.scheduler.classes),
+            by_tenant: TenantCounter::new(workload.tenants()),
             reasons: [0; RejectReason::ALL.len()],
             series: Series::new(workload.span_us(), setup.instances()),
             instances: Vec::new(),
@@ -317,6 +324,8 @@ impl Collector {
         c.second_tries += u64::from(outcome.attempts > 1);
         c.second_tries_admitted += u64::from(outcome.attempts == 2 && outcome.status != Status::Rejected);
         self.by_class.ended(outcome);
+        let class = &self.classes[usize::from(outcome.class).min(self.classes.len() - 1)];
+        self.by_tenant.ended(outcome, class);
         if outcome.status == Status::Completed {
             self.completed(outcome);
             if !self.decisions.is_empty() {

@@ -21,6 +21,7 @@ mod names;
 mod parts;
 mod predictions;
 mod table;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -109,7 +110,8 @@ fn body(runs: &[RunResult], labels: &[String]) -> String {
             &(summary
                 + &bounds::figure(runs, labels)
                 + &parts::outcomes(runs, labels)
-                + &classes::figure(runs, labels)),
+                + &classes::figure(runs, labels)
+                + &tenants::figure(runs, labels)),
         ),
         section("Latency", &curves::latencies(drawn, named)),
         section("Over time", &(time::figures(drawn, named) + &parts::oscillation(runs, labels))),

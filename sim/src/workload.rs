@@ -1,5 +1,6 @@
 //! Requests as they arrive: a trace, speeded up, repeated or copied, one row at a time.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_traces::{Record, Trace};
@@ -38,6 +39,10 @@ pub trait Workload: Send {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Names of the tenants, from number 1 on.
+    fn tenants(&self) -> &[String] {
+        &[]
+    }
 }
 
 /// A trace in memory, replayed `repeat` times in a row, each time with block ids of its own.
@@ -45,7 +50,9 @@ pub trait Workload: Send {
 pub struct TraceWorkload {
     trace: Arc<Trace>,
     classes: Arc<Vec<String>>,
+    /// In the order in which they first come.
     tenants: Vec<String>,
+    tenant_numbers: HashMap<String, u32>,
     speed: f64,
     next: usize,
     round: u64,
@@ -58,10 +65,18 @@ impl TraceWorkload {
     #[must_use]
     pub fn new(trace: Arc<Trace>, speed: f64) -> Self {
         let limit = trace.records.len();
+        let (mut tenants, mut tenant_numbers) = (Vec::new(), HashMap::new());
+        for name in trace.records.iter().filter_map(|record| record.extra.as_ref()?.tenant.as_ref()) {
+            if !tenant_numbers.contains_key(name) {
+                tenants.push(name.clone());
+                tenant_numbers.insert(name.clone(), u32::try_from(tenants.len()).unwrap_or(u32::MAX));
+            }
+        }
         Self {
             trace,
             classes: Arc::new(Vec::new()),
-            tenants: Vec::new(),
+            tenants,
+            tenant_numbers,
             speed,
             next: 0,
             round: 0,
@@ -122,15 +137,9 @@ impl TraceWorkload {
         u16::try_from(at.unwrap_or(0)).unwrap_or(0)
     }
 
-    fn tenant_of(&mut self, at: usize) -> u32 {
-        let Some(name) = self.trace.records[at].extra.as_ref().and_then(|e| e.tenant.clone()) else {
-            return 0;
-        };
-        let known = self.tenants.iter().position(|t| *t == name).unwrap_or_else(|| {
-            self.tenants.push(name);
-            self.tenants.len() - 1
-        });
-        u32::try_from(known + 1).unwrap_or(u32::MAX)
+    fn tenant_of(&self, record: &Record) -> u32 {
+        let named = record.extra.as_ref().and_then(|e| e.tenant.as_ref());
+        named.and_then(|name| self.tenant_numbers.get(name)).copied().unwrap_or(0)
     }
 }
 
@@ -155,7 +164,6 @@ impl Workload for TraceWorkload {
         }
         let at = self.next;
         self.next += 1;
-        let tenant = self.tenant_of(at);
         let record = &self.trace.records[at];
         let salt = self.round << 40;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
@@ -167,7 +175,7 @@ impl Workload for TraceWorkload {
             ids: record.hash_ids.iter().map(|id| id ^ salt).collect(),
             class: self.class_of(record),
             objectives: objectives_of(record),
-            tenant,
+            tenant: self.tenant_of(record),
             cancel_after_us: record.extra.as_ref().and_then(|e| e.cancel_after_ms).map(cancel),
         })
     }
@@ -184,6 +192,10 @@ impl Workload for TraceWorkload {
 
     fn len(&self) -> u64 {
         self.limit as u64 * self.repeat
+    }
+
+    fn tenants(&self) -> &[String] {
+        &self.tenants
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use baton_http::Client;
 use baton_sim::metrics::Outcome;
-use baton_sim::{RunResult, TraceWorkload};
+use baton_sim::{RunResult, TraceWorkload, Workload};
 use baton_traces::Trace;
 use baton_types::Secret;
 use http::HeaderValue;
@@ -152,7 +152,8 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
         speed,
         seed: args.seed.unwrap_or(config.scheduler.seed),
     };
-    let mut runs = vec![figures::result(&paced.sent, &config.scheduler.classes, name)];
+    let numbered = TraceWorkload::new(Arc::clone(&trace), speed);
+    let mut runs = vec![figures::result(&paced.sent, &config.scheduler.classes, numbered.tenants(), name)];
     let trace = if paced.interrupted { first(&trace, paced.sent.len()) } else { trace };
     for job in &predicted {
         runs.push(replay::simulate(job, args, &trace, &ProgressBar::hidden())?.figures);

@@ -2,8 +2,11 @@
 
 use baton_scheduler::{PredictionFigures, PredictionTarget};
 use baton_sim::RunResult;
-use baton_sim::metrics::ClassResult;
+use baton_sim::metrics::{ClassResult, TenantResult};
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+
+/// Tenants of a run in a table at most; the others are one row more.
+const TENANTS: usize = 20;
 
 /// An empty table; the columns of `figures` are aligned to the right.
 pub fn with_header(header: &[&str], figures: impl std::ops::RangeBounds<usize>) -> Table {
@@ -26,12 +29,15 @@ fn filled<R: Into<comfy_table::Row>>(
     table.to_string()
 }
 
-/// Runs side by side; below, where a run has more than one service class, a row for each class of each run, and where it
-/// has a bound, a row for each run beside that.
+/// Runs side by side; below, where a run has more than one service class, a row for each class of each run, where its
+/// requests name tenants, a row for each of the largest, and where it has a bound, a row for each run beside that.
 pub fn report(runs: &[RunResult]) -> String {
     let mut tables = vec![self::runs(runs)];
     if runs.iter().any(|run| run.classes.len() > 1) {
         tables.push(classes(runs));
+    }
+    if runs.iter().any(|run| !run.tenants.is_empty()) {
+        tables.push(tenants(runs));
     }
     if runs.iter().any(|run| run.bound.is_some()) {
         tables.push(bounds(runs));
@@ -110,6 +116,42 @@ fn class_row(run: &RunResult, class: &ClassResult, name: String) -> Vec<String> 
         seconds(class.ttft_s.p50),
         seconds(class.ttft_s.p90),
     ]
+}
+
+/// The tenants with the most requests, run by run.
+fn tenants(runs: &[RunResult]) -> String {
+    let header = [
+        "policy",
+        "admission",
+        "speed",
+        "tenant",
+        "requests",
+        "in SLO",
+        "prompt tokens in SLO",
+        "refused",
+        "failed",
+        "TTFT p50",
+        "p90",
+    ];
+    let row = |run: &RunResult, (title, tenant): (String, TenantResult)| {
+        vec![
+            name(run, runs),
+            run.admission.clone(),
+            format!("×{}", run.speed),
+            title,
+            tenant.requests.to_string(),
+            percent(tenant.attained),
+            tenant.input_tokens_in_slo.to_string(),
+            tenant.rejected.to_string(),
+            tenant.failed.to_string(),
+            seconds(tenant.ttft_s.p50),
+            seconds(tenant.ttft_s.p90),
+        ]
+    };
+    let rows = runs
+        .iter()
+        .flat_map(|run| TenantResult::rows(&run.tenants, TENANTS).into_iter().map(move |of| row(run, of)));
+    filled(&header, 4.., rows)
 }
 
 /// How well predictions held: a row for each class, path and prediction of each run.

@@ -157,6 +157,9 @@ fn classed(rows: &mut [Record], source: &mut Source, classes: &[&str]) {
     }
 }
 
+/// The first bit in which blocks of a flood differ from those of the trace.
+pub const FLOOD_BIT: u32 = 45;
+
 fn flood(rows: &mut Vec<Record>, source: &mut Source) {
     let end_ms = rows.last().map_or(0.0, |row| row.timestamp_ms);
     let mut more = Vec::new();
@@ -166,7 +169,7 @@ fn flood(rows: &mut Vec<Record>, source: &mut Source) {
         if tenant == 0 && (end_ms / 3.0..end_ms * 2.0 / 3.0).contains(&row.timestamp_ms) {
             for copy in 1..10u64 {
                 let mut again = row.clone();
-                again.hash_ids.iter_mut().for_each(|id| *id ^= copy << 45);
+                again.hash_ids.iter_mut().for_each(|id| *id ^= copy << FLOOD_BIT);
                 more.push(again);
             }
         }

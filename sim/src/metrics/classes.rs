@@ -120,7 +120,7 @@ impl ClassCounter {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for a report")]
-fn share(part: u64, all: u64) -> Option<f64> {
+pub(super) fn share(part: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64)
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::bound::BoundResult;
 
-use super::{ClassResult, Collector, HotBlocks, Series, seconds};
+use super::{ClassResult, Collector, HotBlocks, Series, TenantResult, seconds};
 
 /// Mean and percentiles; `None` where there was nothing to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -84,6 +84,9 @@ pub struct RunResult {
     pub objectives: Vec<Objective>,
     /// The figures of each class, in the order of `objectives`.
     pub classes: Vec<ClassResult>,
+    /// The figures of each tenant, those with the most requests first; empty where no request names one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tenants: Vec<TenantResult>,
     /// Requests offered.
     pub requests: u64,
     /// Requests that got all their tokens.
@@ -212,6 +215,7 @@ impl Collector {
             seed,
             objectives: self.classes.iter().map(Objective::new).collect(),
             classes: self.by_class.results(),
+            tenants: self.by_tenant.results(),
             requests: c.arrived,
             completed: c.completed,
             rejected: c.rejected,

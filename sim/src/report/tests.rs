@@ -10,7 +10,7 @@ use baton_scheduler::{PolicyName, SchedulerConfig};
 use baton_types::RequestObjectives;
 
 use super::html;
-use crate::metrics::{Bin, Collector, HotBlocks, RunResult};
+use crate::metrics::{Bin, Collector, HotBlocks, RunResult, TenantResult};
 use crate::workload::{Arrival, Requests};
 use crate::{Setup, World, profiles};
 

@@ -271,6 +271,7 @@ impl World {
             status,
             class: live.class,
             objectives: live.objectives,
+            tenant: live.tenant,
             first_offer_us: live.first_offer_us,
             offer_us: live.offer_us,
             end_us: self.now_us,

@@ -5,7 +5,7 @@
 
 use baton_scheduler::RejectReason;
 use baton_sim::RunResult;
-use baton_sim::metrics::{ClassCounter, Objective, Outcome, Samples, Series, Status};
+use baton_sim::metrics::{ClassCounter, Objective, Outcome, Samples, Series, Status, TenantCounter};
 use baton_types::SloClass;
 
 use super::live::SentRequest;
@@ -51,19 +51,27 @@ struct Sums {
     reasons: Vec<(&'static str, u64)>,
 }
 
-/// The figures of a run whose requests ended as `sent` says, judged by `classes` (at least one).
-pub fn result(sent: &[SentRequest], classes: &[SloClass], name: RunName<'_>) -> RunResult {
+/// The figures of a run whose requests ended as `sent` says, judged by `classes` (at least one); `tenants` are the names
+/// from number 1 on.
+pub fn result(
+    sent: &[SentRequest],
+    classes: &[SloClass],
+    tenants: &[String],
+    name: RunName<'_>,
+) -> RunResult {
     let mut sums = Sums::default();
-    let mut by_class = ClassCounter::new(classes);
+    let (mut by_class, mut by_tenant) = (ClassCounter::new(classes), TenantCounter::new(tenants));
     let span_us = sent.iter().map(|s| s.outcome.end_us).max().unwrap_or(0);
     let mut series = Series::new(span_us, 0);
     for one in sent {
         let class = &classes[usize::from(one.outcome.class).min(classes.len() - 1)];
         sums.take(one, class);
         by_class.ended(&one.outcome);
+        by_tenant.ended(&one.outcome, class);
         mark(&mut series, one, class);
     }
-    RunResult { classes: by_class.results(), ..sums.close(classes, name, series, sent.len() as u64) }
+    let (classes_of, tenants) = (by_class.results(), by_tenant.results());
+    RunResult { classes: classes_of, tenants, ..sums.close(classes, name, series, sent.len() as u64) }
 }
 
 impl Sums {
@@ -119,6 +127,7 @@ impl Sums {
             seed: name.seed,
             objectives: classes.iter().map(Objective::new).collect(),
             classes: Vec::new(),
+            tenants: Vec::new(),
             requests,
             completed: status(Status::Completed),
             rejected: status(Status::Rejected),
@@ -218,6 +227,10 @@ mod tests {
     use baton_sim::{TraceWorkload, World};
     use std::sync::Arc;
 
+    fn tenants() -> Vec<String> {
+        ["a", "b"].map(String::from).to_vec()
+    }
+
     /// A simulated overload: answers in time, late and refused.
     fn simulated() -> (RunResult, Vec<Outcome>, Vec<SloClass>) {
         let config = crate::config::parse(
@@ -227,7 +240,11 @@ mod tests {
         .unwrap();
         let mut setup = crate::cli::cluster::setup(&config, 1).unwrap();
         setup.keep_outcomes = true;
-        let trace = Arc::new(baton_traces::synth::like(baton_traces::synth::PublishedTrace::Conversation, 1));
+        let mut trace = baton_traces::synth::like(baton_traces::synth::PublishedTrace::Conversation, 1);
+        for (row, tenant) in trace.records.iter_mut().zip(tenants().into_iter().cycle()) {
+            row.extra.get_or_insert_default().tenant = Some(tenant);
+        }
+        let trace = Arc::new(trace);
         let classes = setup.scheduler.classes.clone();
         setup.scheduler.block_tokens = trace.block_tokens;
         let mut world = World::new(setup, Box::new(TraceWorkload::new(trace, 1.0).limited(600))).unwrap();
@@ -261,7 +278,7 @@ mod tests {
         let (theirs, outcomes, classes) = simulated();
         assert!(theirs.rejected > 0 && theirs.in_slo > 0, "a run with all kinds of ends");
         let sent: Vec<SentRequest> = outcomes.into_iter().map(sent).collect();
-        let ours = named(&sent, &classes);
+        let ours = result(&sent, &classes, &tenants(), NAME);
         let key = |r: &RunResult| {
             let counts =
                 [r.requests, r.completed, r.rejected, r.failed, r.cancelled, r.in_slo, r.ttft_ok, r.tbt_ok];
@@ -274,6 +291,7 @@ mod tests {
         assert_eq!(ours.retry_after_s, theirs.retry_after_s);
         assert_eq!(ours.objectives, theirs.objectives);
         assert_eq!(ours.classes, theirs.classes);
+        assert_eq!((ours.tenants.len(), &ours.tenants), (2, &theirs.tenants));
         assert_eq!(ours.ttft_quantiles_s, theirs.ttft_quantiles_s);
         let sums = |r: &RunResult| {
             let all = baton_sim::metrics::Bin::sum(&r.series.bins);
@@ -282,13 +300,11 @@ mod tests {
         assert_eq!(sums(&ours), sums(&theirs));
     }
 
-    fn named(sent: &[SentRequest], classes: &[SloClass]) -> RunResult {
-        result(sent, classes, RunName { policy: "x", admission: "y", speed: 1.0, seed: 1 })
-    }
+    const NAME: RunName<'_> = RunName { policy: "x", admission: "y", speed: 1.0, seed: 1 };
 
     #[test]
     fn a_run_of_nothing_has_a_page() {
-        let run = named(&[], &Config::default().scheduler.classes);
+        let run = result(&[], &Config::default().scheduler.classes, &[], NAME);
         assert_eq!((run.requests, run.goodput, run.ttft_s.p99), (0, 0.0, None));
         assert!(baton_sim::report::html("Live", &[], &[run]).contains("</html>"));
     }

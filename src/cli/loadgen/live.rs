@@ -127,6 +127,7 @@ impl Sender {
             status: Status::Failed,
             class: arrival.class,
             objectives: arrival.objectives,
+            tenant: arrival.tenant,
             first_offer_us: arrival.at_us,
             offer_us: arrival.at_us,
             end_us: arrival.at_us,

@@ -266,3 +266,20 @@ fn the_script_reads_the_classes_that_are_drawn() {
         assert!(script.contains(selector) && page.contains(drawn), "{selector}");
     }
 }
+
+#[test]
+fn a_page_has_the_largest_tenants_and_the_sum_of_the_others() {
+    let mut run = rough(1, 4, 20);
+    assert!(!page(std::slice::from_ref(&run)).contains("<h3>Tenants"), "no request names one");
+    let tenant = |at: u64| TenantResult {
+        name: format!("<{at}>"),
+        requests: 100 - at,
+        in_slo: 50,
+        attained: Some(0.5),
+        ..TenantResult::default()
+    };
+    run.tenants = (0..23).map(tenant).collect();
+    let page = page(&[run]);
+    let row = |title: &str| page.contains(&format!("<td>{title}</td>"));
+    assert!(row("&lt;0&gt;") && row("&lt;19&gt;") && row("3 others") && !row("&lt;20&gt;"));
+}
