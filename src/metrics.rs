@@ -3,6 +3,7 @@
 
 mod by_class;
 mod by_node;
+mod by_tenant;
 mod edge;
 mod gauges;
 pub(crate) mod objects;
@@ -52,6 +53,7 @@ pub const NAMES: &[Figure] = &[
         "baton_slo_requests_total",
         "Requests that ended, judged by their objectives, by `class` and `outcome`",
     ),
+    Figure::counter("baton_tenant_requests_total", "Requests that ended, by `tenant` and `outcome`"),
     Figure::counter("baton_slo_tokens_total", "Tokens of requests in SLO, by `class` and `kind`"),
     Figure::gauge("baton_slo_target_ratio", "Target share of a class (`target_permille`), by `class`"),
     Figure::histogram("baton_ttft_seconds", "From a request's arrival to its first token, by `class`"),
@@ -406,9 +408,9 @@ impl Metrics {
         names.into_iter().for_each(|class| self.shared.by_class.show(&self.shared.recorder, class));
     }
 
-    /// Counts a request of a class that has ended.
-    pub(crate) fn slo_ended(&self, class: &str, outcome: SloOutcome) {
-        self.shared.by_class.ended(&self.shared.recorder, class, outcome);
+    /// Counts a request of a class, and of a tenant if it names one, that has ended.
+    pub(crate) fn slo_ended(&self, of: (&str, Option<&str>), outcome: SloOutcome) {
+        self.shared.by_class.ended(&self.shared.recorder, of, outcome);
     }
 
     /// Counts the prompt and output tokens of a request in SLO.
@@ -507,7 +509,7 @@ mod tests {
         metrics.refused("ttft");
         metrics.first_token("gold", 150_000, 100_000);
         metrics.request_tbt("gold", 150_000);
-        metrics.slo_ended("gold", SloOutcome::InSlo);
+        metrics.slo_ended(("gold", None), SloOutcome::InSlo);
         metrics.next_token(4_000);
         metrics.leg_failed(baton_wire::v1::failure::Stage::Unknown);
         let page = metrics.page();

@@ -292,7 +292,7 @@ impl Driver {
             Ok(class) => class,
             Err(refusal) => {
                 self.metrics.refused_early(&refusal.reason);
-                self.count_turned_away(request, class);
+                self.count_turned_away(request, class, submission.tenant.as_deref());
                 let _ = events.try_send(Event::Refused(refusal));
                 return;
             }

@@ -236,7 +236,7 @@ impl Driver {
         }
         let Some(class) = self.config.scheduler.classes.get(session.class.index()) else { return };
         let outcome = judge(session, class, self.now_us);
-        self.metrics.slo_ended(&class.name, outcome);
+        self.metrics.slo_ended((&class.name, session.submission.tenant.as_deref()), outcome);
         self.slo.count(self.now_us, &class.name, outcome);
         if outcome == SloOutcome::InSlo {
             let tokens = [session.submission.tokens.len() as u64, session.answer.len() as u64];
@@ -261,16 +261,21 @@ impl Driver {
     }
 
     /// Counts a request that is refused before the core is asked; it may have no class.
-    pub(super) fn count_turned_away(&mut self, request: RequestId, class: Option<ClassId>) {
+    pub(super) fn count_turned_away(
+        &mut self,
+        request: RequestId,
+        class: Option<ClassId>,
+        tenant: Option<&str>,
+    ) {
         if self.canary.is(request) {
             return;
         }
         match class.and_then(|class| self.config.scheduler.classes.get(class.index())) {
             Some(class) => {
-                self.metrics.slo_ended(&class.name, SloOutcome::Refused);
+                self.metrics.slo_ended((&class.name, tenant), SloOutcome::Refused);
                 self.slo.count(self.now_us, &class.name, SloOutcome::Refused);
             }
-            None => self.metrics.slo_ended(UNKNOWN_CLASS, SloOutcome::Refused),
+            None => self.metrics.slo_ended((UNKNOWN_CLASS, tenant), SloOutcome::Refused),
         }
     }
 }

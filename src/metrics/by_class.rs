@@ -8,6 +8,7 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 use parking_lot::Mutex;
 
 use super::METADATA;
+use super::by_tenant::TenantCounters;
 
 /// Classes with series of their own at most: twice the maximum of a configuration, as the exporter keeps the series of
 /// classes that a change of policy removed.
@@ -64,6 +65,7 @@ impl SloOutcome {
 #[derive(Default)]
 pub(super) struct ByClass {
     classes: Mutex<BTreeMap<String, ClassSeries>>,
+    tenants: TenantCounters,
 }
 
 struct ClassSeries {
@@ -162,8 +164,15 @@ impl ByClass {
         self.series(recorder, class, |_, _| ());
     }
 
-    pub(super) fn ended(&self, recorder: &PrometheusRecorder, class: &str, outcome: SloOutcome) {
+    /// Counts a request of a class, and of a tenant if it names one, that has ended.
+    pub(super) fn ended(
+        &self,
+        recorder: &PrometheusRecorder,
+        (class, tenant): (&str, Option<&str>),
+        outcome: SloOutcome,
+    ) {
         self.series(recorder, class, |series, _| series.outcomes[outcome as usize].increment(1));
+        tenant.into_iter().for_each(|tenant| self.tenants.ended(recorder, tenant, outcome));
     }
 
     /// Counts the prompt and output tokens of a request in SLO.
@@ -211,9 +220,9 @@ mod tests {
         let (by_class, recorder) = (ByClass::default(), PrometheusBuilder::new().build_recorder());
         assert_eq!(SloOutcome::ALL.map(|outcome| outcome as usize), [0, 1, 2, 3, 4, 5, 6]);
         for at in 0..MAX_CLASSES + 10 {
-            by_class.ended(&recorder, &format!("c{at}"), SloOutcome::LateTbt);
+            by_class.ended(&recorder, (&format!("c{at}"), None), SloOutcome::LateTbt);
         }
-        by_class.ended(&recorder, "c0", SloOutcome::InSlo);
+        by_class.ended(&recorder, ("c0", Some("acme")), SloOutcome::InSlo);
         by_class.show(&recorder, "c0");
         let page = recorder.handle().render();
         let count = |class: &str, outcome: &str| {
@@ -232,6 +241,10 @@ mod tests {
             assert_eq!(count("c0", outcome), Some(expected), "{outcome}");
         }
         assert_eq!(count("other", "late_tbt"), Some(10));
+        assert!(
+            page.contains("baton_tenant_requests_total{tenant=\"acme\",outcome=\"in_slo\"} 1\n"),
+            "{page}"
+        );
         by_class.in_slo(&recorder, "c0", [7, 2]);
         by_class.in_slo(&recorder, "c0", [5, 1]);
         let page = recorder.handle().render();
