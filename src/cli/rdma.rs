@@ -13,7 +13,7 @@ use baton_transports::mover::topology::{Machine, Nic, Topology};
 use serde_json::{Value, json};
 
 use super::out;
-use findings::{Finding, Level, Places};
+use findings::{Finding, Level, SystemFiles};
 
 /// Arguments of `baton rdma`.
 #[derive(clap::Args)]
@@ -97,7 +97,7 @@ fn listen(address: &str, devices: &[String]) -> Result<ExitCode, String> {
 }
 
 fn doctor(args: &DoctorArgs) -> Result<ExitCode, String> {
-    let places = Places { sysfs: args.sysfs.clone(), ..Places::default() };
+    let places = SystemFiles { sysfs: args.sysfs.clone(), ..SystemFiles::default() };
     let machine = Machine::scan(&places.sysfs);
     let mut found = findings::examine(&machine, &places);
     let views = verbs::views();

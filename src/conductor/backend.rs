@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arc_swap::ArcSwapOption;
-use baton_router::{Backend, Event, Model, Readiness, Refusal, Submission, Ticket};
+use baton_router::{Backend, Event, Model, Readiness, Refusal, Submission, SubmissionStream};
 use baton_types::RequestId;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -91,7 +91,7 @@ impl Drop for Guard {
 }
 
 impl Backend for Door {
-    fn submit(&self, submission: Submission) -> Ticket {
+    fn submit(&self, submission: Submission) -> SubmissionStream {
         let request = self.inbox.name_request();
         let large = submission.sampling.logprobs.is_some();
         let (most, event_bytes) = match large {
@@ -113,7 +113,10 @@ impl Backend for Door {
                 predicted_ttft_us: None,
             }));
         }
-        Ticket { events, guard: Box::new(Guard { inbox: self.inbox.clone(), request, _share: share }) }
+        SubmissionStream {
+            events,
+            guard: Box::new(Guard { inbox: self.inbox.clone(), request, _share: share }),
+        }
     }
 
     fn model(&self) -> Option<Arc<Model>> {

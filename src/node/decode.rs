@@ -5,7 +5,7 @@ use std::sync::Arc;
 use baton_engine::{Sequence, SequenceId};
 use baton_legs::{Input, Leg};
 use baton_tiers::{Hold, HoldRefusal};
-use baton_transports::Ticket;
+use baton_transports::HandoffTicket;
 use baton_types::{BlockKey, ChainHasher, RequestId, Sampling};
 use baton_wire::v1;
 use baton_wire::v1::failure::Stage;
@@ -40,7 +40,7 @@ impl Worker {
     }
 
     /// A peer offers a request's KV.
-    pub(super) fn offered(&mut self, ticket: Ticket) {
+    pub(super) fn offered(&mut self, ticket: HandoffTicket) {
         if self.jobs.get(&ticket.request).is_some_and(|job| job.attempt == ticket.attempt) {
             self.leg(Input::Offered { request: RequestId(ticket.request) });
         }
@@ -58,13 +58,13 @@ impl Worker {
         self.leg(Input::Withdrawn { request, to });
     }
 
-    fn receiving(&mut self, ticket: Ticket) -> Option<&mut Job> {
+    fn receiving(&mut self, ticket: HandoffTicket) -> Option<&mut Job> {
         let expects = matches!(self.legs.get(RequestId(ticket.request)), Some(Leg::Expecting(_)));
         self.jobs.get_mut(&ticket.request).filter(|job| expects && job.attempt == ticket.attempt)
     }
 
     /// The prefill leg says what the KV is for.
-    pub(super) fn tokens_came(&mut self, ticket: Ticket, note: &Bytes) {
+    pub(super) fn tokens_came(&mut self, ticket: HandoffTicket, note: &Bytes) {
         let Some(job) = self.receiving(ticket) else { return };
         if let Err(why) = job.take_tokens(note) {
             return self.leg_failed(ticket.request, Stage::Handoff, why);
@@ -73,7 +73,7 @@ impl Worker {
     }
 
     /// Handles KV that has arrived and is verified. The conductor has its report already.
-    pub(super) fn landed(&mut self, ticket: Ticket) {
+    pub(super) fn landed(&mut self, ticket: HandoffTicket) {
         let Some(job) = self.receiving(ticket) else { return };
         if job.tokens.is_empty() {
             return self.leg_failed(

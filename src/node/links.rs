@@ -10,8 +10,8 @@ use std::time::Duration;
 use baton_engine::KvShape;
 use baton_transports::mover::{Memory, Region};
 use baton_transports::{
-    AcceptedFlight, ArrivedPieces, Dialer, FetchedBlock, Flight, FlightRefusal, PeerAddress, Plan, Priority,
-    Receiver, Serving, Ticket, Want,
+    AcceptedFlight, ArrivedPieces, Dialer, FetchedBlock, Flight, FlightRefusal, HandoffTicket, PeerAddress,
+    Plan, Priority, Receiver, Serving, Want,
 };
 use baton_types::BlockKey;
 use baton_wire::v1;
@@ -46,11 +46,11 @@ pub(super) enum ToWorker {
     /// The conductor's orders.
     Orders(v1::Orders),
     /// A peer offers KV.
-    Offered(Ticket),
+    Offered(HandoffTicket),
     /// The tokens of KV that is on its way here.
-    Tokens { ticket: Ticket, note: Bytes },
+    Tokens { ticket: HandoffTicket, note: Bytes },
     /// All of a flight's KV is there.
-    Landed(Ticket),
+    Landed(HandoffTicket),
     /// A peer wants blocks.
     Wanted { keys: Vec<BlockKey>, reply: Reply },
     /// Blocks that were fetched for a prefill; fewer than asked for, perhaps none.
@@ -196,7 +196,7 @@ impl Links {
         let (slices, outgoing) = mpsc::unbounded_channel();
         let links = Arc::clone(self);
         let task = self.runtime.spawn(async move {
-            let ticket = Ticket { request, attempt, epoch: peer.epoch };
+            let ticket = HandoffTicket { request, attempt, epoch: peer.epoch };
             let _turn = links.turns.acquire().await.expect("nobody closes it");
             let outcome = links.fly(&peer, ticket, content, outgoing).await;
             let _ = links.send(ToWorker::FlightEnded { request, attempt, outcome });
@@ -211,7 +211,7 @@ impl Links {
     async fn fly(
         &self,
         peer: &v1::Peer,
-        ticket: Ticket,
+        ticket: HandoffTicket,
         content: HandoffContent,
         mut outgoing: mpsc::UnboundedReceiver<ReadySlice>,
     ) -> Outcome {
@@ -266,7 +266,7 @@ impl Links {
         }
     }
 
-    fn still_expected(&self, ticket: Ticket) -> Result<Arc<ExpectedTransfer>, FlightRefusal> {
+    fn still_expected(&self, ticket: HandoffTicket) -> Result<Arc<ExpectedTransfer>, FlightRefusal> {
         let expected = self.expected.lock().get(&ticket.request).cloned();
         expected
             .filter(|e| e.attempt == ticket.attempt && ticket.epoch == self.epoch())
@@ -276,7 +276,7 @@ impl Links {
     /// Reports to the conductor that all KV of a request is here. The worker gets the message first and may be in the
     /// middle of a pass. The conductor's order to decode has usually arrived by the end of that pass, so no pass is
     /// lost between the two.
-    fn report_landed(&self, ticket: Ticket) {
+    fn report_landed(&self, ticket: HandoffTicket) {
         let fact = v1::Fact {
             request: ticket.request,
             attempt: ticket.attempt,
@@ -314,7 +314,7 @@ fn take_slots(expected: Option<Arc<ExpectedTransfer>>) {
 }
 
 impl Receiver for Links {
-    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
+    fn offer(&self, ticket: HandoffTicket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
         let epoch = self.epoch();
         if ticket.epoch != epoch {
             return Err(FlightRefusal {
@@ -344,12 +344,12 @@ impl Receiver for Links {
         }
     }
 
-    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
+    fn note(&self, ticket: HandoffTicket, bytes: Bytes) -> Result<(), FlightRefusal> {
         self.still_expected(ticket)?;
         self.send(ToWorker::Tokens { ticket, note: bytes })
     }
 
-    fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
+    fn land(&self, ticket: HandoffTicket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
         let refused = |why: &str| FlightRefusal { retry: false, why: why.into() };
         let expected = self.still_expected(ticket)?;
         // Held over the copy: who takes the slots away waits for it.
@@ -360,7 +360,7 @@ impl Receiver for Links {
         })
     }
 
-    fn complete(&self, ticket: Ticket) {
+    fn complete(&self, ticket: HandoffTicket) {
         if ticket.epoch != self.epoch() {
             return;
         }
@@ -374,7 +374,7 @@ impl Receiver for Links {
         }
     }
 
-    fn abort(&self, ticket: Ticket, why: &str) {
+    fn abort(&self, ticket: HandoffTicket, why: &str) {
         // The sender says so to the conductor, which releases what was opened for it.
         tracing::debug!(
             request = ticket.request,
@@ -420,7 +420,7 @@ mod tests {
         links.begin(3, mpsc::channel(1).0);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
         links.expect(7, ExpectedTransfer::new(1, 2, plan, vec![0; 5]));
-        let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
+        let ticket = HandoffTicket { request: 7, attempt: 1, epoch: 3 };
         assert_eq!(links.offer(ticket, &plan), Ok(AcceptedFlight { have_blocks: 2 }));
         for other in
             [Plan { blocks: 4, ..plan }, Plan { layers: 1, ..plan }, Plan { layer_bytes: 32, ..plan }]
@@ -429,11 +429,11 @@ mod tests {
             assert!(!refused.retry && refused.why.contains("expected"), "{refused:?}");
         }
         for (odd, retry) in [
-            (Ticket { epoch: 2, ..ticket }, false),
-            (Ticket { epoch: 4, ..ticket }, true),
-            (Ticket { attempt: 0, ..ticket }, false),
-            (Ticket { attempt: 2, ..ticket }, true),
-            (Ticket { request: 8, ..ticket }, true),
+            (HandoffTicket { epoch: 2, ..ticket }, false),
+            (HandoffTicket { epoch: 4, ..ticket }, true),
+            (HandoffTicket { attempt: 0, ..ticket }, false),
+            (HandoffTicket { attempt: 2, ..ticket }, true),
+            (HandoffTicket { request: 8, ..ticket }, true),
         ] {
             assert_eq!(links.offer(odd, &plan).unwrap_err().retry, retry, "{odd:?}");
         }
@@ -447,7 +447,7 @@ mod tests {
         links.begin(3, mpsc::channel(1).0);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
         let expect = || links.expect(7, ExpectedTransfer::new(1, 2, plan, vec![0; 5]));
-        let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
+        let ticket = HandoffTicket { request: 7, attempt: 1, epoch: 3 };
         let offered = || matches!(inbox.try_recv(), Ok(ToWorker::Offered(told)) if told == ticket);
         expect();
         assert!(links.withdraw(7));
@@ -489,7 +489,7 @@ mod tests {
         let (facts, mut told) = mpsc::channel(1);
         links.begin(3, facts);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
-        let ticket = |request, epoch| Ticket { request, attempt: 2, epoch };
+        let ticket = |request, epoch| HandoffTicket { request, attempt: 2, epoch };
         for request in 1..=4 {
             links.expect(request, ExpectedTransfer::new(2, 0, plan, Vec::new()));
         }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use baton_http::{Acceptor, Place, Places};
+use baton_http::{Acceptor, ConnectionSlot, ConnectionSlots};
 use baton_wire::v1::control_server::ControlServer;
 use futures_util::stream::{Stream, unfold};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -64,7 +64,7 @@ fn incoming(
     places: usize,
     metrics: Metrics,
 ) -> impl Stream<Item = io::Result<NodeLine>> {
-    let start = (Acceptor::new("control port", listener), Places::new(places), metrics);
+    let start = (Acceptor::new("control port", listener), ConnectionSlots::new(places), metrics);
     unfold(start, |(mut acceptor, places, metrics)| async move {
         loop {
             match acceptor.accept(|peer| places.take(peer)).await {
@@ -86,7 +86,7 @@ fn incoming(
 /// A connection of a node, or of somebody who says so. It breaks when nothing was attached in time.
 struct NodeLine {
     stream: TcpStream,
-    _place: Place,
+    _place: ConnectionSlot,
     attach_peer: AttachPeer,
     overdue: Pin<Box<Sleep>>,
     received_bytes: u64,
@@ -96,7 +96,7 @@ struct NodeLine {
 impl NodeLine {
     fn new(
         stream: TcpStream,
-        (peer, place): (SocketAddr, Place),
+        (peer, place): (SocketAddr, ConnectionSlot),
         metrics: Metrics,
         attach_within: Duration,
     ) -> Self {
@@ -185,7 +185,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (near, peer) = listener.accept().await.unwrap();
-        let (place, metrics) = (Places::new(1).take(peer.ip()).unwrap(), Metrics::new().unwrap());
+        let (place, metrics) = (ConnectionSlots::new(1).take(peer.ip()).unwrap(), Metrics::new().unwrap());
         (NodeLine::new(near, (peer, place), metrics.clone(), attach_within), far, metrics)
     }
 

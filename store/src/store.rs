@@ -10,7 +10,7 @@ use crate::lifecycle::{HBM, NONE, TIERS};
 use crate::pin::HoldTable;
 use crate::stats::{Hits, StoreStats};
 use crate::table::Table;
-use crate::tiering::Ticket;
+use crate::tiering::CopyTicket;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use baton_types::{BlockHash, BlockKey, Tier};
@@ -47,7 +47,7 @@ pub struct Store {
     pub(crate) table: Table,
     pub(crate) tiers: [TierState; TIERS],
     pub(crate) holds: HoldTable,
-    pub(crate) tickets: VecDeque<Ticket>,
+    pub(crate) tickets: VecDeque<CopyTicket>,
     pub(crate) next_ticket: u64,
     pub(crate) counts: StoreStats,
     pub(crate) age: u16,

@@ -16,7 +16,7 @@ use baton_types::{BlockKey, Tier};
 
 /// A copy to a slower tier under way.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct CopyTicket {
     /// Its number; tickets are kept in ascending order.
     pub number: u64,
     /// The tier that gets the bytes.
@@ -215,7 +215,7 @@ impl Store {
             let count = blocks.len() as u32;
             let ascends = self.tickets.back().is_none_or(|last| last.number < number);
             assert!(ascends, "tickets are found by search, so they stand in order");
-            self.tickets.push_back(Ticket { number, to, blocks });
+            self.tickets.push_back(CopyTicket { number, to, blocks });
             let (from, to) = (Tier::LOCAL[from], Tier::LOCAL[to]);
             effects.push(Effect::Offload { ticket: number, from, to, blocks: count });
         }

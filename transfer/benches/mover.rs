@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use baton_transfer::Priority;
 use baton_transfer::{
     BatchId, BatchRequest, Direction, Effect, Input, MoverConfig, MoverCore, Op, PathNumber, PeerNumber,
-    RailNumber, RailSpec, Route, Ticket,
+    RailNumber, RailSpec, Route, SliceTicket,
 };
 use criterion::{Criterion, criterion_group, criterion_main};
 
@@ -22,7 +22,7 @@ struct Loop {
     next: u64,
     now_us: u64,
     effects: Vec<Effect>,
-    posted: VecDeque<(PathNumber, Ticket)>,
+    posted: VecDeque<(PathNumber, SliceTicket)>,
 }
 
 impl Loop {

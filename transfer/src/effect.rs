@@ -4,7 +4,7 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BatchId, Fault, PathNumber, PeerNumber, RailNumber, Ticket};
+use crate::{BatchId, Fault, PathNumber, PeerNumber, RailNumber, SliceTicket};
 
 /// One order to the driver, or one answer to the submitter of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub enum Effect {
         /// Over this path.
         path: PathNumber,
         /// Names this slice in the driver's answer.
-        ticket: Ticket,
+        ticket: SliceTicket,
         /// Of this batch.
         batch: BatchId,
         /// Index of the op in [`crate::BatchRequest::ops`].
@@ -43,14 +43,14 @@ pub enum Effect {
         /// Over this path.
         path: PathNumber,
         /// Names this probe in the driver's answer.
-        ticket: Ticket,
+        ticket: SliceTicket,
     },
     /// Send the batch's notice.
     Notify {
         /// Over this path.
         path: PathNumber,
         /// Names this notice in the driver's answer.
-        ticket: Ticket,
+        ticket: SliceTicket,
         /// The batch that is complete.
         batch: BatchId,
     },

@@ -302,7 +302,7 @@ mod tests {
     const FAULTS: [Fault; 5] = [Fault::Path, Fault::Silent, Fault::Stale, Fault::Invalid, Fault::Corrupt];
 
     /// Every fact about a path or a ticket, for these names.
-    fn facts(path: PathNumber, ticket: Ticket) -> Vec<Input> {
+    fn facts(path: PathNumber, ticket: SliceTicket) -> Vec<Input> {
         let mut facts = vec![
             Input::PathOpened { path },
             Input::PathClosed { path, end: PathEnd::Fenced },
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn facts_about_what_is_not_known_change_nothing_in_any_state() {
         let mut bench = Bench::new(rails(2), 2, &[0, 0]);
-        let mut unknown = facts(PathNumber(99), Ticket(99));
+        let mut unknown = facts(PathNumber(99), SliceTicket(99));
         unknown.extend([
             Input::PeerEnded { peer: PeerNumber(99) },
             Input::Cancel { batch: BatchId(99) },
@@ -370,7 +370,7 @@ mod tests {
     }
 
     /// Any fact, true or not, about names that mostly exist.
-    fn noise(rng: &mut Rng, core: &MoverCore, seen: &[(PathNumber, Ticket)]) -> Input {
+    fn noise(rng: &mut Rng, core: &MoverCore, seen: &[(PathNumber, SliceTicket)]) -> Input {
         let batch = BatchId(rng.below(12));
         // Lives go by: the names of peers move on with time.
         let peer = PeerNumber((core.now_us / 1_000_000) as u32 + rng.below(3) as u32);
@@ -393,7 +393,7 @@ mod tests {
             _ => {}
         }
         let newest = seen.len().saturating_sub(1 + rng.below(6) as usize);
-        let (path, ticket) = seen.get(newest).copied().unwrap_or((PathNumber(0), Ticket(0)));
+        let (path, ticket) = seen.get(newest).copied().unwrap_or((PathNumber(0), SliceTicket(0)));
         let path = if rng.below(8) == 0 { PathNumber(rng.below(40) as u32) } else { path };
         let mut facts = facts(path, ticket);
         if rng.below(4) > 0 {
@@ -422,7 +422,7 @@ mod tests {
                 let input = noise(&mut rng, &bench.core, &seen);
                 for effect in bench.feed(input) {
                     match effect {
-                        Effect::OpenPath { path, .. } => seen.push((path, Ticket(0))),
+                        Effect::OpenPath { path, .. } => seen.push((path, SliceTicket(0))),
                         Effect::Post { path, ticket, .. }
                         | Effect::Probe { path, ticket }
                         | Effect::Notify { path, ticket, .. } => seen.push((path, ticket)),

@@ -7,7 +7,7 @@ use crate::engine::MoverCore;
 use crate::path::PathState;
 use crate::slices::SliceContent;
 use crate::timers::Timer;
-use crate::{Effect, Failure, Fault, PathEnd, PathNumber, RailNumber, Reason, Stage, Ticket};
+use crate::{Effect, Failure, Fault, PathEnd, PathNumber, RailNumber, Reason, SliceTicket, Stage};
 
 impl MoverCore {
     /// Ends a path: what is on its way is in doubt, and is to be posted again. With a fault its route rests
@@ -140,7 +140,7 @@ impl MoverCore {
     /// A slice, a notice or a probe failed.
     pub(super) fn failed(
         &mut self,
-        (path, ticket): (PathNumber, Ticket),
+        (path, ticket): (PathNumber, SliceTicket),
         fault: Fault,
         effects: &mut Vec<Effect>,
     ) -> bool {

@@ -21,7 +21,7 @@ pub struct PathNumber(pub u32);
 /// One slice, probe or notice posted on a path. The core forgets a ticket when it ends, so a completion that comes
 /// twice or late changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Ticket(pub u64);
+pub struct SliceTicket(pub u64);
 
 impl RailNumber {
     pub(crate) fn index(self) -> usize {

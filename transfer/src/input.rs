@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::Priority;
-use crate::{BatchId, PathNumber, PeerNumber, RailNumber, Ticket};
+use crate::{BatchId, PathNumber, PeerNumber, RailNumber, SliceTicket};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -138,28 +138,28 @@ pub enum Input {
         /// The full path.
         path: PathNumber,
         /// The slice to post again.
-        ticket: Ticket,
+        ticket: SliceTicket,
     },
     /// All bytes of a slice are where they belong.
     SliceDone {
         /// The path that the slice was posted on; a ticket of another path is ignored.
         path: PathNumber,
         /// As in [`crate::Effect::Post`].
-        ticket: Ticket,
+        ticket: SliceTicket,
     },
     /// A notice was delivered, or a probe answered.
     Notified {
         /// The path that the notice or probe was sent on.
         path: PathNumber,
         /// As in [`crate::Effect::Notify`] or [`crate::Effect::Probe`].
-        ticket: Ticket,
+        ticket: SliceTicket,
     },
     /// A slice, a notice or a probe failed.
     Failed {
         /// The path that it was posted on.
         path: PathNumber,
         /// As in the effect that posted it.
-        ticket: Ticket,
+        ticket: SliceTicket,
         /// Decides whether another path is tried.
         fault: Fault,
     },

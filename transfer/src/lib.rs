@@ -49,7 +49,7 @@ mod timers;
 pub use config::{ConfigError, MAX_RAILS, MoverConfig, RailSpec};
 pub use effect::{BoundKind, Effect, Failure, Reason, Refusal, Stage};
 pub use engine::MoverCore;
-pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, Ticket};
+pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, SliceTicket};
 pub use input::{BatchRequest, Direction, Fault, Input, Op, PathEnd, Route};
 pub use priority::Priority;
 pub use snapshot::{BatchSnapshot, MoverSnapshot, PathSnapshot, PeerSnapshot, RailSnapshot};

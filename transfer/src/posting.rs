@@ -8,7 +8,7 @@ use crate::path::blend;
 use crate::rail::CLASSES;
 use crate::slices::{Slice, SliceContent};
 use crate::timers::Timer;
-use crate::{Effect, PathNumber, RailNumber, Ticket};
+use crate::{Effect, PathNumber, RailNumber, SliceTicket};
 
 impl MoverCore {
     /// Posts all that may be posted, and opens what paths may be opened.
@@ -107,7 +107,7 @@ impl MoverCore {
     }
 
     /// Books a slice or a notice as on its way.
-    pub(super) fn start_on_path(&mut self, path_slot: u32, content: SliceContent) -> Ticket {
+    pub(super) fn start_on_path(&mut self, path_slot: u32, content: SliceContent) -> SliceTicket {
         let path = &mut self.paths[path_slot];
         let has_room = path.has_room(&self.rails[path.rail.index()]);
         assert!(path.serves() && has_room, "what is posted goes over an open path with room");
@@ -163,13 +163,18 @@ impl MoverCore {
     }
 
     /// The slot of what is outstanding under a ticket on that very path.
-    pub(super) fn find(&self, path: PathNumber, ticket: Ticket) -> Option<u32> {
+    pub(super) fn find(&self, path: PathNumber, ticket: SliceTicket) -> Option<u32> {
         let slot = self.slices.find(ticket)?;
         (self.paths[self.slices.get(slot).path].number == path).then_some(slot)
     }
 
     /// A slice, a notice or a probe ended well.
-    pub(super) fn completed(&mut self, path: PathNumber, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn completed(
+        &mut self,
+        path: PathNumber,
+        ticket: SliceTicket,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };
         if self.slices.get(slot).content == SliceContent::Probe {
             self.answered(slot, effects);
@@ -258,7 +263,7 @@ impl MoverCore {
     pub(super) fn path_refused(
         &mut self,
         path: PathNumber,
-        ticket: Ticket,
+        ticket: SliceTicket,
         effects: &mut Vec<Effect>,
     ) -> bool {
         let Some(slot) = self.find(path, ticket) else { return false };

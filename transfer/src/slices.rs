@@ -1,6 +1,6 @@
 //! Slices, probes and notices in flight, by ticket.
 
-use crate::Ticket;
+use crate::SliceTicket;
 use crate::batch::Piece;
 use crate::slab::Slab;
 
@@ -50,15 +50,15 @@ impl Slices {
         position: u32,
         posted_us: u64,
         content: SliceContent,
-    ) -> (u32, Ticket) {
+    ) -> (u32, SliceTicket) {
         self.serial = self.serial.wrapping_add(1);
         let slot = self.slab.insert(Slice { serial: self.serial, path, position, posted_us, content });
-        (slot, Ticket(u64::from(self.serial) << 32 | u64::from(slot)))
+        (slot, SliceTicket(u64::from(self.serial) << 32 | u64::from(slot)))
     }
 
     /// The slot of a ticket that is outstanding.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of a ticket")]
-    pub(crate) fn find(&self, ticket: Ticket) -> Option<u32> {
+    pub(crate) fn find(&self, ticket: SliceTicket) -> Option<u32> {
         let (serial, slot) = ((ticket.0 >> 32) as u32, ticket.0 as u32);
         self.slab.get(slot).filter(|slice| slice.serial == serial).map(|_| slot)
     }
@@ -137,12 +137,13 @@ mod tests {
     #[test]
     fn tickets_that_were_never_given_are_not_found() {
         let mut slices = Slices::default();
-        assert_eq!(slices.find(Ticket(0)), None, "nothing was posted yet");
+        assert_eq!(slices.find(SliceTicket(0)), None, "nothing was posted yet");
         let (slot, ticket) = slices.insert(0, 0, 0, SliceContent::Probe);
-        let wrong_slot = Ticket(ticket.0 + 1);
-        let wrong_serial = Ticket(ticket.0 ^ (1 << 63));
+        let wrong_slot = SliceTicket(ticket.0 + 1);
+        let wrong_serial = SliceTicket(ticket.0 ^ (1 << 63));
         assert_eq!(
-            [wrong_slot, wrong_serial, Ticket(u64::from(slot)), Ticket(u64::MAX)].map(|t| slices.find(t)),
+            [wrong_slot, wrong_serial, SliceTicket(u64::from(slot)), SliceTicket(u64::MAX)]
+                .map(|t| slices.find(t)),
             [None; 4]
         );
     }

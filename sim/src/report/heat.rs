@@ -38,7 +38,7 @@ struct Block {
 
 /// How much of a heat map may be drawn.
 #[derive(Clone, Copy)]
-struct Room {
+struct CellLimits {
     rows: usize,
     columns: usize,
 }
@@ -46,10 +46,11 @@ struct Room {
 /// The heat map of a run, when the page shows `drawn` of them.
 #[must_use]
 pub(super) fn figure(at: usize, run: &RunResult, label: &str, drawn: usize) -> String {
-    let room = Room { rows: (MAX_CELLS / drawn.max(1) / 60).clamp(4, MAX_ROWS), columns: 0 };
+    let room = CellLimits { rows: (MAX_CELLS / drawn.max(1) / 60).clamp(4, MAX_ROWS), columns: 0 };
     let series = &run.series;
     let rows = shown_rows(run, room.rows);
-    let room = Room { columns: (MAX_CELLS / drawn.max(1) / rows.max(1)).clamp(24, MAX_COLUMNS), ..room };
+    let room =
+        CellLimits { columns: (MAX_CELLS / drawn.max(1) / rows.max(1)).clamp(24, MAX_COLUMNS), ..room };
     let blocks = [prefill_block(run, room), decode_block(run, room)];
     let name = escape(label);
     let head =
@@ -78,7 +79,7 @@ fn span_s(series: &Series) -> f64 {
 }
 
 /// Busy share of every instance that prefilled or was there to.
-fn prefill_block(run: &RunResult, room: Room) -> Block {
+fn prefill_block(run: &RunResult, room: CellLimits) -> Block {
     let rows = &run.series.prefill_us;
     let worked = |at: usize| rows.get(at).is_some_and(|r| !r.is_empty());
     let of: Vec<usize> =
@@ -92,7 +93,7 @@ fn prefill_block(run: &RunResult, room: Room) -> Block {
 }
 
 /// Mean step time of every instance that decodes, over the tightest objective.
-fn decode_block(run: &RunResult, room: Room) -> Block {
+fn decode_block(run: &RunResult, room: CellLimits) -> Block {
     let tightest_us = run.objectives.iter().map(|o| o.tbt_ms * 1e3).fold(f64::INFINITY, f64::min);
     let of: Vec<usize> = numbers(run).filter(|at| run.instances[*at].role.decodes()).collect();
     #[expect(clippy::cast_precision_loss, reason = "a share for a page")]
@@ -113,7 +114,7 @@ fn grouped(
     of: &[usize],
     sums: &[Vec<u32>],
     bins: usize,
-    room: Room,
+    room: CellLimits,
     whole: impl Fn(usize) -> f64,
 ) -> Vec<Row> {
     let together = of.len().div_ceil(room.rows).max(1);
@@ -322,7 +323,7 @@ mod tests {
     fn a_large_cluster_shares_rows_and_columns() {
         let sums = vec![vec![50u32; 300]; 100];
         let of: Vec<usize> = (0..100).collect();
-        let rows = grouped(&of, &sums, 300, Room { rows: 40, columns: 100 }, |_| 100.0);
+        let rows = grouped(&of, &sums, 300, CellLimits { rows: 40, columns: 100 }, |_| 100.0);
         assert_eq!((rows.len(), rows[0].shares.len()), (34, 100));
         assert_eq!((rows[0].name.as_str(), rows[33].name.as_str()), ("0–2", "99"));
         assert!(rows.iter().flat_map(|r| &r.shares).all(|s| (s - 0.5).abs() < 1e-9), "shares are means");

@@ -47,7 +47,7 @@ impl Finding {
 }
 
 /// Where to look; other places in tests.
-pub(super) struct Places {
+pub(super) struct SystemFiles {
     pub(super) sysfs: PathBuf,
     /// `/dev/infiniband`
     pub(super) devices: PathBuf,
@@ -55,7 +55,7 @@ pub(super) struct Places {
     pub(super) limits: PathBuf,
 }
 
-impl Default for Places {
+impl Default for SystemFiles {
     fn default() -> Self {
         let path = PathBuf::from;
         Self { sysfs: path("/sys"), devices: path("/dev/infiniband"), limits: path("/proc/self/limits") }
@@ -68,7 +68,7 @@ pub(super) fn usable(nic: &Nic) -> bool {
 }
 
 /// Everything that can be said without libibverbs.
-pub(super) fn examine(machine: &Machine, places: &Places) -> Vec<Finding> {
+pub(super) fn examine(machine: &Machine, places: &SystemFiles) -> Vec<Finding> {
     if machine.nics.is_empty() {
         return vec![absent(places)];
     }
@@ -89,7 +89,7 @@ pub(super) fn examine(machine: &Machine, places: &Places) -> Vec<Finding> {
     found
 }
 
-fn absent(places: &Places) -> Finding {
+fn absent(places: &SystemFiles) -> Finding {
     let (text, remedy) = match places.sysfs.join("class/infiniband").exists() {
         true => (
             "the kernel can do RDMA but has no device",
@@ -105,7 +105,7 @@ fn absent(places: &Places) -> Finding {
     Finding::new(Level::Problem, "machine", text.to_owned(), Some(remedy))
 }
 
-fn device_files(places: &Places) -> Option<Finding> {
+fn device_files(places: &SystemFiles) -> Option<Finding> {
     let entries = std::fs::read_dir(&places.devices).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     if names.any(|name| name.starts_with("uverbs")) {
@@ -116,7 +116,7 @@ fn device_files(places: &Places) -> Option<Finding> {
     Some(Finding::new(Level::Problem, "machine", text, Some(remedy)))
 }
 
-fn locked_memory(places: &Places) -> Option<Finding> {
+fn locked_memory(places: &SystemFiles) -> Option<Finding> {
     let limits = std::fs::read_to_string(&places.limits).ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     let soft = line.split_whitespace().next()?;
@@ -180,7 +180,7 @@ fn packets(nic: &Nic) -> Option<Finding> {
     Some(Finding::new(Level::Note, &nic.name, text, Some(&remedy)))
 }
 
-fn accelerators(machine: &Machine, places: &Places) -> Option<Finding> {
+fn accelerators(machine: &Machine, places: &SystemFiles) -> Option<Finding> {
     let first = machine.accelerators.first()?;
     let module = |name: &str| places.sysfs.join("module").join(name).exists();
     if module("nvidia_peermem") || module("nvidia_fs") {
@@ -229,7 +229,7 @@ mod tests {
 
         fn findings(&self) -> Vec<Finding> {
             let at = |name: &str| self.0.path().join(name);
-            let places = Places { sysfs: at("sys"), devices: at("dev"), limits: at("limits") };
+            let places = SystemFiles { sysfs: at("sys"), devices: at("dev"), limits: at("limits") };
             examine(&Machine::scan(&places.sysfs), &places)
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use baton_router::{Event, Ticket};
+use baton_router::{Event, SubmissionStream};
 use baton_wire::v1;
 use baton_wire::v1::order::Order;
 
@@ -160,7 +160,7 @@ pub(super) fn token_of(name: &str, index: u32) -> u32 {
 /// A client and the events it received. Every event is checked as it arrives.
 pub(super) struct Client {
     pub name: String,
-    pub ticket: Option<Ticket>,
+    pub ticket: Option<SubmissionStream>,
     pub max_tokens: u32,
     pub tokens: Vec<u32>,
     pub admitted: bool,
@@ -169,7 +169,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(name: &str, ticket: Ticket, max_tokens: u32) -> Self {
+    pub(super) fn new(name: &str, ticket: SubmissionStream, max_tokens: u32) -> Self {
         let (tokens, ticket) = (Vec::new(), Some(ticket));
         Self { name: name.into(), ticket, max_tokens, tokens, admitted: false, logprobs: 0, last: None }
     }

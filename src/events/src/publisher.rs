@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use baton_http::Places;
+use baton_http::ConnectionSlots;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -157,7 +157,7 @@ impl Publisher {
         let history = Mutex::new(History::new(&config));
         let shared = Arc::new(Shared { history, live, counts: Counts::default(), config });
         let (listener, endpoint) = listen(&shared.config.endpoint).await?;
-        let room = || Places::new(shared.config.max_peers);
+        let room = || ConnectionSlots::new(shared.config.max_peers);
         let mut tasks =
             vec![tokio::spawn(serve::accept(listener, shared.clone(), room(), serve::Service::Live))];
         let mut replay_endpoint = None;

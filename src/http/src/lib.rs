@@ -2,7 +2,7 @@
 //!
 //! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
 //! within [`Bounds`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
-//! Prometheus reads. [`Acceptor`], [`Places`] and [`Identity`] are for ports of any protocol, the front door's
+//! Prometheus reads. [`Acceptor`], [`ConnectionSlots`] and [`Identity`] are for ports of any protocol, the front door's
 //! included.
 
 mod client;
@@ -23,7 +23,7 @@ pub use hyper::body::Incoming;
 pub use identity::{Identity, IdentityError};
 pub use listen::{AcceptFailure, Acceptor, accept_each};
 pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
-pub use places::{Place, Places};
+pub use places::{ConnectionSlot, ConnectionSlots};
 pub use server::{Bounds, receive, reply, serve};
 pub use stall::StallGuard;
 pub use trust::{Trust, TrustError};

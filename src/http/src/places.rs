@@ -9,25 +9,25 @@ use parking_lot::Mutex;
 /// A bound on the connections that are open at once. A proxy is one peer for all of its clients, so a peer may have
 /// many; it just cannot have all.
 #[derive(Debug)]
-pub struct Places {
+pub struct ConnectionSlots {
     total: usize,
-    taken: Mutex<PlaceCounts>,
+    taken: Mutex<SlotCounts>,
 }
 
 #[derive(Debug, Default)]
-struct PlaceCounts {
+struct SlotCounts {
     total: usize,
     by_peer: HashMap<IpAddr, usize>,
 }
 
 /// A place that a connection has. It is free again when this is dropped.
 #[derive(Debug)]
-pub struct Place {
-    places: Arc<Places>,
+pub struct ConnectionSlot {
+    places: Arc<ConnectionSlots>,
     peer: IpAddr,
 }
 
-impl Places {
+impl ConnectionSlots {
     /// So many places, at least one.
     #[must_use]
     pub fn new(total: usize) -> Arc<Self> {
@@ -36,7 +36,7 @@ impl Places {
 
     /// A place for a connection from `peer`; `None` when all are taken, or as many as one peer may have.
     #[must_use]
-    pub fn take(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionSlot> {
         let peer = network(peer);
         let mut taken = self.taken.lock();
         let of_peer = taken.by_peer.get(&peer).copied().unwrap_or(0);
@@ -45,7 +45,7 @@ impl Places {
         }
         taken.total += 1;
         taken.by_peer.insert(peer, of_peer + 1);
-        Some(Place { places: Arc::clone(self), peer })
+        Some(ConnectionSlot { places: Arc::clone(self), peer })
     }
 
     /// Places that are taken.
@@ -55,7 +55,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock();
         taken.total -= 1;
@@ -86,10 +86,10 @@ mod tests {
 
     #[test]
     fn one_peer_cannot_take_all_places() {
-        let places = Places::new(4);
-        let held: Vec<Place> = (0..4).filter_map(|_| places.take(peer("10.0.0.1"))).collect();
+        let places = ConnectionSlots::new(4);
+        let held: Vec<ConnectionSlot> = (0..4).filter_map(|_| places.take(peer("10.0.0.1"))).collect();
         assert_eq!(held.len(), 2, "half");
-        let others: Vec<Place> = ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+        let others: Vec<ConnectionSlot> = ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
             .iter()
             .filter_map(|other| places.take(peer(other)))
             .collect();
@@ -103,18 +103,18 @@ mod tests {
 
     #[test]
     fn a_peer_is_an_address_or_a_network_of_one_subscriber() {
-        let places = Places::new(2);
+        let places = ConnectionSlots::new(2);
         let _held = places.take(peer("2001:db8:1:2::1")).unwrap();
         assert!(places.take(peer("2001:db8:1:2:ffff::9")).is_none());
         let _other = places.take(peer("2001:db8:1:3::1")).unwrap();
-        let places = Places::new(2);
+        let places = ConnectionSlots::new(2);
         let _held = places.take(peer("::ffff:10.0.0.1")).unwrap();
         assert!(places.take(peer("10.0.0.1")).is_none(), "the same address, written for IPv6");
     }
 
     #[test]
     fn there_is_a_place_for_somebody() {
-        let places = Places::new(0);
+        let places = ConnectionSlots::new(0);
         assert!(places.take(peer("::1")).is_some());
     }
 }

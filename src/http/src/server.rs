@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::listen::Acceptor;
-use crate::places::Places;
+use crate::places::ConnectionSlots;
 use crate::stall::StallGuard;
 use crate::{by, whole};
 
@@ -64,7 +64,7 @@ pub async fn serve<F, R, B>(
         .header_read_timeout(bounds.head_timeout)
         .max_headers(MAX_HEADERS)
         .max_buf_size(bounds.head_bytes);
-    let (mut acceptor, places) = (Acceptor::new(name, listener), Places::new(bounds.connections));
+    let (mut acceptor, places) = (Acceptor::new(name, listener), ConnectionSlots::new(bounds.connections));
     // A failure is logged there.
     while let Some(accepted) = stop.run_until_cancelled(acceptor.accept(|peer| places.take(peer))).await {
         let Ok((stream, peer, place)) = accepted else { continue };

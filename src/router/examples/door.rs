@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_router::{
-    Backend, Event, Fault, Model, Readiness, Refusal, Router, RouterConfig, Submission, Ticket, Tokenization,
-    Usage,
+    Backend, Event, Fault, Model, Readiness, Refusal, Router, RouterConfig, Submission, SubmissionStream,
+    Tokenization, Usage,
 };
 use baton_types::{Finish, TokenLogprob};
 use bytes::Bytes;
@@ -97,14 +97,14 @@ async fn speak(submission: Submission, reading: Reading, events: mpsc::Sender<Ev
 }
 
 impl Backend for Echo {
-    fn submit(&self, submission: Submission) -> Ticket {
+    fn submit(&self, submission: Submission) -> SubmissionStream {
         let (sender, events) = mpsc::channel(64);
         let gone = CancellationToken::new();
         let guard: DropGuard = gone.clone().drop_guard();
         let text = self.tokenization.decode(&submission.tokens.to_vec(), true);
         if let Some(refusal) = self.refusal(&text, &submission.body) {
             sender.try_send(Event::Refused(refusal)).expect("the channel is new and has room");
-            return Ticket { events, guard: Box::new(guard) };
+            return SubmissionStream { events, guard: Box::new(guard) };
         }
         let reading = Reading {
             script: self.script(&text),
@@ -122,7 +122,7 @@ impl Backend for Echo {
                 () = gone.cancelled() => {}
             }
         });
-        Ticket { events, guard: Box::new(guard) }
+        SubmissionStream { events, guard: Box::new(guard) }
     }
 
     fn model(&self) -> Option<Arc<Model>> {

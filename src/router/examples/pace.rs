@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_router::{
-    Backend, Event, Model, Readiness, Router, RouterConfig, Submission, Ticket, Tokenization, Usage,
+    Backend, Event, Model, Readiness, Router, RouterConfig, Submission, SubmissionStream, Tokenization, Usage,
 };
 use baton_types::Finish;
 use bytes::Bytes;
@@ -26,7 +26,7 @@ struct InstantBackend {
 }
 
 impl Backend for InstantBackend {
-    fn submit(&self, submission: Submission) -> Ticket {
+    fn submit(&self, submission: Submission) -> SubmissionStream {
         *self.submitted.lock() = Some(Instant::now());
         *self.prompt_tokens.lock() = submission.tokens.len();
         let tokens = submission.sampling.max_tokens as usize;
@@ -42,14 +42,14 @@ impl Backend for InstantBackend {
                     sender.send(event).await.expect("the answer is read to its end");
                 }
             });
-            return Ticket { events, guard: Box::new(()) };
+            return SubmissionStream { events, guard: Box::new(()) };
         }
         let (sender, events) = mpsc::channel(tokens + 2);
         let say = |event| sender.try_send(event).expect("the channel has room for all");
         say(Event::Admitted { decision: None });
         (0..tokens).map(said).for_each(say);
         say(end);
-        Ticket { events, guard: Box::new(()) }
+        SubmissionStream { events, guard: Box::new(()) }
     }
 
     fn model(&self) -> Option<Arc<Model>> {

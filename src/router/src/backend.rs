@@ -116,7 +116,7 @@ pub struct Fault {
 ///
 /// A receiver that drops only the guard, after a stop string, may still get the usage. If the prompt was computed,
 /// [`Event::Finished`] arrives with the usage so far; otherwise the channel ends.
-pub struct Ticket {
+pub struct SubmissionStream {
     /// The events of the submission.
     pub events: mpsc::Receiver<Event>,
     /// Cancels when dropped.
@@ -156,7 +156,7 @@ pub struct Readiness {
 /// The service behind the router that answers requests with tokens.
 pub trait Backend: Send + Sync + 'static {
     /// Takes in a submission; never blocks, and answers through the ticket even when it refuses.
-    fn submit(&self, submission: Submission) -> Ticket;
+    fn submit(&self, submission: Submission) -> SubmissionStream;
     /// The model, once a node has said what it runs.
     fn model(&self) -> Option<Arc<Model>>;
     /// Whether calls can be served.

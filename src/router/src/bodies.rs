@@ -30,7 +30,7 @@ pub(crate) struct Bodies {
 
 /// The memory that one request, body or answer occupies until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct MemoryShare {
     bodies: Arc<Bodies>,
     bytes: usize,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Room {
 /// A body with its memory share, which is released once no part of the body is in use.
 struct HeldBody {
     bytes: Bytes,
-    _room: Room,
+    _room: MemoryShare,
 }
 
 impl AsRef<[u8]> for HeldBody {
@@ -53,12 +53,16 @@ impl Bodies {
     }
 
     /// Room for a body of which nothing is there yet.
-    pub(crate) fn room(self: &Arc<Self>) -> Room {
-        Room { bodies: Arc::clone(self), bytes: 0 }
+    pub(crate) fn room(self: &Arc<Self>) -> MemoryShare {
+        MemoryShare { bodies: Arc::clone(self), bytes: 0 }
     }
 
     /// Room for a request with such headers; refuses it where there is none.
-    pub(crate) fn request(self: &Arc<Self>, headers: &HeaderMap, operators: bool) -> Result<Room, ApiError> {
+    pub(crate) fn request(
+        self: &Arc<Self>,
+        headers: &HeaderMap,
+        operators: bool,
+    ) -> Result<MemoryShare, ApiError> {
         let header =
             |(name, value): (&HeaderName, &HeaderValue)| HEADER_BYTES + name.as_str().len() + value.len();
         let bytes = REQUEST_BYTES + headers.iter().map(header).sum::<usize>();
@@ -72,7 +76,7 @@ impl Bodies {
     }
 }
 
-impl Room {
+impl MemoryShare {
     /// Takes `more` bytes; refuses at once where they do not fit.
     pub(crate) fn grow(&mut self, more: usize) -> Result<(), ApiError> {
         let part = if self.bytes + more > SMALL_BYTES { LARGE_PART } else { OPERATORS_PART };
@@ -105,7 +109,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for MemoryShare {
     fn drop(&mut self) {
         self.bodies.taken_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -124,7 +128,7 @@ mod tests {
         let error = other.grow(300 << 10).unwrap_err();
         assert_eq!((error.status, error.code.as_deref()), (503, Some("bodies_full")));
         assert!(error.retry_after_us.is_some());
-        let small: Vec<Room> = std::iter::repeat_with(|| {
+        let small: Vec<MemoryShare> = std::iter::repeat_with(|| {
             let mut room = bodies.room();
             room.grow(SMALL_BYTES).map(|()| room)
         })
@@ -144,7 +148,7 @@ mod tests {
         let bodies = Bodies::new(1 << 20);
         let mut headers = HeaderMap::new();
         headers.insert("x-long", "y".repeat(8 << 10).parse().unwrap());
-        let clients: Vec<Room> =
+        let clients: Vec<MemoryShare> =
             std::iter::repeat_with(|| bodies.request(&headers, false)).map_while(Result::ok).collect();
         assert_eq!(clients.len(), (1 << 20) / 32 * 31 / (REQUEST_BYTES + HEADER_BYTES + 6 + (8 << 10)));
         let error = bodies.request(&HeaderMap::new(), false).unwrap_err();

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 use crate::activity::UnderWay;
-use crate::bodies::Room;
+use crate::bodies::MemoryShare;
 use crate::stream::EventStream;
 
 /// A response of the router.
@@ -19,7 +19,7 @@ pub struct Body {
     /// Its connection is in use as long as this is there.
     _under_way: Option<UnderWay>,
     /// The memory share of its request, unless the bytes hold it.
-    _room: Option<Room>,
+    _room: Option<MemoryShare>,
 }
 
 enum Kind {
@@ -43,7 +43,7 @@ impl Body {
     }
 
     /// This body, marked as use of its connection and holding the memory share of its request.
-    pub(crate) fn with(self, under_way: UnderWay, room: Option<Room>) -> Self {
+    pub(crate) fn with(self, under_way: UnderWay, room: Option<MemoryShare>) -> Self {
         match (self.kind, room) {
             (Kind::Full(Some(bytes)), Some(mut room)) => {
                 // A later sender has them without this body.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
 use crate::answer::Answer;
-use crate::backend::{Event, Ticket};
+use crate::backend::{Event, SubmissionStream};
 use crate::error::ApiError;
 use crate::plan::Plan;
 
@@ -22,7 +22,7 @@ const LAST_WORD_LIMIT: Duration = Duration::from_millis(250);
 
 /// The source of an answer.
 enum Source {
-    Open(Ticket),
+    Open(SubmissionStream),
     /// A stop string has ended the answer and its work; what it took is yet to be heard.
     Leaving {
         events: mpsc::Receiver<Event>,
@@ -43,7 +43,7 @@ pub(crate) struct Choices {
 
 impl Choices {
     /// `tickets` are in order of the answers: all of the first prompt, then the next one's.
-    pub(crate) fn new(plan: Arc<Plan>, tickets: Vec<Ticket>) -> Self {
+    pub(crate) fn new(plan: Arc<Plan>, tickets: Vec<SubmissionStream>) -> Self {
         let per_prompt = (tickets.len() / plan.prompts.len().max(1)).max(1);
         let answers = (0..tickets.len()).map(|at| Answer::new(&plan, at / per_prompt)).collect();
         let open = tickets.len();

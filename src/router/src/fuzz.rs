@@ -17,7 +17,7 @@ use crate::router::Router;
 use crate::tokenize::Tokenization;
 use crate::tokenize::template::{SpecialTexts, Template};
 use crate::tools::{Offer, ToolFormat};
-use crate::{Backend, Event, Model, Readiness, ReasoningParser, Submission, Ticket, Usage};
+use crate::{Backend, Event, Model, Readiness, ReasoningParser, Submission, SubmissionStream, Usage};
 
 #[global_allocator]
 static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
@@ -27,7 +27,7 @@ static COUNTING: baton_fuzz::AllocationCounter<std::alloc::System> =
 struct ShortBackend;
 
 impl Backend for ShortBackend {
-    fn submit(&self, submission: Submission) -> Ticket {
+    fn submit(&self, submission: Submission) -> SubmissionStream {
         let said = b"<think>a</think><tool_call>{\"name\": \"f\"}</tool_call>";
         let most = usize::try_from(submission.sampling.max_tokens).unwrap_or(usize::MAX).min(said.len());
         let (sender, events) = mpsc::channel(said.len() + 2);
@@ -38,7 +38,7 @@ impl Backend for ShortBackend {
         }
         let finish = if most < said.len() { Finish::Length } else { Finish::Stop };
         say(Event::Finished { finish, usage: Usage { cached_tokens: 0, moves: 0 } });
-        Ticket { events, guard: Box::new(()) }
+        SubmissionStream { events, guard: Box::new(()) }
     }
 
     fn model(&self) -> Option<Arc<Model>> {

@@ -61,7 +61,7 @@ mod tools;
 mod trace;
 mod write;
 
-pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
+pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, SubmissionStream, Usage};
 pub use body::{Body, CutOffError, Reply};
 pub use caller::{API_TIERS, OBJECTIVE_HEADERS, same_key};
 pub use class_rules::{ClassRule, ClassRules};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_types::Tokens;
 
-use crate::bodies::Room;
+use crate::bodies::MemoryShare;
 use crate::output_parsing::OutputPlan;
 use crate::sampling::Endpoint;
 use crate::tokenize::Tokenization;
@@ -54,7 +54,7 @@ pub(crate) struct Plan {
     pub(crate) tells_usage: bool,
     pub(crate) continuous_usage: bool,
     /// The memory share of the prompts.
-    pub(crate) _room: Option<Room>,
+    pub(crate) _room: Option<MemoryShare>,
 }
 
 impl Plan {

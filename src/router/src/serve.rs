@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use baton_http::{Acceptor, Place, Places, StallGuard};
+use baton_http::{Acceptor, ConnectionSlot, ConnectionSlots, StallGuard};
 use http::{HeaderValue, Request, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -60,14 +60,14 @@ struct Connector {
 }
 
 /// Where connections are, and where those are that have no place.
-struct Rooms {
-    places: Arc<Places>,
-    spare: Arc<Places>,
+struct ListenerSlots {
+    places: Arc<ConnectionSlots>,
+    spare: Arc<ConnectionSlots>,
 }
 
-impl Rooms {
+impl ListenerSlots {
     /// A place, and whether it is a spare one.
-    fn take(&self, peer: IpAddr) -> Option<(Place, bool)> {
+    fn take(&self, peer: IpAddr) -> Option<(ConnectionSlot, bool)> {
         let place = self.places.take(peer).map(|place| (place, false));
         place.or_else(|| self.spare.take(peer).map(|place| (place, true)))
     }
@@ -86,7 +86,10 @@ impl Router {
             drained: CancellationToken::new(),
             router: Arc::clone(&self),
         };
-        let rooms = Rooms { places: Places::new(config.connections_limit), spare: Places::new(SPARE_PLACES) };
+        let rooms = ListenerSlots {
+            places: ConnectionSlots::new(config.connections_limit),
+            spare: ConnectionSlots::new(SPARE_PLACES),
+        };
         let (graceful, tasks) = (GracefulShutdown::new(), TaskTracker::new());
         let mut acceptor = Acceptor::new("front door", listener);
         while let Some(accepted) =
@@ -151,7 +154,7 @@ fn builder(receive_limit: Duration) -> Builder<TokioExecutor> {
 }
 
 impl Connector {
-    async fn connect(mut self, stream: TcpStream, (place, spare): (Place, bool), watcher: Watcher) {
+    async fn connect(mut self, stream: TcpStream, (place, spare): (ConnectionSlot, bool), watcher: Watcher) {
         let counters = Arc::clone(&self.router.counters);
         let _open = counters.opened();
         if spare {

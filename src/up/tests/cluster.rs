@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton_engine::{
     Engine, Event as EngineEvent, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId,
 };
-use baton_router::{Backend as _, Event, Submission, Ticket, TraceParent, Usage};
+use baton_router::{Backend as _, Event, Submission, SubmissionStream, TraceParent, Usage};
 use baton_transports::RdmaDevices;
 use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, Secret, TokenLogprob};
 use tokio::net::TcpListener;
@@ -205,12 +205,12 @@ impl Cluster {
         panic!("something is still held 10 s after the last answer: {last:#?}");
     }
 
-    pub(super) fn submit(&self, tokens: &[u32], sampling: Sampling) -> Ticket {
+    pub(super) fn submit(&self, tokens: &[u32], sampling: Sampling) -> SubmissionStream {
         self.submit_as("test", tokens, sampling, None)
     }
 
     /// Submits a request whose client names the length of its answer.
-    pub(super) fn ask(&self, tokens: &[u32], sampling: Sampling) -> Ticket {
+    pub(super) fn ask(&self, tokens: &[u32], sampling: Sampling) -> SubmissionStream {
         let asked_tokens = Some(sampling.max_tokens);
         self.door.submit(Submission { asked_tokens, ..self.submission("test", tokens, sampling) })
     }
@@ -222,7 +222,7 @@ impl Cluster {
         tokens: &[u32],
         sampling: Sampling,
         trace: Option<TraceParent>,
-    ) -> Ticket {
+    ) -> SubmissionStream {
         self.door.submit(Submission { trace, ..self.submission(request_id, tokens, sampling) })
     }
 
@@ -263,7 +263,7 @@ impl Cluster {
 }
 
 /// Reads a ticket to its end.
-pub(super) async fn listen(mut ticket: Ticket) -> Answer {
+pub(super) async fn listen(mut ticket: SubmissionStream) -> Answer {
     let mut answer = Answer::default();
     let read = async {
         while let Some(event) = ticket.events.recv().await {

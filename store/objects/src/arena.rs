@@ -18,7 +18,7 @@ use ahead::PrefaultThread;
 use memory::Mapping;
 
 pub(crate) use classes::{CLASSES, classes_of};
-pub(crate) use memory::Room;
+pub(crate) use memory::ArenaMemory;
 pub(crate) use slabs::Slabs;
 
 /// Bytes of a page: the largest extent of a value.

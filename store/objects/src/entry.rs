@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 
 /// No entry.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -13,7 +13,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 const PIECE: usize = 256;
 
 /// A room that its writer shares with the store, which takes it away when the writer's lease has run out.
-pub(crate) type PendingRoom = Arc<Mutex<Option<Room>>>;
+pub(crate) type PendingRoom = Arc<Mutex<Option<ArenaMemory>>>;
 
 /// The state of an entry, with its bytes.
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub(crate) enum State {
     /// Reserved and being written.
     Pending(PendingRoom),
     /// Complete and readable.
-    Sealed(Arc<Room>),
+    Sealed(Arc<ArenaMemory>),
     /// Removed or replaced while leased: only those who read it already still do.
-    Leaving(Arc<Room>),
+    Leaving(Arc<ArenaMemory>),
 }
 
 /// One key's record.
@@ -112,7 +112,7 @@ impl Entry {
         self.expires_us <= now_us && self.hard_pins == 0
     }
 
-    pub(crate) fn sealed(&self) -> Option<&Arc<Room>> {
+    pub(crate) fn sealed(&self) -> Option<&Arc<ArenaMemory>> {
         if let State::Sealed(room) = &self.state { Some(room) } else { None }
     }
 
@@ -120,7 +120,7 @@ impl Entry {
         let beside = match &self.state {
             State::Vacant => 0,
             State::Sealed(room) | State::Leaving(room) => room.metadata_bytes(),
-            State::Pending(_) => size_of::<Mutex<Option<Room>>>() + 16,
+            State::Pending(_) => size_of::<Mutex<Option<ArenaMemory>>>() + 16,
         };
         // The allocator rounds a key up to 16 bytes.
         beside + self.key.len().next_multiple_of(16)

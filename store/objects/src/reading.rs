@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::refusal::Refusal;
 use crate::shard::LeasedValue;
 use crate::store::{ObjectStat, ObjectStore};
@@ -19,7 +19,7 @@ pub struct Reading {
     store: ObjectStore,
     shard: usize,
     number: u32,
-    room: Weak<Room>,
+    room: Weak<ArenaMemory>,
     stat: ObjectStat,
 }
 
@@ -41,7 +41,7 @@ impl Reading {
     }
 
     /// The memory, kept while the answer lives: for one step that does not wait.
-    pub(crate) fn hold(&self) -> Result<Arc<Room>, Refusal> {
+    pub(crate) fn hold(&self) -> Result<Arc<ArenaMemory>, Refusal> {
         self.room.upgrade().ok_or(Refusal::Revoked)
     }
 
@@ -98,7 +98,7 @@ impl Drop for Reading {
 }
 
 /// Copies from byte `offset` of a value on. Returns how much.
-pub(crate) fn copy_out(room: &Room, offset: usize, into: &mut [u8]) -> usize {
+pub(crate) fn copy_out(room: &ArenaMemory, offset: usize, into: &mut [u8]) -> usize {
     let (mut skip, mut done) = (offset, 0);
     for slice in room.slices() {
         let from = &slice[skip.min(slice.len())..];
@@ -114,7 +114,7 @@ pub(crate) fn copy_out(room: &Room, offset: usize, into: &mut [u8]) -> usize {
 }
 
 /// CRC-32C of a value.
-pub(crate) fn room_checksum(room: &Room) -> u32 {
+pub(crate) fn room_checksum(room: &ArenaMemory) -> u32 {
     let mut slices = room.slices();
     let (first, second) = (slices.next().unwrap_or_default(), slices.next());
     let Some(second) = second else { return crate::checksum(first) };

@@ -26,7 +26,7 @@ use crate::tenant::{Share, Tenants};
 
 pub(crate) use offer::PickedObject;
 pub(crate) use read::{FetchedValue, LeasedValue, Place};
-pub(crate) use write::{Request, ReservedRoom, SealParams, Stop};
+pub(crate) use write::{Request, ReservedMemory, SealParams, Stop};
 
 /// One shard of the object store.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! Writing: reserve, fill, seal.
 
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::lower::{ForgottenCopies, Origin};
 use crate::reading::room_checksum;
 use crate::refusal::Refusal;
-use crate::shard::{Request, ReservedRoom, SealParams};
+use crate::shard::{Request, ReservedMemory, SealParams};
 use crate::store::{ObjectStore, PutOptions, StoreOutcome};
 
 /// Most gaps that a value may have while it is filled out of order.
@@ -19,7 +19,7 @@ const GAPS_MAX: usize = 1024;
 pub struct PutTicket {
     store: ObjectStore,
     shard: usize,
-    begun: ReservedRoom,
+    begun: ReservedMemory,
     bytes: u32,
     options: PutOptions,
     written: Ranges,
@@ -33,7 +33,12 @@ pub struct PutTicket {
 }
 
 impl PutTicket {
-    pub(crate) fn new(store: ObjectStore, shard: usize, begun: ReservedRoom, request: &Request<'_>) -> Self {
+    pub(crate) fn new(
+        store: ObjectStore,
+        shard: usize,
+        begun: ReservedMemory,
+        request: &Request<'_>,
+    ) -> Self {
         let (bytes, options) = (request.bytes, request.options);
         let written = Ranges::default();
         let origin = Origin::Writer(store.name_of(request.key));
@@ -138,7 +143,7 @@ impl PutTicket {
         self.store.shard(self.shard).renew(&self.begun, now_us)
     }
 
-    fn with_room<R>(&self, write: impl FnOnce(&mut Room) -> R) -> Result<R, Refusal> {
+    fn with_room<R>(&self, write: impl FnOnce(&mut ArenaMemory) -> R) -> Result<R, Refusal> {
         // The store takes the room away only when it gets this lock, so never in the middle of a copy.
         self.begun.room.lock().as_mut().map(write).ok_or(Refusal::TakenOver)
     }

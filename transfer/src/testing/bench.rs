@@ -17,7 +17,7 @@ pub(crate) struct Bench {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Post {
     pub(crate) path: PathNumber,
-    pub(crate) ticket: Ticket,
+    pub(crate) ticket: SliceTicket,
     pub(crate) batch: BatchId,
     pub(crate) bytes: u32,
 }
@@ -112,7 +112,7 @@ impl Bench {
         self.feed(Input::SliceDone { path: post.path, ticket: post.ticket })
     }
 
-    pub(crate) fn failed(&mut self, path: PathNumber, ticket: Ticket, fault: Fault) -> Vec<Effect> {
+    pub(crate) fn failed(&mut self, path: PathNumber, ticket: SliceTicket, fault: Fault) -> Vec<Effect> {
         self.feed(Input::Failed { path, ticket, fault })
     }
 
@@ -191,7 +191,7 @@ pub(crate) fn closes(effects: &[Effect]) -> Vec<PathNumber> {
     effects.iter().filter_map(close).collect()
 }
 
-pub(crate) fn probes(effects: &[Effect]) -> Vec<Ticket> {
+pub(crate) fn probes(effects: &[Effect]) -> Vec<SliceTicket> {
     let probe = |effect: &Effect| match *effect {
         Effect::Probe { ticket, .. } => Some(ticket),
         _ => None,
@@ -199,7 +199,7 @@ pub(crate) fn probes(effects: &[Effect]) -> Vec<Ticket> {
     effects.iter().filter_map(probe).collect()
 }
 
-pub(crate) fn notices(effects: &[Effect]) -> Vec<(PathNumber, Ticket)> {
+pub(crate) fn notices(effects: &[Effect]) -> Vec<(PathNumber, SliceTicket)> {
     let notice = |effect: &Effect| match *effect {
         Effect::Notify { path, ticket, .. } => Some((path, ticket)),
         _ => None,

@@ -114,7 +114,7 @@ fn in_a_sound_world_every_slice_is_counted_once() {
 }
 
 /// A core with an open path, one slice on it, and the names of these.
-fn busy() -> (MoverCore, PathNumber, Ticket) {
+fn busy() -> (MoverCore, PathNumber, SliceTicket) {
     let mut core = MoverCore::new(MoverConfig::default());
     let mut effects = Vec::new();
     let (peer, route) = (PeerNumber(1), Route { rail: RailNumber(0), tier: 0 });
@@ -135,7 +135,7 @@ fn request(batch: u64, peer: PeerNumber) -> BatchRequest {
 #[test]
 fn what_names_nothing_known_is_counted_and_changes_nothing() {
     let (core, path, ticket) = busy();
-    let (no_path, no_ticket) = (PathNumber(path.0 + 1), Ticket(ticket.0 ^ (1 << 40)));
+    let (no_path, no_ticket) = (PathNumber(path.0 + 1), SliceTicket(ticket.0 ^ (1 << 40)));
     let (peer, fault) = (PeerNumber(1), Fault::Path);
     let strangers = [
         Input::PeerKnown { peer, routes: vec![] },

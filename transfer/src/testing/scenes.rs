@@ -79,7 +79,7 @@ impl ScriptedDriver {
     }
 
     /// The slices ordered since the last call.
-    fn posts(&mut self) -> Vec<(PathNumber, Ticket, BatchId)> {
+    fn posts(&mut self) -> Vec<(PathNumber, SliceTicket, BatchId)> {
         let effects = self.take();
         let post = |effect| match effect {
             Effect::Post { path, ticket, batch, .. } => Some((path, ticket, batch)),
@@ -88,7 +88,7 @@ impl ScriptedDriver {
         effects.into_iter().filter_map(post).collect()
     }
 
-    fn done(&mut self, (path, ticket, _): (PathNumber, Ticket, BatchId)) {
+    fn done(&mut self, (path, ticket, _): (PathNumber, SliceTicket, BatchId)) {
         self.now_us += 10;
         self.feed(Input::SliceDone { path, ticket });
     }
@@ -293,7 +293,7 @@ fn near_rails_are_preferred_until_they_are_congested() {
     driver.submit(1, 600_000);
     let opened = driver.open_all();
     assert_eq!(opened[0].1, RailNumber(1), "the near one first");
-    let on = |posts: &[(PathNumber, Ticket, BatchId)], rail: u8| {
+    let on = |posts: &[(PathNumber, SliceTicket, BatchId)], rail: u8| {
         let path = opened.iter().find(|(_, other)| other.0 == rail).map(|(path, _)| *path);
         posts.iter().filter(|post| Some(post.0) == path).count()
     };

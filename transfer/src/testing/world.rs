@@ -303,7 +303,7 @@ impl World {
             Happening::Noticed(path, ticket, batch) => self.noticed(path, ticket, batch),
             Happening::ProbeAnswered(path, ticket) => {
                 if self.links.get(&path).is_some_and(|link| !link.frozen && !link.closed) {
-                    self.feed(Input::Notified { path: PathNumber(path), ticket: Ticket(ticket) });
+                    self.feed(Input::Notified { path: PathNumber(path), ticket: SliceTicket(ticket) });
                 }
             }
             Happening::Breaks(path) => self.breaks(path),
@@ -449,7 +449,7 @@ impl World {
             if !core::mem::replace(&mut link.full, true) {
                 self.happens(500, Happening::Room(path));
             }
-            return self.feed(Input::PathRefused { path: PathNumber(path), ticket: Ticket(ticket) });
+            return self.feed(Input::PathRefused { path: PathNumber(path), ticket: SliceTicket(ticket) });
         }
         link.slices.insert(landing.slice);
         self.sent.insert(landing.slice, SentSlice { landing, ticket, reported: false });
@@ -523,7 +523,7 @@ impl World {
             reported
         };
         sent.reported = true;
-        let ticket = Ticket(sent.ticket);
+        let ticket = SliceTicket(sent.ticket);
         if matches!(reported, SliceOutcome::Done | SliceOutcome::Stale) {
             link.slices.remove(&slice);
             self.sent.remove(&slice);
@@ -555,6 +555,6 @@ impl World {
         if let Some(job) = self.jobs.get_mut(&batch) {
             job.noticed += 1;
         }
-        self.feed(Input::Notified { path: PathNumber(path), ticket: Ticket(ticket) });
+        self.feed(Input::Notified { path: PathNumber(path), ticket: SliceTicket(ticket) });
     }
 }

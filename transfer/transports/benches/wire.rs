@@ -27,19 +27,19 @@ struct Pool {
 }
 
 impl Receiver for Pool {
-    fn offer(&self, _: Ticket, _: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
+    fn offer(&self, _: HandoffTicket, _: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
         Ok(AcceptedFlight { have_blocks: 0 })
     }
 
-    fn land(&self, _: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
+    fn land(&self, _: HandoffTicket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
         let place =
             |piece: &Piece| Ok(u64::from(piece.at.block) * self.slice_bytes + u64::from(piece.offset));
         arrived.copy_to(&self.memory, place)
     }
 
-    fn complete(&self, _: Ticket) {}
+    fn complete(&self, _: HandoffTicket) {}
 
-    fn abort(&self, ticket: Ticket, why: &str) {
+    fn abort(&self, ticket: HandoffTicket, why: &str) {
         panic!("{ticket:?} was aborted: {why}");
     }
 
@@ -156,7 +156,7 @@ impl Pair {
             if request == WARMING {
                 start = (cpu_s(), Instant::now());
             }
-            let ticket = Ticket { request, attempt: 0, epoch: 0 };
+            let ticket = HandoffTicket { request, attempt: 0, epoch: 0 };
             let flight = Flight::start(&self.from.dialer(), &self.peer(), ticket, plan).await;
             let mut flight = flight.expect("it takes all");
             for block in 0..blocks {

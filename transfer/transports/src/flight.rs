@@ -18,7 +18,7 @@ use crate::frame::{Checksum, FrameKind, Header};
 use crate::handshake::Connection;
 use crate::message::{MOVED_SLICES_MAX, encode_moved, encode_offer};
 use crate::mover::Region;
-use crate::receiver::{PeerAddress, Plan, SlicePosition, Ticket};
+use crate::receiver::{HandoffTicket, PeerAddress, Plan, SlicePosition};
 use crate::stats::{Place, add};
 use crate::wire::{ReadHalf, WriteHalf, write_control};
 use offers::Offers;
@@ -84,7 +84,7 @@ impl Flight {
     pub async fn start(
         dialer: &Dialer,
         peer: &PeerAddress,
-        ticket: Ticket,
+        ticket: HandoffTicket,
         plan: Plan,
     ) -> Result<Self, TransportError> {
         let started = Self::offer_until_taken(dialer, peer, ticket, plan).await;
@@ -94,7 +94,7 @@ impl Flight {
     async fn offer_until_taken(
         dialer: &Dialer,
         peer: &PeerAddress,
-        ticket: Ticket,
+        ticket: HandoffTicket,
         plan: Plan,
     ) -> Result<Self, TransportError> {
         let party = dialer.party();

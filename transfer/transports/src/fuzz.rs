@@ -85,14 +85,14 @@ fn write_corpus() {
     use crate::data_plane::LentWindow;
     use crate::message::{HeldBlock, encode_failure};
     use crate::mover::{PeerId, RemoteSegment, WindowId};
-    use crate::{Kind, Plan, SlicePosition, Ticket};
+    use crate::{HandoffTicket, Kind, Plan, SlicePosition};
     let hello = Hello { fingerprint: 9, host: "here".into() };
     let peer = PeerId { address: "127.0.0.1:7".into(), epoch: 3 };
     let access = vec![("tcp".into(), Vec::new()), ("rdma".into(), vec![1, 2, 3])];
     let window = LentWindow { peer, segment: RemoteSegment { window: WindowId(5), bytes: 100, access } };
     let failure = TransportError::new(Kind::Retry, Stage::Offer, "full");
     let plan = Plan { blocks: 3, layers: 2, layer_bytes: 4096 };
-    let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
+    let ticket = HandoffTicket { request: 1, attempt: 2, epoch: 3 };
     let held = HeldBlock { key: u128::MAX - 1, bytes: 4096, checksum: 77 };
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/kv_frames");
     std::fs::create_dir_all(&dir).expect("the corpus can be made");

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::data_plane::{ArrivedPieces, Piece, Stretch};
 use crate::error::{Kind, Stage, TransportError};
 use crate::handshake::Party;
-use crate::receiver::{FlightRefusal, Plan, Receiver, SlicePosition, Ticket};
+use crate::receiver::{FlightRefusal, HandoffTicket, Plan, Receiver, SlicePosition};
 use crate::stats::{Place, add};
 
 /// The node behind an endpoint, and the flights that it is taking in.
@@ -25,7 +25,11 @@ impl Landings {
     }
 
     /// Takes the flight in, or says why not. The plan has been checked.
-    pub(crate) fn admit(self: &Arc<Self>, ticket: Ticket, plan: Plan) -> Result<Landing, FlightRefusal> {
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        ticket: HandoffTicket,
+        plan: Plan,
+    ) -> Result<Landing, FlightRefusal> {
         let limits = &self.party.limits;
         let never = |why: String| FlightRefusal { retry: false, why };
         let place = Place::take(&self.party.counters, |all| &all.receiving_flights, limits.flights);
@@ -57,7 +61,7 @@ impl Landings {
 /// An accepted flight. It ends exactly once: completed, aborted, or, when merely dropped, aborted too.
 pub(crate) struct Landing {
     landings: Arc<Landings>,
-    ticket: Ticket,
+    ticket: HandoffTicket,
     plan: Plan,
     have_blocks: u32,
     /// One bit a slice, layers of a block side by side: announced by the sender.
@@ -75,7 +79,7 @@ pub(crate) struct Landing {
 }
 
 impl Landing {
-    fn new(landings: Arc<Landings>, ticket: Ticket, plan: Plan, place: Place) -> Self {
+    fn new(landings: Arc<Landings>, ticket: HandoffTicket, plan: Plan, place: Place) -> Self {
         Self {
             landings,
             ticket,
@@ -113,7 +117,7 @@ impl Landing {
     }
 
     /// The ticket under which it comes.
-    pub(crate) fn ticket(&self) -> Ticket {
+    pub(crate) fn ticket(&self) -> HandoffTicket {
         self.ticket
     }
 
@@ -229,7 +233,7 @@ impl Landing {
 /// Copies what has arrived to where it belongs, and verifies there the checksum of what was sent.
 pub(crate) fn land(
     receiver: &dyn Receiver,
-    ticket: Ticket,
+    ticket: HandoffTicket,
     arrived: &ArrivedPieces,
     sent: u64,
 ) -> Result<(), TransportError> {

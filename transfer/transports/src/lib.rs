@@ -53,7 +53,7 @@ pub use guard::{Challenge, ClusterKey, Guard, PROOF_BYTES, Proof, Prover, challe
 pub use limits::Limits;
 pub use message::PROTOCOL_VERSION;
 pub use receiver::{
-    AcceptedFlight, FetchedBlock, FlightRefusal, PeerAddress, Plan, Receiver, Serving, SlicePosition, Ticket,
-    Want,
+    AcceptedFlight, FetchedBlock, FlightRefusal, HandoffTicket, PeerAddress, Plan, Receiver, Serving,
+    SlicePosition, Want,
 };
 pub use stats::{FailureStats, KvStats, SentBytes, TransportStats};

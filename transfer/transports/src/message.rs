@@ -6,7 +6,7 @@ use crate::data_plane::LentWindow;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{u32_at, u64_at};
 use crate::mover::{PeerId, RemoteSegment, WindowId};
-use crate::receiver::{Plan, SlicePosition, Ticket};
+use crate::receiver::{HandoffTicket, Plan, SlicePosition};
 
 /// The version of the protocol. Another version is refused before any frame is read.
 pub const PROTOCOL_VERSION: u32 = 4;
@@ -88,7 +88,7 @@ pub(crate) fn decode_failure(body: &[u8], stage: Stage) -> TransportError {
 }
 
 /// The body of an offer.
-pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan) -> Vec<u8> {
+pub(crate) fn encode_offer(ticket: HandoffTicket, plan: &Plan) -> Vec<u8> {
     let mut out = ticket.request.to_le_bytes().to_vec();
     for number in [ticket.attempt, ticket.epoch, plan.blocks, plan.layers, plan.layer_bytes] {
         out.extend(number.to_le_bytes());
@@ -97,9 +97,9 @@ pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan) -> Vec<u8> {
 }
 
 /// Decodes [`encode_offer`].
-pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan), TransportError> {
+pub(crate) fn decode_offer(body: &[u8]) -> Result<(HandoffTicket, Plan), TransportError> {
     let mut parts = Parts::new(body, Stage::Serve);
-    let ticket = Ticket { request: parts.u64()?, attempt: parts.u32()?, epoch: parts.u32()? };
+    let ticket = HandoffTicket { request: parts.u64()?, attempt: parts.u32()?, epoch: parts.u32()? };
     let plan = Plan { blocks: parts.u32()?, layers: parts.u32()?, layer_bytes: parts.u32()? };
     parts.end()?;
     Ok((ticket, plan))
@@ -289,7 +289,7 @@ mod tests {
     fn bodies_survive_the_wire() {
         let hello = Hello { fingerprint: 5, host: "a".into() };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
+        let ticket = HandoffTicket { request: 1, attempt: 2, epoch: 3 };
         let plan = Plan { blocks: 4, layers: 5, layer_bytes: 6 };
         assert_eq!(decode_offer(&encode_offer(ticket, &plan)), Ok((ticket, plan)));
         let slices = [(0, 1), (u32::MAX, 7)].map(|(block, layer)| SlicePosition { block, layer });
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn every_shortened_or_lengthened_body_is_refused() {
-        let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
+        let ticket = HandoffTicket { request: 1, attempt: 2, epoch: 3 };
         let offer = encode_offer(ticket, &Plan { blocks: 4, layers: 5, layer_bytes: 6 });
         let hello = Hello { fingerprint: 5, host: "host".into() }.encode();
         for cut in 0..offer.len() {
@@ -388,7 +388,7 @@ mod tests {
         vec![
             Hello { fingerprint: 5, host: "machine".into() }.encode(),
             encode_offer(
-                Ticket { request: 1, attempt: 2, epoch: 3 },
+                HandoffTicket { request: 1, attempt: 2, epoch: 3 },
                 &Plan { blocks: 4, layers: 5, layer_bytes: 6 },
             ),
             encode_moved(9, &[SlicePosition { block: 1, layer: 2 }]),

@@ -12,7 +12,7 @@ use crate::limits::Limits;
 
 /// Names one try of one hand-off. The receiver refuses tickets that it does not expect (I8, I12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket {
+pub struct HandoffTicket {
     /// The request whose KV moves.
     pub request: u64,
     /// Number of the attempt.
@@ -126,14 +126,14 @@ pub trait Receiver: Send + Sync {
     ///
     /// # Errors
     /// [`FlightRefusal`], with `retry` where the order to expect the ticket may still be on its way.
-    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal>;
+    fn offer(&self, ticket: HandoffTicket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal>;
 
     /// Takes the note of the sender's program, which comes besides the KV: at most once, verified, before the first
     /// slice. A receiver that has no use for a note refuses it.
     ///
     /// # Errors
     /// [`FlightRefusal`] ends the flight.
-    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
+    fn note(&self, ticket: HandoffTicket, bytes: Bytes) -> Result<(), FlightRefusal> {
         let why = format!("no note is expected for {ticket:?}, least of all one of {} bytes", bytes.len());
         Err(FlightRefusal { retry: false, why })
     }
@@ -144,13 +144,13 @@ pub trait Receiver: Send + Sync {
     ///
     /// # Errors
     /// [`FlightRefusal`] ends the flight: the request was cancelled, or the ticket is outdated.
-    fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal>;
+    fn land(&self, ticket: HandoffTicket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal>;
 
     /// Every slice of the plan has come, exactly once: the blocks may be sealed.
-    fn complete(&self, ticket: Ticket);
+    fn complete(&self, ticket: HandoffTicket);
 
     /// The flight is over without being complete: nothing of it may be sealed.
-    fn abort(&self, ticket: Ticket, why: &str);
+    fn abort(&self, ticket: HandoffTicket, why: &str);
 
     /// Another node wants blocks. The answer holds, for each key in order, verified bytes; it stops at
     /// the first block missing, and is empty where the epoch is not ours. Dropped at the asker's deadline.

@@ -220,7 +220,7 @@ impl OneWay {
                         latency_ns.push(nanos(now - began));
                         free.push(ticket);
                     }
-                    Completion::Room { .. } | Completion::Notified { .. } => {}
+                    Completion::PathCapacity { .. } | Completion::Notified { .. } => {}
                     other => return Err(format!("bench: a block did not arrive: {other:?}")),
                 }
             }

@@ -1,7 +1,7 @@
 //! Reading a batch.
 
 use super::Limits;
-use super::draft::{Draft, Room, whole};
+use super::draft::{Draft, RemainingLimits, whole};
 use super::field::Field;
 use crate::error::EventError;
 use crate::model::{Batch, Event};
@@ -43,7 +43,7 @@ pub fn decode(sequence: u64, payload: &[u8], limits: &Limits) -> Result<Batch, E
         let message = format!("a batch of {count} events, at most {} are taken", limits.events);
         return Err(EventError::decode(message));
     }
-    let mut room = Room::new(limits);
+    let mut room = RemainingLimits::new(limits);
     // An event is some fifty times its smallest form: room is made as they come.
     let mut events = Vec::with_capacity(count.min(64));
     for _ in 0..count {
@@ -62,7 +62,7 @@ fn microseconds(time: f64) -> u64 {
     whole(if time < 1e11 { time * 1e6 } else { time * 1e3 })
 }
 
-fn event(reader: &mut Reader<'_>, room: &mut Room) -> DecodeResult<Event> {
+fn event(reader: &mut Reader<'_>, room: &mut RemainingLimits) -> DecodeResult<Event> {
     match reader.peek()? {
         ValueKind::Map => {
             let mut draft = Draft::default();
@@ -84,7 +84,7 @@ fn event(reader: &mut Reader<'_>, room: &mut Room) -> DecodeResult<Event> {
 }
 
 /// An event of the array form: its kind, then its fields by place.
-fn placed(reader: &mut Reader<'_>, room: &mut Room) -> DecodeResult<Event> {
+fn placed(reader: &mut Reader<'_>, room: &mut RemainingLimits) -> DecodeResult<Event> {
     let count = reader.array()?;
     if count == 0 {
         return Err(EventError::decode("an event without its type"));

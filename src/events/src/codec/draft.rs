@@ -17,14 +17,14 @@ const EXTRA_VALUES: usize = 1 << 16;
 
 /// The remaining limits of a batch.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct RemainingLimits {
     blocks: usize,
     tokens: usize,
     text_bytes: usize,
     extra: usize,
 }
 
-impl Room {
+impl RemainingLimits {
     pub(super) const fn new(limits: &Limits) -> Self {
         Self {
             blocks: limits.blocks,
@@ -75,7 +75,12 @@ impl Draft {
     }
 
     /// Reads one field's value; a nil leaves the field as it is.
-    pub(super) fn read(&mut self, field: Field, reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<()> {
+    pub(super) fn read(
+        &mut self,
+        field: Field,
+        reader: &mut Reader<'_>,
+        room: &mut RemainingLimits,
+    ) -> DraftResult<()> {
         if field == Field::Unknown {
             return reader.skip();
         }
@@ -112,7 +117,12 @@ impl Draft {
         Ok(())
     }
 
-    fn read_source(&mut self, field: Field, reader: &mut Reader<'_>, room: &Room) -> DraftResult<()> {
+    fn read_source(
+        &mut self,
+        field: Field,
+        reader: &mut Reader<'_>,
+        room: &RemainingLimits,
+    ) -> DraftResult<()> {
         let source = self.source.get_or_insert_default();
         match field {
             Field::EventId => source.event_id = Some(reader.bits()?),
@@ -206,29 +216,29 @@ fn written_hash(raw: &[u8]) -> Option<EngineHash> {
     number.map(EngineHash::Word)
 }
 
-fn hashes(reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<Vec<EngineHash>> {
+fn hashes(reader: &mut Reader<'_>, room: &mut RemainingLimits) -> DraftResult<Vec<EngineHash>> {
     let count = reader.array()?;
-    Room::spend(&mut room.blocks, count, "blocks")?;
+    RemainingLimits::spend(&mut room.blocks, count, "blocks")?;
     (0..count).map(|_| hash(reader)).collect()
 }
 
-fn tokens(reader: &mut Reader<'_>, room: &mut Room, into: &mut Vec<u32>) -> DraftResult<()> {
+fn tokens(reader: &mut Reader<'_>, room: &mut RemainingLimits, into: &mut Vec<u32>) -> DraftResult<()> {
     into.clear();
     if reader.peek()? == ValueKind::Array {
         let count = reader.array()?;
-        Room::spend(&mut room.tokens, count, "tokens")?;
+        RemainingLimits::spend(&mut room.tokens, count, "tokens")?;
         return reader.words(count, into);
     }
     let raw = reader.raw()?;
     if raw.len() % 4 != 0 {
         return Err(EventError::decode(format!("{} bytes are no whole number of tokens", raw.len())));
     }
-    Room::spend(&mut room.tokens, raw.len() / 4, "tokens")?;
+    RemainingLimits::spend(&mut room.tokens, raw.len() / 4, "tokens")?;
     into.extend(raw.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])));
     Ok(())
 }
 
-fn extra_keys(reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<Vec<BlockExtra>> {
+fn extra_keys(reader: &mut Reader<'_>, room: &mut RemainingLimits) -> DraftResult<Vec<BlockExtra>> {
     let mut found = Vec::new();
     for block in 0..reader.array()? {
         if reader.nil()? {
@@ -243,13 +253,13 @@ fn extra_keys(reader: &mut Reader<'_>, room: &mut Room) -> DraftResult<Vec<Block
     Ok(found)
 }
 
-fn extra_key(reader: &mut Reader<'_>, room: &mut Room, depth: usize) -> DraftResult<ExtraKey> {
-    Room::spend(&mut room.extra, 1, "extra keys")?;
+fn extra_key(reader: &mut Reader<'_>, room: &mut RemainingLimits, depth: usize) -> DraftResult<ExtraKey> {
+    RemainingLimits::spend(&mut room.extra, 1, "extra keys")?;
     match reader.peek()? {
         ValueKind::Text => Ok(ExtraKey::Text(room.text(reader)?)),
         ValueKind::Bytes => {
             let raw = reader.raw()?;
-            Room::spend(&mut room.extra, raw.len() / 64, "extra keys")?;
+            RemainingLimits::spend(&mut room.extra, raw.len() / 64, "extra keys")?;
             Ok(ExtraKey::Bytes(raw.to_vec()))
         }
         ValueKind::Integer => Ok(ExtraKey::Number(reader.bits()?)),

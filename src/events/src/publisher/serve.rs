@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use baton_http::{Acceptor, Places};
+use baton_http::{Acceptor, ConnectionSlots};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -29,7 +29,12 @@ pub(super) enum Service {
 }
 
 /// Accepts connections until it is aborted, which ends them as well.
-pub(super) async fn accept(listener: TcpListener, shared: Arc<Shared>, room: Arc<Places>, service: Service) {
+pub(super) async fn accept(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    room: Arc<ConnectionSlots>,
+    service: Service,
+) {
     let (mut acceptor, mut peers) = (Acceptor::new("KV events", listener), JoinSet::new());
     loop {
         while peers.try_join_next().is_some() {}

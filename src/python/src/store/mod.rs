@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::requests::{GetMode, PutValue};
 
-use self::places::Places;
+use self::places::RendezvousHasher;
 use self::server::Server;
 use self::session::Session;
 use self::spread::Spread;
@@ -50,7 +50,7 @@ impl Store {
     pub fn open(addresses: &str, tenant: &str) -> Result<Self, Failure> {
         let wrong = |text| Failure::new(Failure::ARGUMENT, format!("setup: {text}"));
         let urls = places::parse(addresses).map_err(wrong)?;
-        let places = Places::new(urls.iter().map(|url| url.address.as_str()));
+        let places = RendezvousHasher::new(urls.iter().map(|url| url.address.as_str()));
         let servers = urls.into_iter().map(|url| Arc::new(Server::new(url))).collect();
         let prefix = if ["", "default"].contains(&tenant) { String::new() } else { format!("{tenant}/") };
         Ok(Self { spread: Spread::new(places, servers), prefix })

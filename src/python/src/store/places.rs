@@ -41,11 +41,11 @@ pub(super) fn literal(text: &str) -> String {
 /// Rendezvous hashing: each server draws a number for the key, and the highest has it. A server that leaves moves
 /// only what it had, and the order in which servers are given means nothing.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct RendezvousHasher {
     seeds: Vec<u64>,
 }
 
-impl Places {
+impl RendezvousHasher {
     pub(super) fn new<'a>(addresses: impl Iterator<Item = &'a str>) -> Self {
         Self { seeds: addresses.map(|address| xxh3_64(address.as_bytes())).collect() }
     }
@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn a_server_that_leaves_moves_only_its_own_keys() {
         let all = ["a:1", "b:1", "c:1", "d:1"];
-        let before = Places::new(all.into_iter());
-        let after = Places::new(all[..3].iter().copied());
+        let before = RendezvousHasher::new(all.into_iter());
+        let after = RendezvousHasher::new(all[..3].iter().copied());
         let mut counts = [0; 4];
         for n in 0..4_000 {
             let key = format!("key {n}");
@@ -101,13 +101,16 @@ mod tests {
                 assert_eq!(after.best(&key, 0), before.best(&key, 1 << 3), "its second choice");
             }
         }
-        assert_eq!((before.best("k", 0b1111), Places::new(["a:1"].into_iter()).best("k", 1)), (None, None));
+        assert_eq!(
+            (before.best("k", 0b1111), RendezvousHasher::new(["a:1"].into_iter()).best("k", 1)),
+            (None, None)
+        );
         assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
     }
 
     #[test]
     fn parts_of_an_object_are_at_one_server() {
-        let places = Places::new(["a:1", "b:1", "c:1", "d:1"].into_iter());
+        let places = RendezvousHasher::new(["a:1", "b:1", "c:1", "d:1"].into_iter());
         let mut used = [false; 4];
         for block in 0..100 {
             let of = |rank: u32| {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::places::Places;
+use super::places::RendezvousHasher;
 use super::server::Server;
 use super::session::Session;
 use super::{Answer, Key};
@@ -16,7 +16,7 @@ const LOOKS: u32 = 2;
 
 /// Servers of which a key's ranking is made.
 pub(super) struct Spread {
-    places: Places,
+    places: RendezvousHasher,
     servers: Vec<Arc<Server>>,
 }
 
@@ -41,7 +41,7 @@ struct ServerReply {
 }
 
 impl Spread {
-    pub(super) fn new(places: Places, servers: Vec<Arc<Server>>) -> Self {
+    pub(super) fn new(places: RendezvousHasher, servers: Vec<Arc<Server>>) -> Self {
         Self { places, servers }
     }
 

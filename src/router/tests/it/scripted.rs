@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_router::{
-    Backend, Event, Model, Readiness, Router, RouterConfig, Submission, Ticket, Tokenization, Usage,
+    Backend, Event, Model, Readiness, Router, RouterConfig, Submission, SubmissionStream, Tokenization, Usage,
 };
 use baton_types::{Finish, TokenLogprob};
 use bytes::Bytes;
@@ -90,7 +90,7 @@ impl Drop for Guard {
 }
 
 impl Backend for ScriptedBackend {
-    fn submit(&self, submission: Submission) -> Ticket {
+    fn submit(&self, submission: Submission) -> SubmissionStream {
         let steps = (self.script)(&submission);
         self.submissions.lock().push(submission);
         let (sender, events) = mpsc::channel(8);
@@ -137,7 +137,7 @@ impl Backend for ScriptedBackend {
                 }
             }
         });
-        Ticket { events, guard: Box::new(guard) }
+        SubmissionStream { events, guard: Box::new(guard) }
     }
 
     fn model(&self) -> Option<Arc<Model>> {

@@ -85,7 +85,7 @@ fn touch(arena: &Arena) -> std::io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::super::Slabs;
-    use super::super::memory::Room;
+    use super::super::memory::ArenaMemory;
     use super::*;
     use std::os::unix::fs::FileExt as _;
     use std::time::{Duration, Instant};
@@ -114,17 +114,18 @@ mod tests {
         until("a sixteenth is there at the start", || is_there(&arena, 15));
         assert!(!is_there(&arena, 40), "the rest is not");
         let slabs = Slabs::new(Arc::clone(&arena));
-        let mut rooms: Vec<Room> = (0..100).map(|n| Room::take(&slabs, 1 << 20, n).unwrap()).collect();
+        let mut rooms: Vec<ArenaMemory> =
+            (0..100).map(|n| ArenaMemory::take(&slabs, 1 << 20, n).unwrap()).collect();
         // The thread sleeps while half of what it is to have is there.
         until("what comes next is there, though nobody wrote yet", || is_there(&arena, 107));
         assert!(!is_there(&arena, 140));
         // Freed pages are used again first, so no further page comes from the system.
         for round in 0..300 {
             rooms.pop();
-            rooms.push(Room::take(&slabs, 1 << 20, round).unwrap());
+            rooms.push(ArenaMemory::take(&slabs, 1 << 20, round).unwrap());
         }
         assert!(!is_there(&arena, 140));
-        rooms.extend((100..256).map(|n| Room::take(&slabs, 1 << 20, n).unwrap()));
+        rooms.extend((100..256).map(|n| ArenaMemory::take(&slabs, 1 << 20, n).unwrap()));
         until("and at last all", || is_there(&arena, 255));
     }
 

@@ -1,6 +1,6 @@
 //! Mapped memory, and the rooms in it that values live in.
 //!
-//! A [`Room`] owns its slots: nothing else reads or writes them while it lives. An exclusive holder may write
+//! A [`ArenaMemory`] owns its slots: nothing else reads or writes them while it lives. An exclusive holder may write
 //! (`&mut`), shared holders (`&`) only read. The borrow checker keeps readers and writers apart.
 #![allow(unsafe_code, reason = "maps memory and lends slices of it; each block is argued")]
 
@@ -96,13 +96,13 @@ enum Extents {
 
 /// The place of one value: zeroed or old bytes when taken, whole pages first.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct ArenaMemory {
     slabs: Arc<Slabs>,
     extents: Extents,
     bytes: u32,
 }
 
-impl Room {
+impl ArenaMemory {
     /// Room for `bytes` of the entry `owner`.
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for ArenaMemory {
     fn drop(&mut self) {
         for extent in self.extents() {
             self.slabs.free(extent);
@@ -202,11 +202,11 @@ mod tests {
     use super::*;
     use baton_types::Rng;
 
-    fn fill(room: &mut Room, seed: u8) {
+    fn fill(room: &mut ArenaMemory, seed: u8) {
         room.slices_mut().for_each(|slice| slice.fill(seed));
     }
 
-    fn holds(room: &Room, seed: u8) -> bool {
+    fn holds(room: &ArenaMemory, seed: u8) -> bool {
         room.slices().map(<[u8]>::len).sum::<usize>() == room.bytes()
             && room.slices().all(|slice| slice.iter().all(|byte| *byte == seed))
     }
@@ -216,13 +216,13 @@ mod tests {
         let arena = Arena::new(8).unwrap();
         let slabs = [Slabs::new(Arc::clone(&arena)), Slabs::new(Arc::clone(&arena))];
         let mut rng = Rng::new(5);
-        let mut rooms: Vec<(Room, u8)> = Vec::new();
+        let mut rooms: Vec<(ArenaMemory, u8)> = Vec::new();
         let rounds: u32 = if cfg!(miri) { 60 } else { 4_000 };
         for round in 0..rounds {
             let top = 1 << rng.below(21);
             let bytes = u32::try_from(rng.below(top) + 1).unwrap();
             let seed = u8::try_from(round % 251).unwrap();
-            match Room::take(&slabs[(round % 2) as usize], bytes, round) {
+            match ArenaMemory::take(&slabs[(round % 2) as usize], bytes, round) {
                 Ok(mut room) => {
                     fill(&mut room, seed);
                     rooms.push((room, seed));
@@ -249,7 +249,7 @@ mod tests {
         let slabs = Slabs::new(Arc::clone(&arena));
         for bytes in [64, 4_096, 96 << 10, 1 << 20] {
             let mut rooms = Vec::new();
-            while let Ok(room) = Room::take(&slabs, bytes, 1) {
+            while let Ok(room) = ArenaMemory::take(&slabs, bytes, 1) {
                 rooms.push(room);
             }
             let stored = rooms.len() as u64 * u64::from(bytes);
@@ -263,10 +263,10 @@ mod tests {
     fn what_does_not_fit_takes_nothing() {
         let arena = Arena::new(3).unwrap();
         let slabs = Slabs::new(Arc::clone(&arena));
-        assert!(Room::take(&slabs, 3 << 20, 1).is_ok());
-        assert_eq!(Room::take(&slabs, (3 << 20) + 1, 1).map(|_| ()), Err(0));
+        assert!(ArenaMemory::take(&slabs, 3 << 20, 1).is_ok());
+        assert_eq!(ArenaMemory::take(&slabs, (3 << 20) + 1, 1).map(|_| ()), Err(0));
         assert_eq!(arena.used_bytes(), 0);
-        let empty = Room::take(&slabs, 0, 1).unwrap();
+        let empty = ArenaMemory::take(&slabs, 0, 1).unwrap();
         assert_eq!((empty.slices().count(), arena.used_bytes()), (0, 0));
     }
 }

@@ -34,7 +34,7 @@ use super::below::is_due;
 use super::budget::Budget;
 use super::directory::Removal;
 use super::{FoundValue, OperatorLog, name_of};
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use bucket::BucketError;
 use bucket_worker::{BucketWorker, Counts, add};
 use catalog::Catalog;
@@ -132,7 +132,7 @@ pub(crate) struct Offer {
     pub(crate) name: u64,
     pub(crate) tenant: String,
     pub(crate) key: Vec<u8>,
-    pub(crate) room: Arc<Room>,
+    pub(crate) room: Arc<ArenaMemory>,
     pub(crate) checksum: Option<u32>,
 }
 
@@ -308,7 +308,7 @@ impl ColdTier {
     }
 
     /// The digest of a value that is being put, if it may be the one that the bucket has in an object of so many bytes.
-    pub(crate) fn digest(&self, name: u64, object_bytes: u64, room: &Room) -> Option<u64> {
+    pub(crate) fn digest(&self, name: u64, object_bytes: u64, room: &ArenaMemory) -> Option<u64> {
         self.worker.catalog.may_equal(name, object_bytes).then(|| frame::digest_of(room.slices()))
     }
 

@@ -14,7 +14,7 @@ use baton_tiers::{
 
 use super::below::LowerView;
 use super::{NoAnswerError, Removal, SsdConfig, record};
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::reading::copy_out;
 use crate::shard::PickedObject;
 
@@ -47,9 +47,9 @@ pub(crate) enum Order {
     Stop,
 }
 
-struct FromRoom(Arc<Room>);
+struct FromMemory(Arc<ArenaMemory>);
 
-impl Source for FromRoom {
+impl Source for FromMemory {
     fn copy(&self, offset: usize, into: &mut [u8]) {
         copy_out(&self.0, offset, into);
     }
@@ -300,7 +300,7 @@ impl SsdWorker {
                 continue;
             };
             self.in_hand_bytes += u64::from(bytes);
-            self.blob_log.put(Record { name, tag, header, bytes, source: Box::new(FromRoom(room)) });
+            self.blob_log.put(Record { name, tag, header, bytes, source: Box::new(FromMemory(room)) });
         }
     }
 

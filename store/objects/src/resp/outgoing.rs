@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::lower::BroughtValue;
 use crate::reading::Reading;
 use crate::refusal::Refusal;
@@ -36,7 +36,7 @@ enum Piece {
 
 /// The owner of a value's bytes while a call sends them.
 enum ValueHolder<'a> {
-    Room(Arc<Room>),
+    ArenaMemory(Arc<ArenaMemory>),
     Bytes(&'a [u8]),
     Text,
 }
@@ -194,7 +194,7 @@ impl ReplyQueue {
             held.push(match piece {
                 Piece::Text(_) => ValueHolder::Text,
                 Piece::Value { reading, .. } => {
-                    ValueHolder::Room(reading.hold().map_err(std::io::Error::other)?)
+                    ValueHolder::ArenaMemory(reading.hold().map_err(std::io::Error::other)?)
                 }
                 Piece::Found { found, .. } => ValueHolder::Bytes(found.own().unwrap_or_default()),
             });
@@ -210,7 +210,7 @@ impl ReplyQueue {
                     slices.push(IoSlice::new(&self.text[text_at..text_at + bytes]));
                     text_at += bytes;
                 }
-                (Piece::Value { from, to, .. }, ValueHolder::Room(room)) => {
+                (Piece::Value { from, to, .. }, ValueHolder::ArenaMemory(room)) => {
                     gather(room, *from, *to, &mut slices)
                 }
                 (Piece::Found { from, to, .. }, ValueHolder::Bytes(value)) => {
@@ -264,7 +264,7 @@ impl ReplyQueue {
 }
 
 /// Adds bytes `from..to` of a value, as many slices as there is room for; the rest waits for the next call.
-fn gather<'a>(room: &'a Room, from: usize, to: usize, slices: &mut Vec<IoSlice<'a>>) {
+fn gather<'a>(room: &'a ArenaMemory, from: usize, to: usize, slices: &mut Vec<IoSlice<'a>>) {
     let mut start = 0;
     for slice in room.slices() {
         let (first, last) = (from.clamp(start, start + slice.len()), to.min(start + slice.len()));

@@ -55,14 +55,14 @@ struct Place {
 
 /// All places that are taken.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct ConnectionTable {
     taken: Vec<Place>,
     most: usize,
     /// Whether one has to log in.
     guarded: bool,
 }
 
-impl Places {
+impl ConnectionTable {
     pub(super) fn new(most: usize, guarded: bool) -> Self {
         Self { taken: Vec::new(), most, guarded }
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     /// A connection that came, or last spoke, at `active_us`.
-    fn come(places: &mut Places, last: u8, active_us: u64, spoke: bool, known: bool) {
+    fn come(places: &mut ConnectionTable, last: u8, active_us: u64, spoke: bool, known: bool) {
         let connection_state =
             ConnectionState { active_us: active_us.into(), spoke: spoke.into(), known: known.into() };
         let task = tokio::spawn(std::future::pending::<()>());
@@ -143,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_says_nothing_gives_way_and_who_speaks_stays() {
-        let mut places = Places::new(3, false);
+        let mut places = ConnectionTable::new(3, false);
         come(&mut places, 1, 0, true, true);
         come(&mut places, 1, 0, false, true);
         assert_eq!(places.find(peer(1), S / 2), Ok(()));
@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_peer_with_many_places_gives_one_to_a_peer_with_few() {
-        let mut places = Places::new(4, false);
+        let mut places = ConnectionTable::new(4, false);
         (0..3).for_each(|n| come(&mut places, 1, 5 * S - n, true, true));
         come(&mut places, 2, 4 * S, true, true);
         assert_eq!(places.find(peer(2), 5 * S), Err(Some(2)), "three against one");
@@ -174,7 +174,7 @@ mod tests {
 
     #[tokio::test]
     async fn strangers_have_a_quarter_and_never_the_place_of_who_has_logged_in() {
-        let mut places = Places::new(8, true);
+        let mut places = ConnectionTable::new(8, true);
         come(&mut places, 1, 0, true, false);
         assert_eq!(places.find(peer(2), 0), Ok(()));
         come(&mut places, 2, S / 2, false, false);

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::budget::Budget;
 use super::connection;
 use super::counts::{self, Counts, ServerStats};
-use super::places::{ConnectionState, Places};
+use super::places::{ConnectionState, ConnectionTable};
 use crate::store::ObjectStore;
 
 /// Bytes that all connections together may have for commands that come in and answers that wait, beside 128 KiB each.
@@ -139,7 +139,7 @@ impl Server {
     pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let mut tasks = JoinSet::new();
         let config = &self.shared.config;
-        let mut places = Places::new(config.connections_max, !config.logins.is_empty());
+        let mut places = ConnectionTable::new(config.connections_max, !config.logins.is_empty());
         tokio::pin!(stop);
         loop {
             tokio::select! {
@@ -166,14 +166,20 @@ impl Server {
     }
 
     /// Ends the connection at a place, if there is one to end.
-    fn displace(&self, victim: Option<usize>, places: &mut Places) {
+    fn displace(&self, victim: Option<usize>, places: &mut ConnectionTable) {
         if let Some(at) = victim {
             counts::add(&self.shared.counts.displaced);
             places.clear(at);
         }
     }
 
-    fn welcome(&self, stream: TcpStream, peer: IpAddr, places: &mut Places, tasks: &mut JoinSet<()>) {
+    fn welcome(
+        &self,
+        stream: TcpStream,
+        peer: IpAddr,
+        places: &mut ConnectionTable,
+        tasks: &mut JoinSet<()>,
+    ) {
         let now_us = self.now_us();
         match places.find(peer, now_us) {
             Ok(()) => {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use baton_types::TenantId;
 
 use super::Shard;
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::lower::{LowerView, Offer, name_of};
 
 /// Objects that may wait for the worker; further ones are skipped until they are touched again.
@@ -20,7 +20,7 @@ pub(crate) struct PickedObject {
     pub(crate) tag: u64,
     pub(crate) tenant: String,
     pub(crate) key: Vec<u8>,
-    pub(crate) room: Arc<Room>,
+    pub(crate) room: Arc<ArenaMemory>,
     pub(crate) checksum: Option<u32>,
 }
 

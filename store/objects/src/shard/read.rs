@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::Shard;
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::entry::{Entry, State};
 use crate::key::Key;
 use crate::lower::ForgottenCopies;
@@ -21,7 +21,7 @@ pub(crate) struct Place<'a> {
 /// A value for one call that reads it at once.
 #[derive(Debug)]
 pub(crate) struct FetchedValue {
-    pub(crate) room: Arc<Room>,
+    pub(crate) room: Arc<ArenaMemory>,
     pub(crate) checksum: Option<u32>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct FetchedValue {
 #[derive(Debug)]
 pub(crate) struct LeasedValue {
     pub(crate) number: u32,
-    pub(crate) room: Weak<Room>,
+    pub(crate) room: Weak<ArenaMemory>,
     pub(crate) stat: ObjectStat,
 }
 

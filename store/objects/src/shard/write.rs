@@ -6,7 +6,7 @@ use hashbrown::HashTable;
 use parking_lot::Mutex;
 
 use super::{Shard, slot_bytes};
-use crate::arena::{CLASSES, PAGE_BYTES, Room, classes_of};
+use crate::arena::{ArenaMemory, CLASSES, PAGE_BYTES, classes_of};
 use crate::entry::{Entries, PendingRoom, State};
 use crate::key::Key;
 use crate::lower::{ForgottenCopies, Origin};
@@ -27,7 +27,7 @@ pub(crate) struct Request<'a> {
 
 /// A reservation.
 #[derive(Debug)]
-pub(crate) struct ReservedRoom {
+pub(crate) struct ReservedMemory {
     pub(crate) number: u32,
     pub(crate) generation: u64,
     pub(crate) room: PendingRoom,
@@ -61,7 +61,7 @@ fn insert(table: &mut HashTable<u32>, entries: &Entries, number: u32) {
 
 impl Shard {
     /// Reserves memory for a value. The readable value stays until the seal.
-    pub(crate) fn begin(&mut self, request: &Request<'_>) -> Result<ReservedRoom, Stop> {
+    pub(crate) fn begin(&mut self, request: &Request<'_>) -> Result<ReservedMemory, Stop> {
         self.sweep(request.now_us);
         self.admit(request).map_err(Stop::Refused)?;
         self.make_way_for_key(request.now_us)?;
@@ -153,11 +153,11 @@ impl Shard {
         Ok(())
     }
 
-    fn take_room(&mut self, bytes: u32, owner: u32, now_us: u64) -> Option<Room> {
+    fn take_room(&mut self, bytes: u32, owner: u32, now_us: u64) -> Option<ArenaMemory> {
         let pages = bytes as usize / PAGE_BYTES;
         let mut tries = 2 * pages + 8;
         loop {
-            let class = match Room::take(&self.slabs, bytes, owner) {
+            let class = match ArenaMemory::take(&self.slabs, bytes, owner) {
                 Ok(room) => return Some(room),
                 Err(class) => class,
             };
@@ -174,7 +174,7 @@ impl Shard {
         }
     }
 
-    fn reserve(&mut self, request: &Request<'_>, number: u32, room: Room) -> ReservedRoom {
+    fn reserve(&mut self, request: &Request<'_>, number: u32, room: ArenaMemory) -> ReservedMemory {
         let generation = self.next_generation;
         self.next_generation += 1;
         let room: PendingRoom = Arc::new(Mutex::new(Some(room)));
@@ -189,13 +189,13 @@ impl Shard {
         entry.state = State::Pending(Arc::clone(&room));
         insert(&mut self.pending, &self.entries, number);
         self.trim(usize::from(self.entries.at(number).class), request.now_us);
-        ReservedRoom { number, generation, room }
+        ReservedMemory { number, generation, room }
     }
 
     /// Makes a reservation readable; the copy below of what was there is given up in the same step.
     pub(crate) fn seal(
         &mut self,
-        begun: &ReservedRoom,
+        begun: &ReservedMemory,
         sealing: &SealParams,
     ) -> Result<(StoreOutcome, ForgottenCopies), Refusal> {
         let SealParams { options, checksum, origin, digest, now_us } = *sealing;
@@ -300,7 +300,7 @@ impl Shard {
     }
 
     /// Renews the lease of a reservation.
-    pub(crate) fn renew(&mut self, begun: &ReservedRoom, now_us: u64) -> Result<(), Refusal> {
+    pub(crate) fn renew(&mut self, begun: &ReservedMemory, now_us: u64) -> Result<(), Refusal> {
         let lease_us = now_us.saturating_add(self.config.set.write_lease_us);
         let entry = self.entries.at_mut(begun.number);
         if entry.generation != begun.generation {
@@ -311,7 +311,7 @@ impl Shard {
     }
 
     /// Gives a reservation up, if it is still this one.
-    pub(crate) fn abandon(&mut self, begun: &ReservedRoom) {
+    pub(crate) fn abandon(&mut self, begun: &ReservedMemory) {
         if self.entries.at(begun.number).generation == begun.generation
             && matches!(self.entries.at(begun.number).state, State::Pending(_))
         {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use baton_types::TenantId;
 
 use super::{ObjectStore, OverwriteRule, PutOptions, WAIT_STEP};
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::key::Key;
 #[cfg(feature = "resp")]
 use crate::lower::ColdTier;
@@ -80,7 +80,7 @@ impl ObjectStore {
     }
 
     /// The digest of a value that is being put, if the bucket may have the same in an object of so many bytes.
-    pub(crate) fn digest_below(&self, name: u64, object_bytes: u64, room: &Room) -> Option<u64> {
+    pub(crate) fn digest_below(&self, name: u64, object_bytes: u64, room: &ArenaMemory) -> Option<u64> {
         let cold = self.lower.as_ref()?.below.cold.as_ref()?;
         cold.digest(name, object_bytes, room)
     }

@@ -3,13 +3,13 @@
 use super::{ObjectStore, RETRY_AFTER_US};
 use crate::arena::PAGE_BYTES;
 use crate::refusal::Refusal;
-use crate::shard::{Request, ReservedRoom, Stop};
+use crate::shard::{Request, ReservedMemory, Stop};
 
 /// Times that a tenant's values make way for one put, a few in each shard.
 const QUOTA_ROUNDS: usize = 1024;
 
 impl ObjectStore {
-    pub(super) fn begin(&self, shard: usize, request: &Request<'_>) -> Result<ReservedRoom, Refusal> {
+    pub(super) fn begin(&self, shard: usize, request: &Request<'_>) -> Result<ReservedMemory, Refusal> {
         let (others, mut request) = (self.inner.shards.len(), *request);
         let (mut helped, mut quota_rounds) = (0, QUOTA_ROUNDS);
         // A large value may need a page of each of many shards; each round frees at least one.

@@ -294,7 +294,7 @@ mod tests {
         });
         queue.nudge();
         waiting.join().unwrap();
-        queue.push([Completion::Room { path: PathId(1) }]);
+        queue.push([Completion::PathCapacity { path: PathId(1) }]);
         queue.wait_any(Duration::from_secs(600));
         assert!(!queue.is_empty());
     }

@@ -11,7 +11,7 @@ const NOTICES_MAX: u32 = 64;
 
 /// How much a path takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct PathCapacity {
     pub(super) slices: u32,
     pub(super) bytes: u64,
     pub(super) slice_bytes: u32,
@@ -44,13 +44,13 @@ pub(super) struct TurnSummary {
 pub(super) struct Gate {
     id: PathId,
     completions: Completions,
-    room: Room,
+    room: PathCapacity,
     state: Mutex<State>,
     ended: Condvar,
 }
 
 impl Gate {
-    pub(super) fn new(id: PathId, completions: Completions, room: Room) -> Self {
+    pub(super) fn new(id: PathId, completions: Completions, room: PathCapacity) -> Self {
         let state = State { slices: 0, bytes: 0, notices: 0, full: false, phase: Phase::Open };
         Self { id, completions, room, state: Mutex::new(state), ended: Condvar::new() }
     }
@@ -124,7 +124,7 @@ impl Gate {
         let opens = state.full && roomy && matches!(state.phase, Phase::Open);
         if opens {
             state.full = false;
-            settled.completions.push(Completion::Room { path: self.id });
+            settled.completions.push(Completion::PathCapacity { path: self.id });
         }
         self.completions.push(settled.completions.drain(..));
     }
@@ -192,7 +192,7 @@ mod tests {
 
     fn gate(slices: u32, bytes: u64) -> (Gate, Completions) {
         let queue = Arc::new(CompletionQueue::default());
-        let room = Room { slices, bytes, slice_bytes: 1_000 };
+        let room = PathCapacity { slices, bytes, slice_bytes: 1_000 };
         (Gate::new(PathId(1), queue.clone(), room), queue)
     }
 
@@ -228,7 +228,7 @@ mod tests {
             notices: 0,
         };
         gate.settle(&mut done(0..1));
-        assert_eq!(drain(&queue), [gate.done(0), Completion::Room { path: PathId(1) }]);
+        assert_eq!(drain(&queue), [gate.done(0), Completion::PathCapacity { path: PathId(1) }]);
         gate.settle(&mut done(1..4));
         assert_eq!(drain(&queue).len(), 3);
     }

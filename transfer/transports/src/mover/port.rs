@@ -169,7 +169,7 @@ pub enum Completion {
         end: PathEnd,
     },
     /// A path that was full takes slices again.
-    Room {
+    PathCapacity {
         /// The path that has room again.
         path: PathId,
     },

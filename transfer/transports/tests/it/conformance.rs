@@ -184,7 +184,7 @@ async fn a_missing_slice_is_not_completed(way: Way) {
     scene.node.until("the abort", |book| book.aborted.len() == 1).await;
     scene.node.with(|book| assert_eq!(book.completed.len(), 0));
     // A second attempt of the request may succeed.
-    let again = Ticket { attempt: 2, ..ticket(1) };
+    let again = HandoffTicket { attempt: 2, ..ticket(1) };
     scene.fly(again, PLAN, &positions(PLAN, 0)).await.unwrap();
     assert!(scene.node.holds_exactly(again, PLAN, 0));
 }
@@ -265,7 +265,7 @@ async fn flights_do_not_mix(way: Way) {
 async fn strange_tickets_are_refused(way: Way) {
     let scene = Scene::new(way).await;
     scene.node.with(|book| book.newest_attempt = 2);
-    let old_epoch = Ticket { request: 1, attempt: 2, epoch: EPOCH - 1 };
+    let old_epoch = HandoffTicket { request: 1, attempt: 2, epoch: EPOCH - 1 };
     for (ticket, why) in [(old_epoch, "epoch 6"), (ticket(1), "attempt 1 is outdated")] {
         let error = scene.start(ticket, PLAN).await.unwrap_err();
         assert_eq!((error.kind, error.stage), (Kind::Invalid, Stage::Offer));

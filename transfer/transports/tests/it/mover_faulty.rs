@@ -64,7 +64,7 @@ impl FaultyTransport {
         for path in self.paths.lock().unwrap().iter() {
             let held: Vec<Slice> = path.held.lock().unwrap().drain(..).collect();
             path.inner.post(&held);
-            path.completions.push([Completion::Room { path: path.id }]);
+            path.completions.push([Completion::PathCapacity { path: path.id }]);
         }
     }
 

@@ -105,7 +105,7 @@ impl Ends {
             Completion::Notified { ticket, .. } => once(self.notified.insert(ticket, Ok(()))),
             Completion::Broken { fault, .. } => assert_eq!(self.broken.replace(fault), None, "broken once"),
             Completion::Closed { end, .. } => self.closed = Some(end),
-            Completion::Room { .. } => self.room += 1,
+            Completion::PathCapacity { .. } => self.room += 1,
         }
     }
 }

@@ -23,14 +23,14 @@ pub struct Book {
     /// Keys whose upper half is zero name the block that ends like them.
     pub short_keys: bool,
     pub newest_attempt: u32,
-    pub offers: Vec<(Ticket, Plan)>,
+    pub offers: Vec<(HandoffTicket, Plan)>,
     /// Notes are taken, and here are those that came.
-    pub notes: Option<Vec<(Ticket, Bytes)>>,
-    pub slices: Vec<(Ticket, SlicePosition, Bytes)>,
+    pub notes: Option<Vec<(HandoffTicket, Bytes)>>,
+    pub slices: Vec<(HandoffTicket, SlicePosition, Bytes)>,
     /// Slices of which some bytes have come.
-    partial: BTreeMap<(Ticket, SlicePosition), Vec<u8>>,
-    pub completed: Vec<Ticket>,
-    pub aborted: Vec<(Ticket, String)>,
+    partial: BTreeMap<(HandoffTicket, SlicePosition), Vec<u8>>,
+    pub completed: Vec<HandoffTicket>,
+    pub aborted: Vec<(HandoffTicket, String)>,
 }
 
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl Node {
     }
 
     /// Has every slice of the plan landed exactly once, equal to what [`layer`] gives?
-    pub fn holds_exactly(&self, ticket: Ticket, plan: Plan, have_blocks: u32) -> bool {
+    pub fn holds_exactly(&self, ticket: HandoffTicket, plan: Plan, have_blocks: u32) -> bool {
         self.with(|book| {
             let mine = book.slices.iter().filter(|(of, _, _)| *of == ticket);
             let got: BTreeMap<SlicePosition, &Bytes> =
@@ -69,7 +69,7 @@ impl Node {
 }
 
 impl Receiver for Node {
-    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
+    fn offer(&self, ticket: HandoffTicket, plan: &Plan) -> Result<AcceptedFlight, FlightRefusal> {
         self.with(|book| {
             if ticket.epoch != EPOCH {
                 return Err(FlightRefusal { retry: false, why: format!("epoch {} is over", ticket.epoch) });
@@ -90,7 +90,7 @@ impl Receiver for Node {
         })
     }
 
-    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), FlightRefusal> {
+    fn note(&self, ticket: HandoffTicket, bytes: Bytes) -> Result<(), FlightRefusal> {
         self.with(|book| match &mut book.notes {
             Some(notes) => {
                 notes.push((ticket, bytes));
@@ -100,7 +100,7 @@ impl Receiver for Node {
         })
     }
 
-    fn land(&self, ticket: Ticket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
+    fn land(&self, ticket: HandoffTicket, arrived: &ArrivedPieces) -> Result<u64, FlightRefusal> {
         self.with(|book| {
             let size = book.offers.iter().rfind(|(of, _)| *of == ticket).unwrap().1.layer_bytes as usize;
             arrived.read(|piece, bytes| {
@@ -119,11 +119,11 @@ impl Receiver for Node {
         })
     }
 
-    fn complete(&self, ticket: Ticket) {
+    fn complete(&self, ticket: HandoffTicket) {
         self.with(|book| book.completed.push(ticket));
     }
 
-    fn abort(&self, ticket: Ticket, why: &str) {
+    fn abort(&self, ticket: HandoffTicket, why: &str) {
         self.with(|book| book.aborted.push((ticket, why.to_owned())));
     }
 
@@ -269,7 +269,7 @@ impl Scene {
         flight.send(at, &self.placed(&bytes)).await
     }
 
-    pub async fn start(&self, ticket: Ticket, plan: Plan) -> Result<Flight, TransportError> {
+    pub async fn start(&self, ticket: HandoffTicket, plan: Plan) -> Result<Flight, TransportError> {
         Flight::start(&self.dialer, &self.peer, ticket, plan).await
     }
 
@@ -287,7 +287,7 @@ impl Scene {
     /// A whole flight, slices in the order given.
     pub async fn fly(
         &self,
-        ticket: Ticket,
+        ticket: HandoffTicket,
         plan: Plan,
         order: &[SlicePosition],
     ) -> Result<FlightStats, TransportError> {
@@ -299,8 +299,8 @@ impl Scene {
     }
 }
 
-pub fn ticket(request: u64) -> Ticket {
-    Ticket { request, attempt: 1, epoch: EPOCH }
+pub fn ticket(request: u64) -> HandoffTicket {
+    HandoffTicket { request, attempt: 1, epoch: EPOCH }
 }
 
 pub const PLAN: Plan = Plan { blocks: 5, layers: 4, layer_bytes: 3000 };
@@ -311,7 +311,7 @@ pub fn positions(plan: Plan, have_blocks: u32) -> Vec<SlicePosition> {
 }
 
 /// The bytes of one slice: other ones for each ticket and position.
-pub fn layer(ticket: Ticket, at: SlicePosition, plan: Plan) -> Bytes {
+pub fn layer(ticket: HandoffTicket, at: SlicePosition, plan: Plan) -> Bytes {
     let seed = ticket.request * 31 + u64::from(ticket.attempt) * 17;
     let mut state = seed ^ (u64::from(at.block) << 32) ^ u64::from(at.layer) ^ 0x9e37_79b9;
     let next = || {

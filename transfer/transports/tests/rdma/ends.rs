@@ -84,7 +84,7 @@ fn a_full_path_takes_more_when_it_says_so() {
         })
         .collect();
     assert_eq!(way.path.post(&slices), 4);
-    way.wait(|seen| seen.contains(&Completion::Room { path: PathId(1) }));
+    way.wait(|seen| seen.contains(&Completion::PathCapacity { path: PathId(1) }));
     way.post_all(&slices[4..]);
     way.wait_ended(64);
     assert!(way.failures().is_empty());

@@ -48,7 +48,7 @@ async fn kv_arrives_whichever_rails_are_cut() {
     let mut fly = async |tries: u32| {
         request += 1;
         for attempt in 1..=tries {
-            let ticket = Ticket { attempt, ..ticket(request) };
+            let ticket = HandoffTicket { attempt, ..ticket(request) };
             match scene.fly(ticket, PLAN, &positions(PLAN, 0)).await {
                 Ok(_) => return assert!(scene.node.holds_exactly(ticket, PLAN, 0), "{ticket:?}"),
                 Err(error) => println!("{ticket:?}: {error}"),

@@ -137,7 +137,9 @@ impl Way {
                     seen_now[seen..].iter().any(|one| {
                         matches!(
                             one,
-                            Completion::Room { .. } | Completion::Broken { .. } | Completion::Closed { .. }
+                            Completion::PathCapacity { .. }
+                                | Completion::Broken { .. }
+                                | Completion::Closed { .. }
                         )
                     })
                 });

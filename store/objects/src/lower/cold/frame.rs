@@ -3,7 +3,7 @@
 use std::hash::Hasher as _;
 
 use super::super::{FoundValue, record};
-use crate::arena::Room;
+use crate::arena::ArenaMemory;
 use crate::reading::copy_out;
 
 const MAGIC: &[u8; 8] = b"BATONKV1";
@@ -26,7 +26,12 @@ pub(super) struct SealedFrame {
 }
 
 /// Copies a value out of memory. None when memory has not kept it as it was put, or its header would be too long.
-pub(super) fn seal(tenant: &str, key: &[u8], room: &Room, checksum: Option<u32>) -> Option<SealedFrame> {
+pub(super) fn seal(
+    tenant: &str,
+    key: &[u8],
+    room: &ArenaMemory,
+    checksum: Option<u32>,
+) -> Option<SealedFrame> {
     let start = FIXED_BYTES + record::header_bytes(tenant, key)?;
     let mut bytes = vec![0; start + room.bytes()];
     copy_out(room, 0, &mut bytes[start..]);
@@ -87,9 +92,9 @@ mod tests {
     use super::*;
     use crate::arena::{Arena, Slabs};
 
-    fn room(value: &[u8]) -> Room {
+    fn room(value: &[u8]) -> ArenaMemory {
         let slabs = Slabs::new(Arena::new(4).unwrap());
-        let mut room = Room::take(&slabs, u32::try_from(value.len()).unwrap(), 0).unwrap();
+        let mut room = ArenaMemory::take(&slabs, u32::try_from(value.len()).unwrap(), 0).unwrap();
         let mut left = value;
         for slice in room.slices_mut() {
             let (now, later) = left.split_at(slice.len().min(left.len()));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_transfer::{
     BatchId, BatchRequest, Effect, Fault as CoreFault, Input, MoverCore, Op as CoreOp, PathNumber,
-    PeerNumber, RailNumber, Refusal as CoreRefusal, Ticket,
+    PeerNumber, RailNumber, Refusal as CoreRefusal, SliceTicket,
 };
 
 use super::batch::{Batch, Op, Outcome, Refusal};
@@ -335,7 +335,7 @@ impl State {
         self.paths.insert(PathId(path.0), OpenPath { peer, path: None, early: Vec::new() });
     }
 
-    fn slice(&self, (batch, op): (BatchId, u32), at: u64, bytes: u32, ticket: Ticket) -> Option<Slice> {
+    fn slice(&self, (batch, op): (BatchId, u32), at: u64, bytes: u32, ticket: SliceTicket) -> Option<Slice> {
         let running = self.batches.get(&batch)?;
         let op = running.ops.get(op as usize)?;
         Some(Slice {
@@ -369,7 +369,10 @@ impl State {
         let taken = path.map_or(0, |path| path.post(slices));
         let left = slices.iter().skip(taken);
         follow.extend(
-            left.map(|slice| Input::PathRefused { path: PathNumber(id.0), ticket: Ticket(slice.ticket) }),
+            left.map(|slice| Input::PathRefused {
+                path: PathNumber(id.0),
+                ticket: SliceTicket(slice.ticket),
+            }),
         );
     }
 

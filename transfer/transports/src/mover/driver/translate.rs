@@ -1,7 +1,7 @@
 //! From the words of the port to those of the core.
 
 use baton_transfer as core;
-use baton_transfer::{Input, PathNumber, Ticket};
+use baton_transfer::{Input, PathNumber, SliceTicket};
 
 use crate::mover::{Completion, Fault, PathEnd, PathId};
 
@@ -12,7 +12,7 @@ pub(super) fn path_of(completion: &Completion) -> PathId {
         | Completion::Failed { path, .. }
         | Completion::Broken { path, .. }
         | Completion::Closed { path, .. }
-        | Completion::Room { path }
+        | Completion::PathCapacity { path }
         | Completion::Notified { path, .. } => *path,
     }
 }
@@ -22,11 +22,11 @@ pub(super) fn translate(completion: Completion) -> (Input, Option<String>) {
     let number = |path: PathId| PathNumber(path.0);
     match completion {
         Completion::Done { path, ticket } => {
-            (Input::SliceDone { path: number(path), ticket: Ticket(ticket) }, None)
+            (Input::SliceDone { path: number(path), ticket: SliceTicket(ticket) }, None)
         }
         Completion::Failed { path, ticket, fault } => {
             let (fault, text) = meaning(fault);
-            (Input::Failed { path: number(path), ticket: Ticket(ticket), fault }, Some(text))
+            (Input::Failed { path: number(path), ticket: SliceTicket(ticket), fault }, Some(text))
         }
         Completion::Broken { path, fault } => {
             let (fault, text) = meaning(fault);
@@ -39,9 +39,9 @@ pub(super) fn translate(completion: Completion) -> (Input, Option<String>) {
             };
             (Input::PathClosed { path: number(path), end }, None)
         }
-        Completion::Room { path } => (Input::PathRoom { path: number(path) }, None),
+        Completion::PathCapacity { path } => (Input::PathRoom { path: number(path) }, None),
         Completion::Notified { path, ticket } => {
-            (Input::Notified { path: number(path), ticket: Ticket(ticket) }, None)
+            (Input::Notified { path: number(path), ticket: SliceTicket(ticket) }, None)
         }
     }
 }

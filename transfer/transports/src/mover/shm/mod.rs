@@ -38,7 +38,7 @@ use self::site::Site;
 use self::windows::{Table, Windows};
 use super::completions::Source;
 use super::damage::Damage;
-use super::gate::{Gate, Room};
+use super::gate::{Gate, PathCapacity};
 use super::greeting::{Greeting, Purpose};
 use super::reactor::{Listener, Pool};
 use super::registry::Registry;
@@ -246,7 +246,7 @@ impl Transport for ShmTransport {
             dialled.map_err(failed)?;
         let allowed = answer?;
         let table = table.ok_or_else(|| failed(io::Error::other("its answer lacks the table of windows")))?;
-        let room = Room {
+        let room = PathCapacity {
             // The ring has the length that we asked for, so a larger limit of the peer has no use.
             slices: site.config.outstanding_max.min(allowed.outstanding_max),
             bytes: site.config.credit_bytes.min(allowed.credit_bytes),

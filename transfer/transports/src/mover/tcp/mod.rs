@@ -30,7 +30,7 @@ use self::site::Site;
 use self::stream::Stream;
 pub use self::tls::{TcpTls, TlsPem};
 use super::damage::Damage;
-use super::gate::{Gate, Room};
+use super::gate::{Gate, PathCapacity};
 use super::greeting::{GREETING_BYTES, Greeting, Purpose};
 use super::reactor::{Listener, Pool};
 use super::registry::Registry;
@@ -241,7 +241,7 @@ impl Transport for TcpTransport {
         let dialled = (0..site.config.lanes).map(|_| self.dial(peer, session));
         let dialled = dialled.collect::<Result<Vec<_>, _>>()?;
         let (_, address, allowed) = dialled.first().expect("at least one lane");
-        let room = Room {
+        let room = PathCapacity {
             slices: site.config.outstanding_max.min(allowed.outstanding_max),
             bytes: site.config.credit_bytes.min(allowed.credit_bytes),
             slice_bytes: site.config.slice_bytes_max.min(allowed.slice_bytes_max),

@@ -34,7 +34,7 @@ impl OpenedPath {
         if matches!(state.phase, Phase::Open) {
             if state.full && state.slices <= self.terms.outstanding_max / 4 * 3 {
                 state.full = false;
-                completed.push(Completion::Room { path: self.terms.id });
+                completed.push(Completion::PathCapacity { path: self.terms.id });
             }
             self.completions.push(completed);
         }
