@@ -281,10 +281,7 @@ impl Pairs {
     ) {
         self.now_us = now_us;
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        pair.advance(|stage| match stage {
-            Stage::Prefilling(prefilling) => Stage::Answered(prefilling.answered()),
-            other => other,
-        });
+        pair.if_prefilling(|prefilling| Stage::Answered(prefilling.answered()));
         if let Stage::Decoding(_) = pair.stage {
             self.conclude((request, tbt_us), core, effects);
         }
@@ -339,10 +336,7 @@ impl Pairs {
         }
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         if pair.is_unpromised() {
-            pair.advance(|stage| match stage {
-                Stage::Waiting(waiting) => Stage::Waiting(waiting.admitted()),
-                other => other,
-            });
+            pair.if_waiting(|waiting| Stage::Waiting(waiting.admitted()));
             let stage_us = self.config.queue_stage_us(pair);
             self.set_deadline(request, self.now_us + stage_us);
         }

@@ -52,10 +52,7 @@ impl Pairs {
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
         let (attempt, given_tokens) = (pair.attempt, pair.emitted_tokens);
         let tokens = AttemptTokens { given: given_tokens, first_us: 0, room: room_tokens };
-        pair.advance(|stage| match stage {
-            Stage::Waiting(waiting) => Stage::Prefilling(waiting.sent(legs, tokens, turn)),
-            other => other,
-        });
+        pair.if_waiting(|waiting| Stage::Prefilling(waiting.sent(legs, tokens, turn)));
         let stage_us = self.config.prefill_stage_us(pair);
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
@@ -85,10 +82,7 @@ impl Pairs {
         if pair.phase() != Phase::HandingOff {
             return debug_assert!(false, "{request} decodes without a hand-off: {pair:?}");
         }
-        pair.advance(|stage| match stage {
-            Stage::HandingOff(handing_off) => Stage::Decoding(handing_off.landed(instance, now_us)),
-            other => other,
-        });
+        pair.if_handing_off(|handing_off| Stage::Decoding(handing_off.landed(instance, now_us)));
         let (attempt, stage_us) = (pair.attempt, self.config.token_stage_us(pair.class));
         self.set_deadline(request, now_us + stage_us);
         self.entered(request, effects);
@@ -109,10 +103,7 @@ impl Pairs {
         let (turn, now_us) = (StageProgress::new(self.handed_by([Some(from), Some(to)])), self.now_us);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.attempt += 1;
-        pair.advance(|stage| match stage {
-            Stage::HandingOff(at) => Stage::HandingOff(at.handed_off((from, to), room_tokens, turn, now_us)),
-            other => other,
-        });
+        pair.if_handing_off(|at| Stage::HandingOff(at.handed_off((from, to), room_tokens, turn, now_us)));
         let given_tokens = pair.stage.tokens_mut().map_or(0, |tokens| tokens.given);
         let attempt = pair.attempt;
         let stage_us = self.config.handoff_stage_us(pair);
@@ -127,10 +118,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get(&request) else { return };
         let (turn, now_us) = (StageProgress::new(self.handed_by(pair.legs())), self.now_us);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        pair.advance(|stage| match stage {
-            Stage::Prefilling(prefilling) => Stage::HandingOff(prefilling.prefilled(turn, now_us)),
-            other => other,
-        });
+        pair.if_prefilling(|prefilling| Stage::HandingOff(prefilling.prefilled(turn, now_us)));
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
         self.entered(request, effects);

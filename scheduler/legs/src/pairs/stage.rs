@@ -357,12 +357,28 @@ impl Pair {
         self.stage = next(stage);
     }
 
+    /// Goes on from waiting, if it waits.
+    pub(super) fn if_waiting(&mut self, next: impl FnOnce(WaitingStage) -> Stage) {
+        self.advance(|stage| if let Stage::Waiting(waiting) = stage { next(waiting) } else { stage });
+    }
+
+    /// Goes on from its prefill, if it is there.
+    pub(super) fn if_prefilling(&mut self, next: impl FnOnce(PrefillStage) -> Stage) {
+        self.advance(
+            |stage| if let Stage::Prefilling(prefilling) = stage { next(prefilling) } else { stage },
+        );
+    }
+
+    /// Goes on from its hand-off, if it is there.
+    pub(super) fn if_handing_off(&mut self, next: impl FnOnce(HandoffStage) -> Stage) {
+        self.advance(
+            |stage| if let Stage::HandingOff(handing_off) = stage { next(handing_off) } else { stage },
+        );
+    }
+
     /// Its KV is where it is decoded before its prefill's own report has come.
     pub(super) fn lands_early(&mut self) {
-        self.advance(|stage| match stage {
-            Stage::Prefilling(prefilling) => Stage::Prefilling(prefilling.landed()),
-            other => other,
-        });
+        self.if_prefilling(|prefilling| Stage::Prefilling(prefilling.landed()));
     }
 
     /// Its state.

@@ -107,10 +107,7 @@ impl Pairs {
             return debug_assert!(false, "{request} is parked with its legs: {pair:?}");
         }
         if pair.stage == Stage::Waiting(WaitingStage::Queued) {
-            pair.advance(|stage| match stage {
-                Stage::Waiting(waiting) => Stage::Waiting(waiting.parked()),
-                other => other,
-            });
+            pair.if_waiting(|waiting| Stage::Waiting(waiting.parked()));
             let wait_us = self.config.parked_stage_us(pair);
             self.set_deadline(request, self.now_us + wait_us);
             self.entered(request, effects);
