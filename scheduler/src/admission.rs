@@ -1,12 +1,13 @@
 //! Whether a request is admitted, and if not, its Retry-After.
 
 use alloc::vec::Vec;
-use baton_types::{ClassId, InstanceId, Role, SloClass};
+use baton_types::{ClassId, InstanceId, RequestId, Role, SloClass};
 
 use crate::conductor::Conductor;
 use crate::placement::{DecodeChoice, MIN_RETRY_AFTER_US, Placement, Refusal, within_reach};
 use crate::policies::QueueLocation;
 use crate::request::Entry;
+use crate::tickets::Ticket;
 use crate::{AdmissionMode, Effect, RejectReason, Rejection, Request};
 
 impl Conductor {
@@ -131,20 +132,7 @@ impl Conductor {
         let mode = if request.let_in { AdmissionMode::None } else { self.config.effective_admission() };
         let only_feasible = mode == AdmissionMode::Slo;
         let ticket = self.take_ticket(request, effects);
-        if only_feasible && !self.is_time_of(ticket.as_ref()) {
-            self.see_tickets(request);
-        }
-        if only_feasible {
-            self.expect_higher(request);
-        }
-        let mut verdict = self.place_for(request, entry.deadline_us, only_feasible);
-        let mut displaced = Vec::new();
-        if verdict.is_err()
-            && only_feasible
-            && let Some((placement, from)) = self.place_by_displacing(request, entry.deadline_us)
-        {
-            (verdict, displaced) = (Ok(placement), from);
-        }
+        let (verdict, displaced) = self.find_place(&entry, only_feasible, ticket.as_ref());
         // A client that comes back was counted when it was refused, and who was let in when it arrived.
         if ticket.is_none() && !request.let_in {
             self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
@@ -164,17 +152,41 @@ impl Conductor {
             }
             Ok(placement) => match self.refusal_under(mode, request, &placement) {
                 Some(refusal) => self.reject(&entry, refusal, effects),
-                None => {
-                    let entry = Entry { returned: ticket.is_some(), ..entry };
-                    self.stats.admitted += u64::from(!entry.request.let_in);
-                    self.stats.tickets_used += u64::from(ticket.is_some());
-                    self.replicator.note(&self.hits, &entry.request);
-                    self.commit(entry, &placement, effects);
-                    self.replicate_hot(effects);
-                }
+                None => self.let_in(Entry { returned: ticket.is_some(), ..entry }, &placement, effects),
             },
         }
         self.place_displaced(&displaced, effects);
+    }
+
+    /// Where a request may go, and which waiting requests have to leave for it. If it must be feasible, it leaves the places
+    /// that tickets keep, unless it comes at the time of its own, and those that higher bands are expected to need.
+    fn find_place(
+        &mut self,
+        entry: &Entry,
+        only_feasible: bool,
+        ticket: Option<&Ticket>,
+    ) -> (Result<Placement, Refusal>, Vec<RequestId>) {
+        let (request, deadline_us) = (&entry.request, entry.deadline_us);
+        if !only_feasible {
+            return (self.place_for(request, deadline_us, false), Vec::new());
+        }
+        if !self.is_time_of(ticket) {
+            self.see_tickets(request);
+        }
+        self.expect_higher(request);
+        let placed = self.place_for(request, deadline_us, true);
+        let by_displacing =
+            if placed.is_err() { self.place_by_displacing(request, deadline_us) } else { None };
+        by_displacing.map_or((placed, Vec::new()), |(placement, displaced)| (Ok(placement), displaced))
+    }
+
+    /// Counts a request that was placed, and puts it where it goes.
+    fn let_in(&mut self, entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
+        self.stats.admitted += u64::from(!entry.request.let_in);
+        self.stats.tickets_used += u64::from(entry.returned);
+        self.replicator.note(&self.hits, &entry.request);
+        self.commit(entry, placement, effects);
+        self.replicate_hot(effects);
     }
 
     /// Counts what a request needs. It competes with its own band and with lower ones, and what they leave is left for it.
