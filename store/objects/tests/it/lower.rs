@@ -118,10 +118,15 @@ fn only_the_second_touch_costs_a_write_a_put_after_eviction_included() {
     for n in 100..300u64 {
         store.put(key(&n.to_string()), &content(n, 50_000), PutOptions::REPLACE).unwrap();
     }
-    assert!(!store.exists(key("5")) && read(&store, "5").is_none(), "it was not worth a write");
-    store.put(key("5"), &content(5, 50_000), PutOptions::REPLACE).unwrap();
+    for n in 4..12u64 {
+        let name = n.to_string();
+        assert!(!store.exists(key(&name)) && read(&store, &name).is_none(), "{n} was not worth a write");
+        store.put(key(&name), &content(n, 50_000), PutOptions::REPLACE).unwrap();
+    }
     settle(&store);
-    assert_eq!(store.lower_stats().ssd.values, 2, "put again after it was evicted");
+    // Keys are remembered in a table without chains, at places that differ from run to run: a mark may be overwritten.
+    let values = store.lower_stats().ssd.values;
+    assert!((5..=9).contains(&values), "{values}: eight were put again after they were evicted");
     assert_eq!(read(&store, "3").unwrap(), content(3, 50_000));
 }
 
