@@ -109,6 +109,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Its class among these (at least one); an unknown one counts as the last.
+    #[must_use]
+    pub fn class_of<'a>(&self, classes: &'a [SloClass]) -> &'a SloClass {
+        &classes[usize::from(self.class).min(classes.len() - 1)]
+    }
+
     /// Whether an answer that completed kept the TTFT, the TBT and the E2E objective that held for it: its own, else its
     /// class's.
     #[must_use]
@@ -324,8 +330,7 @@ impl Collector {
         c.second_tries += u64::from(outcome.attempts > 1);
         c.second_tries_admitted += u64::from(outcome.attempts == 2 && outcome.status != Status::Rejected);
         self.by_class.ended(outcome);
-        let class = &self.classes[usize::from(outcome.class).min(self.classes.len() - 1)];
-        self.by_tenant.ended(outcome, class);
+        self.by_tenant.ended(outcome, outcome.class_of(&self.classes));
         if outcome.status == Status::Completed {
             self.completed(outcome);
             if !self.decisions.is_empty() {
@@ -338,7 +343,7 @@ impl Collector {
     }
 
     fn completed(&mut self, outcome: &Outcome) {
-        let class = &self.classes[usize::from(outcome.class).min(self.classes.len() - 1)];
+        let class = outcome.class_of(&self.classes);
         let c = &mut self.counts;
         c.output_tokens += u64::from(outcome.output_tokens);
         c.hit_blocks += u64::from(outcome.hit_blocks);

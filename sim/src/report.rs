@@ -20,6 +20,7 @@ mod lines;
 mod names;
 mod parts;
 mod predictions;
+mod rows;
 mod table;
 mod tenants;
 #[cfg(test)]

@@ -5,9 +5,6 @@ use baton_sim::RunResult;
 use baton_sim::metrics::{ClassResult, TenantResult};
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 
-/// Tenants of a run in a table at most; the others are one row more.
-const TENANTS: usize = 20;
-
 /// An empty table; the columns of `figures` are aligned to the right.
 pub fn with_header(header: &[&str], figures: impl std::ops::RangeBounds<usize>) -> Table {
     let mut table = Table::new();
@@ -96,15 +93,20 @@ fn classes(runs: &[RunResult]) -> String {
     ];
     let rows = runs
         .iter()
-        .flat_map(|run| run.classes.iter().map(move |class| class_row(run, class, name(run, runs))));
+        .flat_map(|run| run.classes.iter().map(move |class| class_row(run_cells(run, runs), class)));
     filled(&header, 4.., rows)
 }
 
-fn class_row(run: &RunResult, class: &ClassResult, name: String) -> Vec<String> {
-    vec![
-        name,
-        run.admission.clone(),
-        format!("×{}", run.speed),
+/// A run's first cells in a table of its parts: policy, admission, speed.
+fn run_cells(run: &RunResult, runs: &[RunResult]) -> [String; 3] {
+    [name(run, runs), run.admission.clone(), format!("×{}", run.speed)]
+}
+
+fn class_row([policy, admission, speed]: [String; 3], class: &ClassResult) -> [String; 13] {
+    [
+        policy,
+        admission,
+        speed,
         class.name.clone(),
         class.requests.to_string(),
         percent(class.attained),
@@ -133,11 +135,11 @@ fn tenants(runs: &[RunResult]) -> String {
         "TTFT p50",
         "p90",
     ];
-    let row = |run: &RunResult, (title, tenant): (String, TenantResult)| {
-        vec![
-            name(run, runs),
-            run.admission.clone(),
-            format!("×{}", run.speed),
+    let row = |[policy, admission, speed]: [String; 3], (title, tenant): (String, TenantResult)| {
+        [
+            policy,
+            admission,
+            speed,
             title,
             tenant.requests.to_string(),
             percent(tenant.attained),
@@ -148,9 +150,10 @@ fn tenants(runs: &[RunResult]) -> String {
             seconds(tenant.ttft_s.p90),
         ]
     };
-    let rows = runs
-        .iter()
-        .flat_map(|run| TenantResult::rows(&run.tenants, TENANTS).into_iter().map(move |of| row(run, of)));
+    let rows = runs.iter().flat_map(|run| {
+        let tenants = TenantResult::rows(&run.tenants, TenantResult::SHOWN).into_iter();
+        tenants.map(move |tenant| row(run_cells(run, runs), tenant))
+    });
     filled(&header, 4.., rows)
 }
 

@@ -34,6 +34,9 @@ pub struct TenantResult {
 }
 
 impl TenantResult {
+    /// Tenants in a table of a report at most; the others are one row more.
+    pub const SHOWN: usize = 20;
+
     /// Rows for a table of `most` tenants, and one of the sums of all others, if there are any; each with its title.
     #[must_use]
     pub fn rows(all: &[Self], most: usize) -> Vec<(String, Self)> {

@@ -2,9 +2,8 @@
 
 use crate::metrics::{ClassResult, RunResult};
 
-use super::lines::paragraph;
-use super::names::key;
-use super::text::{count, escape, fixed, percent};
+use super::rows::{row, table};
+use super::text::{count, fixed, percent};
 
 const NOTE: &str = "Each request counts once, in its class, a late one by the first objective that it missed. In SLO: \
                     the share of all but the cancelled requests. The target is the share of admitted requests that \
@@ -30,27 +29,10 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
         "TTFT p50, s",
         "TTFT p90, s",
     ];
-    let mut html = format!(
-        "<figure class=\"wide\"><figcaption><h3>Service classes</h3>{}</figcaption><div class=\"scroll\" \
-         tabindex=\"0\" role=\"region\" aria-label=\"Service classes\"><table><thead><tr>\
-         <th scope=\"col\">run</th><th scope=\"col\">class</th>",
-        paragraph(NOTE)
-    );
-    html.extend(heads.map(|head| format!("<th scope=\"col\" class=\"n\">{head}</th>")));
-    html += "</tr></thead><tbody>";
-    for (at, (run, label)) in runs.iter().zip(labels).enumerate() {
-        for class in &run.classes {
-            put!(
-                html,
-                "<tr class=\"r{at}\"><th scope=\"row\">{}</th><td>{}</td>",
-                key(at, label),
-                escape(&class.name)
-            );
-            html.extend(cells(class).map(|cell| format!("<td class=\"n\">{cell}</td>")));
-            html += "</tr>";
-        }
-    }
-    html + "</tbody></table></div></figure>"
+    let rows = runs.iter().zip(labels).enumerate().flat_map(|(at, (run, label))| {
+        run.classes.iter().map(move |class| row((at, label), &[&class.name], &cells(class)))
+    });
+    table("Service classes", NOTE, (&["class"], &heads), &rows.collect::<String>())
 }
 
 fn cells(class: &ClassResult) -> [String; 12] {

@@ -1,12 +1,11 @@
 //! The table of how well predictions held.
 
-use baton_scheduler::{PathFigures, PredictionFigures};
+use baton_scheduler::{PathFigures, PredictionFigures, PredictionTarget};
 
 use crate::metrics::RunResult;
 
-use super::lines::paragraph;
-use super::names::key;
-use super::text::{count, escape, percent};
+use super::rows::{row, table};
+use super::text::{count, percent};
 
 const NOTE: &str = "Of completed requests that were served where they were first placed, by their class and the way to \
                     their first token. An error is measured less predicted, over predicted: below 0, less than predicted \
@@ -26,32 +25,15 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
     if rows.is_empty() {
         return rows;
     }
-    let mut html = format!(
-        "<figure class=\"wide\"><figcaption><h3>Predictions</h3>{}</figcaption><div class=\"scroll\" tabindex=\"0\" \
-         role=\"region\" aria-label=\"Predictions\"><table><thead><tr>",
-        paragraph(NOTE)
-    );
-    html.extend(["run", "class", "path", "prediction"].map(|head| format!("<th scope=\"col\">{head}</th>")));
     let heads = ["requests", "median error", "bias", "nine of ten at most", "within", "target"];
-    html.extend(heads.map(|head| format!("<th scope=\"col\" class=\"n\">{head}</th>")));
-    html + "</tr></thead><tbody>" + &rows + "</tbody></table></div></figure>"
+    table("Predictions", NOTE, (&["class", "path", "prediction"], &heads), &rows)
 }
 
-fn path_rows(path: &PathFigures, (at, label): (usize, &str), class: &str) -> String {
-    let mut rows = String::new();
-    for (target, figures) in path.all() {
-        put!(
-            rows,
-            "<tr class=\"r{at}\"><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td>",
-            key(at, label),
-            escape(class),
-            path.path.name(),
-            target.words()
-        );
-        rows.extend(cells(figures).map(|cell| format!("<td class=\"n\">{cell}</td>")));
-        rows += "</tr>";
-    }
-    rows
+fn path_rows(path: &PathFigures, run: (usize, &str), class: &str) -> String {
+    let of = |(target, figures): (PredictionTarget, &PredictionFigures)| {
+        row(run, &[class, path.path.name(), target.words()], &cells(figures))
+    };
+    path.all().into_iter().map(of).collect()
 }
 
 fn cells(figures: &PredictionFigures) -> [String; 6] {

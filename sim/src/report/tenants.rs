@@ -2,12 +2,8 @@
 
 use crate::metrics::{RunResult, TenantResult};
 
-use super::lines::paragraph;
-use super::names::key;
-use super::text::{count, escape, fixed, percent};
-
-/// Rows of a run at most; the others are one row more.
-const ROWS: usize = 20;
+use super::rows::{row, table};
+use super::text::{count, fixed, percent};
 
 const NOTE: &str = "Each request counts once, for its tenant; the tenants with the most requests come first. In SLO: the \
                     share of all but the cancelled requests that kept their objectives.";
@@ -28,27 +24,11 @@ pub(super) fn figure(runs: &[RunResult], labels: &[String]) -> String {
         "TTFT p50, s",
         "TTFT p90, s",
     ];
-    let mut html = format!(
-        "<figure class=\"wide\"><figcaption><h3>Tenants</h3>{}</figcaption><div class=\"scroll\" tabindex=\"0\" \
-         role=\"region\" aria-label=\"Tenants\"><table><thead><tr><th scope=\"col\">run</th>\
-         <th scope=\"col\">tenant</th>",
-        paragraph(NOTE)
-    );
-    html.extend(heads.map(|head| format!("<th scope=\"col\" class=\"n\">{head}</th>")));
-    html += "</tr></thead><tbody>";
-    for (at, (run, label)) in runs.iter().zip(labels).enumerate() {
-        for (name, tenant) in TenantResult::rows(&run.tenants, ROWS) {
-            put!(
-                html,
-                "<tr class=\"r{at}\"><th scope=\"row\">{}</th><td>{}</td>",
-                key(at, label),
-                escape(&name)
-            );
-            html.extend(cells(&tenant).map(|cell| format!("<td class=\"n\">{cell}</td>")));
-            html += "</tr>";
-        }
-    }
-    html + "</tbody></table></div></figure>"
+    let rows = runs.iter().zip(labels).enumerate().flat_map(|(at, (run, label))| {
+        let tenants = TenantResult::rows(&run.tenants, TenantResult::SHOWN).into_iter();
+        tenants.map(move |(title, tenant)| row((at, label), &[&title], &cells(&tenant)))
+    });
+    table("Tenants", NOTE, (&["tenant"], &heads), &rows.collect::<String>())
 }
 
 fn cells(tenant: &TenantResult) -> [String; 8] {

@@ -64,7 +64,7 @@ pub fn result(
     let span_us = sent.iter().map(|s| s.outcome.end_us).max().unwrap_or(0);
     let mut series = Series::new(span_us, 0);
     for one in sent {
-        let class = &classes[usize::from(one.outcome.class).min(classes.len() - 1)];
+        let class = one.outcome.class_of(classes);
         sums.take(one, class);
         by_class.ended(&one.outcome);
         by_tenant.ended(&one.outcome, class);
