@@ -7,7 +7,7 @@ use baton_types::{BlockHash, ClassId, InstanceId, RequestId, RequestObjectives, 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::placement::PlannedEnd;
+use crate::placement::{Plan, PlannedEnd};
 
 /// A request, parsed and hashed before it reaches the conductor.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -158,6 +158,11 @@ impl Entry {
     /// Whether it had a place before and lost it, to a fault or to an older request.
     pub(crate) const fn is_placed_again(&self) -> bool {
         self.retries > 0 || self.gave_way || self.request.let_in
+    }
+
+    /// Its prefill is to reuse, fetch and compute what the plan says.
+    pub(crate) const fn take_plan(&mut self, plan: &Plan) {
+        (self.work_us, self.new_tokens, self.fetch) = (plan.work_us, plan.new_tokens, plan.fetch);
     }
 
     /// Its prefill where it is placed, which ends at that time, µs.

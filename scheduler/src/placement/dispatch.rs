@@ -38,9 +38,7 @@ impl Conductor {
             placement.decode
         );
         entry.prefill = id;
-        entry.work_us = plan.work_us;
-        entry.new_tokens = plan.new_tokens;
-        entry.fetch = plan.fetch;
+        entry.take_plan(plan);
         entry.promised_us = placement.candidate.deadline_us;
         if self.config.policy.orders_queues() {
             entry.stage = Stage::Waiting;
@@ -337,14 +335,12 @@ impl Conductor {
             return self.wait_or_leave(at, entry, effects);
         };
         entry.stage = Stage::Prefilling;
-        entry.fetch = plan.fetch;
         let planned_us = entry.work_us;
-        entry.work_us = plan.work_us;
+        entry.take_plan(&plan);
         if !local {
             let takes_us = self.handoff_takes_us(self.fleet.known(id), &entry.request, decode);
             entry.work_us = entry.work_us.max(takes_us);
         }
-        entry.new_tokens = plan.new_tokens;
         let mut instance = self.fleet.known_mut(id);
         let waiting = instance.prefill.take_waiting(at);
         drop(instance);
@@ -365,6 +361,7 @@ impl Conductor {
         effects: &mut Vec<Effect>,
     ) {
         assert!(plan.new_tokens > entry.new_tokens, "request {} waits for ever", entry.request.id);
+        // The fetch is settled when it is sent.
         (entry.work_us, entry.new_tokens) = (plan.work_us, plan.new_tokens);
         let decodes_at_us = entry.decode_at_us.max(self.now_us);
         self.reserve_decode(&mut entry, decode, decodes_at_us);

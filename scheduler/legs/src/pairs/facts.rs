@@ -153,7 +153,7 @@ impl Pairs {
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
         let (legs, attempt, answered) = (pair.legs(), pair.attempt, pair.is_answered());
-        let landed = matches!(&pair.stage, Stage::Prefilling(prefilling) if prefilling.has_landed());
+        let landed = pair.has_landed_early();
         if let [Some(prefill), _] = legs {
             self.paces.entry(prefill).or_default().prefilled += 1;
         }
@@ -204,7 +204,7 @@ impl Pairs {
 
     fn offered(&mut self, request: RequestId) -> FactOutcome {
         let Some(pair) = self.pairs.get_mut(&request) else { return FactOutcome::Stale };
-        if matches!(&pair.stage, Stage::Prefilling(prefilling) if prefilling.has_landed()) {
+        if pair.has_landed_early() {
             return FactOutcome::Stale;
         }
         pair.lands_early();

@@ -191,11 +191,6 @@ impl PrefillStage {
         self.tokens.given
     }
 
-    /// Whether its KV landed before its end was reported.
-    pub(super) const fn has_landed(&self) -> bool {
-        self.landed
-    }
-
     /// The client has all of its answer.
     pub(super) const fn answered(self) -> AnsweredStage {
         AnsweredStage { legs: Some(self.legs), tokens: self.tokens }
@@ -374,6 +369,11 @@ impl Pair {
         self.advance(
             |stage| if let Stage::HandingOff(handing_off) = stage { next(handing_off) } else { stage },
         );
+    }
+
+    /// Whether its KV is where it is decoded while its prefill's own report is to come.
+    pub(super) const fn has_landed_early(&self) -> bool {
+        matches!(self.stage, Stage::Prefilling(PrefillStage { landed: true, .. }))
     }
 
     /// Its KV is where it is decoded before its prefill's own report has come.
