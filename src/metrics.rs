@@ -1,9 +1,9 @@
 //! The names under which the live service's numbers are exported: stable, documented in
 //! `docs/metrics.md`, the same buckets as the simulator's reports.
 
+mod bounded;
 mod by_class;
 mod by_node;
-mod by_tenant;
 mod edge;
 mod gauges;
 pub(crate) mod objects;

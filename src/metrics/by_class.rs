@@ -1,20 +1,19 @@
-//! Counters and histograms by service class: a set of series for each class that a request named.
+//! Counters and histograms by service class, and counters by tenant: a set of series for each that a request named.
 
 use std::collections::BTreeMap;
 
 use baton_scheduler::{Prediction, PredictionPath, PredictionTarget, ServedRequest};
 use metrics::{Counter, Histogram, Key, Label, Recorder as _};
 use metrics_exporter_prometheus::PrometheusRecorder;
-use parking_lot::Mutex;
 
 use super::METADATA;
-use super::by_tenant::TenantCounters;
+use super::bounded::BoundedSeries;
 
 /// Classes with series of their own at most: twice the maximum of a configuration, as the exporter keeps the series of
 /// classes that a change of policy removed.
 const MAX_CLASSES: usize = 2048;
-/// The class of the requests of all further classes.
-const OTHER_CLASS: &str = "other";
+/// Tenants with series of their own at most: without API keys a client may name any.
+const MAX_TENANTS: usize = 256;
 
 /// How a request ended, judged by its objectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,12 +63,25 @@ impl SloOutcome {
 /// The series of every class that was counted.
 #[derive(Default)]
 pub(super) struct ByClass {
-    classes: Mutex<BTreeMap<String, ClassSeries>>,
-    tenants: TenantCounters,
+    classes: BoundedSeries<ClassSeries, MAX_CLASSES>,
+    tenants: BoundedSeries<OutcomeCounters, MAX_TENANTS>,
+}
+
+/// A counter of each outcome.
+type OutcomeCounters = [Counter; SloOutcome::ALL.len()];
+
+/// Every outcome begins at zero: a rate of an outcome that never happened is 0 rather than absent.
+fn outcome_counters(recorder: &PrometheusRecorder, name: &'static str, of: &Label) -> OutcomeCounters {
+    SloOutcome::ALL.map(|outcome| {
+        let labels = vec![of.clone(), Label::new("outcome", outcome.name())];
+        let counter = recorder.register_counter(&Key::from_parts(name, labels), &METADATA);
+        counter.increment(0);
+        counter
+    })
 }
 
 struct ClassSeries {
-    outcomes: [Counter; SloOutcome::ALL.len()],
+    outcomes: OutcomeCounters,
     /// Prompt and output tokens of requests in SLO.
     tokens: [Counter; 2],
     ttft: Histogram,
@@ -115,19 +127,12 @@ impl PredictionSeries {
 }
 
 impl ClassSeries {
-    /// Every outcome begins at zero: a rate of an outcome that never happened is 0 rather than absent.
     fn new(recorder: &PrometheusRecorder, class: &str) -> Self {
         let label = || Label::new("class", class.to_owned());
         let histogram = |name: &'static str| {
             recorder.register_histogram(&Key::from_parts(name, vec![label()]), &METADATA)
         };
-        let outcomes = SloOutcome::ALL.map(|outcome| {
-            let labels = vec![label(), Label::new("outcome", outcome.name())];
-            let counter =
-                recorder.register_counter(&Key::from_parts("baton_slo_requests_total", labels), &METADATA);
-            counter.increment(0);
-            counter
-        });
+        let outcomes = outcome_counters(recorder, "baton_slo_requests_total", &label());
         let tokens = ["prompt", "output"].map(|kind| {
             let key = Key::from_parts("baton_slo_tokens_total", vec![label(), Label::new("kind", kind)]);
             let counter = recorder.register_counter(&key, &METADATA);
@@ -151,12 +156,7 @@ impl ByClass {
         class: &str,
         act: impl FnOnce(&mut ClassSeries, &str) -> T,
     ) -> T {
-        let mut classes = self.classes.lock();
-        if let Some(series) = classes.get_mut(class) {
-            return act(series, class);
-        }
-        let class = if classes.len() < MAX_CLASSES { class } else { OTHER_CLASS };
-        act(classes.entry(class.to_owned()).or_insert_with(|| ClassSeries::new(recorder, class)), class)
+        self.classes.with(class, |class| ClassSeries::new(recorder, class), act)
     }
 
     /// Shows a class before its first request, so that the first one is an increase for Prometheus.
@@ -172,7 +172,12 @@ impl ByClass {
         outcome: SloOutcome,
     ) {
         self.series(recorder, class, |series, _| series.outcomes[outcome as usize].increment(1));
-        tenant.into_iter().for_each(|tenant| self.tenants.ended(recorder, tenant, outcome));
+        let Some(tenant) = tenant else { return };
+        let new = |tenant: &str| {
+            let label = Label::new("tenant", tenant.to_owned());
+            outcome_counters(recorder, "baton_tenant_requests_total", &label)
+        };
+        self.tenants.with(tenant, new, |counters, _| counters[outcome as usize].increment(1));
     }
 
     /// Counts the prompt and output tokens of a request in SLO.
@@ -281,6 +286,24 @@ mod tests {
         assert_eq!(covered.count(), 6, "two of each target that was measured");
         assert!(page.contains(&format!("baton_prediction_error_ratio_count{{{}}} 3", of("tbt"))), "{page}");
         assert!(!page.contains(&of("decode_start")), "nothing was measured");
-        assert_eq!(by_class.classes.lock().len(), MAX_CLASSES + 1);
+        assert_eq!(by_class.classes.len(), MAX_CLASSES + 1);
+    }
+
+    #[test]
+    fn each_tenant_has_every_outcome_and_tenants_are_bounded() {
+        let (by_class, recorder) = (ByClass::default(), PrometheusBuilder::new().build_recorder());
+        for at in 0..MAX_TENANTS + 10 {
+            by_class.ended(&recorder, ("c", Some(&format!("t{at}"))), SloOutcome::Refused);
+        }
+        by_class.ended(&recorder, ("c", Some("t0")), SloOutcome::InSlo);
+        let page = recorder.handle().render();
+        for (tenant, outcome, count) in
+            [("t0", "in_slo", 1), ("t0", "refused", 1), ("t1", "failed", 0), ("other", "refused", 10)]
+        {
+            let line =
+                format!("baton_tenant_requests_total{{tenant=\"{tenant}\",outcome=\"{outcome}\"}} {count}\n");
+            assert!(page.contains(&line), "{line} is missing");
+        }
+        assert_eq!(by_class.tenants.len(), MAX_TENANTS + 1);
     }
 }
