@@ -126,13 +126,13 @@ impl Conductor {
 
     /// Places an entry under the admission mode in force, or refuses it. One that was let in before is only placed: it is not
     /// refused because it was parked meanwhile, or its conductor was replaced.
-    pub(crate) fn admit(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
+    pub(crate) fn admit(&mut self, mut entry: Entry, effects: &mut Vec<Effect>) {
         assert!(!self.requests.contains(entry.request.id), "request {} is let in twice", entry.request.id);
-        let request = &entry.request;
-        let mode = if request.let_in { AdmissionMode::None } else { self.config.effective_admission() };
+        let mode = if entry.request.let_in { AdmissionMode::None } else { self.config.effective_admission() };
         let only_feasible = mode == AdmissionMode::Slo;
-        let ticket = self.take_ticket(request, effects);
-        let (verdict, displaced) = self.find_place(&entry, only_feasible, ticket.as_ref());
+        let ticket = self.take_ticket(&entry.request, effects);
+        let (verdict, displaced) = self.find_place(&mut entry, only_feasible, ticket.as_ref());
+        let request = &entry.request;
         // A client that comes back was counted when it was refused, and who was let in when it arrived.
         if ticket.is_none() && !request.let_in {
             self.note_demand(request, verdict.as_ref().ok().map(|placed| placed.candidate.plan.new_tokens));
@@ -162,7 +162,7 @@ impl Conductor {
     /// that tickets keep, unless it comes at the time of its own, and those that higher bands are expected to need.
     fn find_place(
         &mut self,
-        entry: &Entry,
+        entry: &mut Entry,
         only_feasible: bool,
         ticket: Option<&Ticket>,
     ) -> (Result<Placement, Refusal>, Vec<RequestId>) {
@@ -175,9 +175,16 @@ impl Conductor {
         }
         self.expect_higher(request);
         let placed = self.place_for(request, deadline_us, true);
-        let by_displacing =
-            if placed.is_err() { self.place_by_displacing(request, deadline_us) } else { None };
-        by_displacing.map_or((placed, Vec::new()), |(placement, displaced)| (Ok(placement), displaced))
+        match placed {
+            Ok(placement) => {
+                self.note_in_time(request, &placement.candidate);
+                (Ok(placement), Vec::new())
+            }
+            Err(refusal) => match self.place_by_displacing(request, deadline_us) {
+                Some((placement, displaced)) => (Ok(placement), displaced),
+                None => (self.place_to_warm(entry, refusal), Vec::new()),
+            },
+        }
     }
 
     /// Counts a request that was placed, and puts it where it goes.

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
 use core::hash::{BuildHasher, Hasher};
 
+use crate::cold::ColdPrefixes;
 use crate::coming::PendingPrefixes;
 use crate::estimate::{LengthEstimator, MarginEstimator};
 use crate::expected::ReserveEstimator;
@@ -65,6 +66,7 @@ pub struct Conductor {
     pub(crate) hits: Hits,
     pub(crate) requests: Requests,
     pub(crate) coming: PendingPrefixes,
+    pub(crate) cold: ColdPrefixes,
     /// Requests not yet placed, in order of arrival (`dynamo_wspt` only).
     pub(crate) unplaced: Vec<RequestId>,
     pub(crate) fair: FairShares,
@@ -108,6 +110,7 @@ impl Conductor {
             hits: Hits::default(),
             requests: Requests::default(),
             coming: PendingPrefixes::default(),
+            cold: ColdPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
             tickets: TicketLedger::default(),

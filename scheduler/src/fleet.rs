@@ -190,6 +190,9 @@ pub(crate) struct Fleet {
     instances: Vec<Option<Instance>>,
     /// Ids that may take a prefill as the first leg, ascending.
     pub prefills: Vec<InstanceId>,
+    /// Whether some of these do not decode.
+    #[serde(default)]
+    pub prefills_apart: bool,
     /// Ids that may decode, ascending.
     pub decodes: Vec<InstanceId>,
     /// Ids that lend room and compute nothing, ascending.
@@ -301,6 +304,11 @@ impl Fleet {
 
     fn rebuild_pools(&mut self) {
         (self.prefills, self.decodes, self.stores, self.largest_decode_tokens) = self.pools();
+        self.prefills_apart = self.has_prefills_apart();
+    }
+
+    fn has_prefills_apart(&self) -> bool {
+        self.iter().any(|i| i.serves() && i.spec.role == Role::Prefill)
     }
 
     /// Instances that may prefill, decode and store, and the most tokens that one decode instance holds.
@@ -331,7 +339,7 @@ impl Fleet {
         }
         let (prefills, decodes, stores, largest) = self.pools();
         let same = self.prefills == prefills && self.decodes == decodes && self.stores == stores;
-        if same && self.largest_decode_tokens == largest {
+        if same && self.largest_decode_tokens == largest && self.prefills_apart == self.has_prefills_apart() {
             Ok(())
         } else {
             Err(String::from("the pools of instances are not what roles and states say"))

@@ -47,6 +47,7 @@ impl Conductor {
         if self.now_us.max(self.turn).max(self.sequence) > LATEST_US
             || !self.stats.is_sound()
             || !self.replicator.is_sound()
+            || !self.cold.is_sound()
         {
             return Err(String::from("time or counters are out of bounds"));
         }

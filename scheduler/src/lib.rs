@@ -8,6 +8,7 @@ extern crate alloc;
 
 mod admission;
 mod change;
+mod cold;
 mod coming;
 mod conductor;
 mod config;

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, RequestId, Rng, Tier};
 use serde::{Deserialize, Serialize};
 
+use crate::cold::ColdPrefixes;
 use crate::coming::PendingPrefixes;
 use crate::conductor::{Conductor, LATEST_US};
 use crate::estimate::{LengthEstimator, MarginEstimator};
@@ -30,6 +31,8 @@ pub struct SavedConductor {
     requests: Vec<Option<Entry>>,
     free: Vec<u32>,
     coming: PendingPrefixes,
+    #[serde(default)]
+    cold: ColdPrefixes,
     unplaced: Vec<RequestId>,
     fair: FairShares,
     tickets: TicketLedger,
@@ -103,6 +106,7 @@ impl Conductor {
             requests,
             free,
             coming: self.coming.clone(),
+            cold: self.cold.clone(),
             unplaced: self.unplaced.clone(),
             fair: self.fair.clone(),
             tickets: self.tickets.clone(),
@@ -145,6 +149,7 @@ impl Conductor {
         conductor.requests =
             requests.ok_or_else(|| wrong("the table of live requests contradicts itself"))?;
         conductor.coming = saved.coming;
+        conductor.cold = saved.cold;
         conductor.unplaced = saved.unplaced;
         conductor.fair = saved.fair;
         conductor.tickets = saved.tickets;

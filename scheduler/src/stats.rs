@@ -39,6 +39,9 @@ pub struct SchedulerStats {
     /// Of those, never seen again in time.
     #[serde(default)]
     pub tickets_expired: u64,
+    /// Admitted though they will be late, so that a cache holds their prefix.
+    #[serde(default)]
+    pub admitted_cold: u64,
     /// What each shadow mode would have refused, with how many it judged.
     pub shadow: Vec<(AdmissionMode, u64, u64)>,
     /// Prompt tokens computed for requests that were refused later.
@@ -79,7 +82,7 @@ impl SchedulerStats {
         }
         all_counters!(
             arrived admitted finished cancelled failed preempted retried
-            tickets_given tickets_used tickets_broken tickets_expired wasted_prefill_tokens cached_tokens prefilled_tokens
+            tickets_given tickets_used tickets_broken tickets_expired admitted_cold wasted_prefill_tokens cached_tokens prefilled_tokens
             fetches fetches_failed lent_fetches replications saves role_changes stale_inputs
         )
         .all(|count| *count <= LATEST_US)

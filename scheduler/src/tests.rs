@@ -6,6 +6,7 @@ mod algorithm;
 mod bounds;
 mod changes;
 mod classes;
+mod cold;
 mod decode;
 mod explain;
 mod failures;

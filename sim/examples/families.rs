@@ -88,6 +88,8 @@ const LOADS: &[Load] = &[
         ..load("chat whole servers x12", "chat", [0, 0, 16], 12.0)
     },
     Load { chunk: 8192, ..load("conversation whole servers", "conversation", [0, 0, 16], 1.0) },
+    // Servers of both roles beside the two pools.
+    Load { objective_ms: (2_000, 40), ..load("chat 6+2+4 x4", "chat", [6, 2, 4], 4.0) },
     load("toolagent x5", "toolagent", [8, 8, 0], 5.0),
     Load { objective_ms: (2_000, 60), ..load("code x8", "code", [8, 8, 0], 8.0) },
     Load { objective_ms: (2_000, 60), ..load("chat x14", "chat", [8, 8, 0], 14.0) },
@@ -102,6 +104,8 @@ const LOADS: &[Load] = &[
     Load { objective_ms: (10_000, 50), ..load("reasoning TBT 50 x7", "reasoning", [8, 8, 0], 7.0) },
     load("bimodal x8", "bimodal", [8, 8, 0], 8.0),
     load("doctree x10", "doctree", [8, 8, 0], 10.0),
+    // A document alone takes up to nine seconds.
+    Load { objective_ms: (2_000, 100), ..load("doctree tight x3", "doctree", [8, 8, 0], 3.0) },
     load("flash x2", "flash", [8, 8, 0], 2.0),
     load("agents x12", "agents", [8, 8, 0], 12.0),
     load("agents 13+3 x6", "agents", [13, 3, 0], 6.0),

@@ -398,6 +398,7 @@ impl Driver {
             ("tickets_used".to_owned(), stats.tickets_used),
             ("tickets_broken".to_owned(), stats.tickets_broken),
             ("tickets_expired".to_owned(), stats.tickets_expired),
+            ("admitted_cold".to_owned(), stats.admitted_cold),
             ("stale_inputs".to_owned(), stats.stale_inputs),
         ]);
         for (mode, refused, judged) in &stats.shadow {

@@ -367,12 +367,18 @@ impl DecodeLedger {
         self.load_by(Self::there_at(now_us, at_us), |slot| slot.as_of(now_us).context_at(at_us))
     }
 
-    /// Batch and context of all requests except those predicted to have ended by `at_us`. A request that overstays has
-    /// not ended.
-    pub(crate) fn ending_after(&self, now_us: u64, at_us: u64) -> (u32, u64) {
-        let (batch, context_tokens, _) = self.load(|s| {
-            let finish_us = s.as_of(now_us).finish_us;
-            finish_us > at_us || finish_us <= now_us
+    /// Batch and context of all requests that may be there at some time in a stay of `stay_us` from `at_us` on, if each lasts
+    /// up to four times as long as predicted; without those predicted to have ended by `ends_by_us`. A request that
+    /// overstays has not ended. Lengths of answers scatter about as exponential ones do, of which one in fifty is longer
+    /// than four times the mean.
+    pub(crate) fn may_meet(&self, now_us: u64, (at_us, stay_us): (u64, u64), ends_by_us: u64) -> (u32, u64) {
+        let (batch, context_tokens, _) = self.load(|slot| {
+            let slot = slot.as_of(now_us);
+            let lasts_us = slot.finish_us.saturating_sub(slot.start_us);
+            let counts = slot.finish_us > ends_by_us || slot.finish_us <= now_us;
+            let overstays = (slot.running || slot.held) && slot.finish_us <= now_us;
+            let begins = slot.start_us < at_us.saturating_add(stay_us);
+            counts && begins && (overstays || slot.finish_us.saturating_add(lasts_us * 3) > at_us)
         });
         (batch, context_tokens)
     }
@@ -539,8 +545,12 @@ mod tests {
         assert_eq!(ledger.now(), (1, 10, 20));
         assert_eq!(ledger.at(200, 250).0, 1, "an overdue decode is still there");
         assert_eq!(ledger.at_most(250).0, 0, "the paper's rule takes it for gone");
-        assert_eq!(ledger.ending_after(10, 10), (2, 30), "whenever they start");
-        assert_eq!((ledger.ending_after(10, 150).0, ledger.ending_after(200, 250).0), (1, 2));
+        assert_eq!(ledger.may_meet(10, (10, 50), 10), (2, 30), "the other begins before it ends");
+        assert_eq!(ledger.may_meet(10, (10, 40), 10), (1, 10), "the other begins when it has ended");
+        assert_eq!(ledger.may_meet(10, (429, 1), 10), (2, 30), "answers are longer than expected");
+        assert_eq!(ledger.may_meet(10, (430, 1), 10), (1, 20), "not by more than four times");
+        assert_eq!(ledger.may_meet(10, (10, 50), 150), (1, 20), "one has ended by then");
+        assert_eq!(ledger.may_meet(200, (900, 1), 250), (1, 10), "an overdue decode may never end");
         assert!(ledger.release(RequestId(1)) && !ledger.release(RequestId(1)));
         assert_eq!(ledger.all(), (1, 20));
     }

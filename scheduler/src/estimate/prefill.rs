@@ -21,7 +21,9 @@ pub(crate) struct PrefillWork {
 pub(crate) fn prefill_work(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> PrefillWork {
     let (spec, beside) = (&instance.spec, instance.decode.all());
     let prior_us = prior_us(spec, beside, (new, prefix), target_us);
-    let breaks_decodes = prior_us.is_none() || stretches_steps(instance, new, prefix, target_us);
+    // An instance of both roles has nowhere else to prefill, unless there are others for that.
+    let minds = spec.role != Role::Both;
+    let breaks_decodes = prior_us.is_none() || minds && stretches_steps(instance, new, prefix, target_us);
     let prior_us = prior_us.unwrap_or_else(|| alone_us(spec, new, prefix));
     PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio() + 1.0), breaks_decodes }
 }
@@ -79,16 +81,17 @@ pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u
     let profile = &instance.spec.profile;
     let tokens = (instance.prefill.active_tokens() + new).min(fixed.into());
     let before = prefix + new.saturating_sub(tokens) / 2;
-    let prompt_us = profile.prefill_us(tokens, before) * instance.prefill_residual.ratio();
+    // What was learnt of prefills here is less than one where they share the steps of large batches.
+    let prompt_us = profile.prefill_us(tokens, before) * instance.prefill_residual.ratio().max(1.0);
     let shared_us = if batch == 0 { 0.0 } else { profile.shared_us };
     profile.decode_us(batch, context) + (prompt_us - shared_us).max(0.0)
 }
 
 /// Whether chunks of this prefill would stretch steps beyond the target on a decode instance whose engine ignores the
-/// target. An instance of both roles has nowhere else to prefill, so it is exempt.
-fn stretches_steps(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> bool {
+/// target.
+pub(crate) fn stretches_steps(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> bool {
     let spec = &instance.spec;
-    let decodes = instance.decode.all().0 > 0 && spec.role != Role::Both;
+    let decodes = instance.decode.all().0 > 0;
     let fixed = spec.mixed_chunk_tokens.filter(|fixed| decodes && *fixed > 0);
     fixed.is_some_and(|fixed| mixed_step_us(instance, fixed, new, prefix) > as_f64(target_us) + 1.0)
 }
@@ -197,9 +200,27 @@ mod tests {
         decode.spec.role = Role::Both;
         decode.spec.mixed_chunk_tokens = Some(8192);
         assert!(!breaks_decodes(&decode, 20_000), "it has no other place for them");
+        assert!(stretches_steps(&decode, 20_000, 0, 90_000), "it has, where others prefill");
         let mut idle = instance(Role::Decode);
         idle.spec.mixed_chunk_tokens = Some(8192);
         assert!(!breaks_decodes(&idle, 20_000), "nobody decodes");
+    }
+
+    /// A regression: prompts that share a step of a large batch are computed in a fraction of it each, so steps with prompt
+    /// tokens were predicted to be half as long as they are.
+    #[test]
+    fn what_is_learnt_of_shared_steps_does_not_shorten_them() {
+        let mut decode = busy(Role::Decode, 1, 0);
+        decode.spec.mixed_chunk_tokens = Some(8192);
+        let before_us = mixed_step_us(&decode, 8192, 800, 0);
+        (0..100).for_each(|_| decode.prefill_residual.observe(100_000.0, 50_000.0));
+        assert!(decode.prefill_residual.ratio() < 0.6);
+        assert!((mixed_step_us(&decode, 8192, 800, 0) - before_us).abs() < 1e-6);
+        (0..100).for_each(|_| decode.prefill_residual.observe(50_000.0, 100_000.0));
+        assert!(
+            mixed_step_us(&decode, 8192, 800, 0) > 1.5 * before_us,
+            "a slow engine is slow in these, too"
+        );
     }
 
     proptest! {

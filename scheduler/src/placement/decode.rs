@@ -296,10 +296,11 @@ impl Conductor {
     }
 
     /// The longest step that the instance may have with prompt tokens in it, µs. `None` where its engine bounds its
-    /// steps. A decode instance has chunks of a fixed length. An instance of both roles has no other place for its
-    /// prefills.
+    /// steps. A decode instance has chunks of a fixed length. So has an instance of both roles, but where there are no
+    /// others for its prefills they have to be there.
     fn longest_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> Option<f64> {
-        let fixed = instance.spec.mixed_chunk_tokens.filter(|_| instance.spec.role == Role::Decode)?;
+        let minds = instance.spec.role == Role::Decode || self.has_place_beside(instance);
+        let fixed = instance.spec.mixed_chunk_tokens.filter(|_| minds)?;
         let mixed = instance.prefill.dispatched_left_us(self.now_us) > need.at_us.saturating_sub(self.now_us);
         mixed.then(|| mixed_step_us(instance, fixed, 0, need.context_tokens))
     }
@@ -314,7 +315,8 @@ impl Conductor {
         chain_position: &OnceCell<ChainPosition>,
     ) -> Option<f64> {
         let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
-        let (batch, context_tokens) = decode.ending_after(self.now_us, need.ends_by_us);
+        let stay = (need.at_us, self.lengths.mean_duration_us(1));
+        let (batch, context_tokens) = decode.may_meet(self.now_us, stay, need.ends_by_us);
         let context_tokens = context_tokens + need.context_tokens;
         if context_tokens <= capacity_tokens {
             return None;

@@ -4,7 +4,7 @@ use baton_types::{InstanceId, Role};
 
 use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
-use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work};
+use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work, stretches_steps};
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
 use crate::queue::NewWork;
@@ -91,14 +91,10 @@ impl Conductor {
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
             let new_tokens = request.prompt_tokens - cached_tokens;
             let work = prefill_work(instance, new_tokens, cached_tokens, target_us);
-            Plan {
-                cached_tokens,
-                new_tokens,
-                load_us,
-                work_us: work.us.max(sends_us),
-                breaks_decodes: work.breaks_decodes,
-                fetch,
-            }
+            let breaks_decodes = work.breaks_decodes
+                || self.has_place_beside(instance)
+                    && stretches_steps(instance, new_tokens, cached_tokens, target_us);
+            Plan { cached_tokens, new_tokens, load_us, work_us: work.us.max(sends_us), breaks_decodes, fetch }
         };
         let local = || planned(cached, local_load, None);
         let rule = self.fetch_rule();
@@ -131,6 +127,11 @@ impl Conductor {
             }
         };
         if take { fetched } else { local() }
+    }
+
+    /// Whether an instance of both roles has others beside it that prefill and do not decode.
+    pub(crate) fn has_place_beside(&self, instance: &Instance) -> bool {
+        instance.spec.role == Role::Both && self.fleet.prefills_apart
     }
 
     /// Predicted time to fetch `tokens` tokens from `source`, µs. A store instance has most of them in slower memory,
@@ -196,16 +197,16 @@ impl Conductor {
         }
     }
 
-    /// Time of a prefill on an idle instance, µs. The learnt correction counts for at most a factor of two: a stall of
+    /// Time of a prefill on an idle instance that has so many leading blocks of it, µs. The learnt correction counts for at most a factor of two: a stall of
     /// the instance will pass.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "times are positive and far below 2^53"
     )]
-    pub(crate) fn idle_prefill_us(&self, instance: &Instance, request: &Request) -> u64 {
+    pub(crate) fn idle_prefill_us(&self, instance: &Instance, request: &Request, cached_blocks: u32) -> u64 {
         let spec = &instance.spec;
-        let cached = self.tokens_of(request, self.hits.of(spec.id).blocks);
+        let cached = self.tokens_of(request, cached_blocks);
         let new = request.prompt_tokens - cached;
         let alone_us = spec.profile.chunked_prefill_us(new, cached, spec.pass_tokens.into());
         let ratio = instance.prefill_residual.ratio().min(2.0);

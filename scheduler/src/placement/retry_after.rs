@@ -130,11 +130,17 @@ impl Conductor {
         within_reach(libm::ceil(least_us) as u64)
     }
 
-    /// The TTFT on each instance with its present cache, if all were idle, µs.
-    fn idle_ttfts_us(&self, request: &Request) -> impl Iterator<Item = u64> {
+    /// Instances that could prefill the request.
+    pub(crate) fn able_prefills(&self, request: &Request) -> impl Iterator<Item = &Instance> {
         let prefills = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
-        let able = prefills.chain(self.mixing()).filter(|i| self.holds(i.spec.id, request));
-        able.map(|i| self.idle_prefill_us(i, request))
+        prefills.chain(self.mixing()).filter(|i| self.holds(i.spec.id, request))
+    }
+
+    /// The TTFT on each instance if all were idle, with what it holds, or will hold once the prefills that were sent to it are
+    /// over, µs.
+    fn idle_ttfts_us(&self, request: &Request) -> impl Iterator<Item = u64> {
+        let held = |i: &Instance| self.hits.of(i.spec.id).blocks;
+        self.able_prefills(request).map(move |i| self.idle_prefill_us(i, request, held(i)))
     }
 
     /// How much later than `need` says the instance is predicted to have room for the decode, µs. Its promises end one

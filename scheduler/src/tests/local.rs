@@ -2,7 +2,7 @@
 //! the prompt is long (CPP).
 
 use alloc::vec::Vec;
-use baton_types::{ClassId, InstanceId, Role, SloClass, Tier};
+use baton_types::{ClassId, InstanceId, RequestId, Role, SloClass, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
@@ -357,4 +357,29 @@ fn a_refusal_for_want_of_decodes_is_counted_and_without_a_prefill_pool_it_change
         },
     );
     assert!(is_local(started(&offer(&mut conductor, 2, foretold(2, 4_000, 10)))));
+}
+
+/// A regression: an instance of both roles was given prompts whose chunks stretched its steps beyond the objective, as if
+/// there were nowhere else to prefill.
+#[test]
+fn an_instance_of_both_roles_keeps_its_steps_short_where_others_prefill() {
+    let chunked = |id, role| InstanceSpec { mixed_chunk_tokens: Some(8192), ..spec(id, role) };
+    let chosen = |specs: &[InstanceSpec]| {
+        let both = specs.last().expect("some").id.0;
+        let mut conductor = conductor_of(config(), specs);
+        decoding(&mut conductor, request(900, 100, 0), both);
+        // The others are busy for a second; the steps of this prompt would take nearly as long.
+        specs[..specs.len() - 1].iter().filter(|of| of.role == Role::Prefill).for_each(|of| {
+            burden(&mut conductor, request(901, 1, 0), (of.id.0, both), 1_000_000);
+        });
+        offer(&mut conductor, 0, request(1, 8_000, 0));
+        conductor.requests.get(RequestId(1)).map(|entry| entry.prefill.0)
+    };
+    assert_eq!(chosen(&[chunked(0, Role::Both)]), Some(0), "it has no other place");
+    assert_eq!(chosen(&[chunked(0, Role::Decode), chunked(1, Role::Both)]), Some(1));
+    assert_eq!(
+        chosen(&[spec(0, Role::Prefill), chunked(1, Role::Both)]),
+        Some(0),
+        "it waits there for a second"
+    );
 }

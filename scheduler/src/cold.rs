@@ -1,0 +1,275 @@
+//! Prefixes that no instance holds, and for which requests were refused.
+//!
+//! A prompt may take longer to prefill than its objective allows, and would be in time if its prefix were in a cache. If
+//! all such requests were refused, no cache would ever hold the prefix. So a request whose beginning was asked for before
+//! is let in though its first token will be late, and those after it find the prefix. Where nobody else needs the time,
+//! one refusal is enough, and none once this has paid. Where others do, as many must have been refused as could be served in that time: nobody knows
+//! how many more will come, and to wait until the loss is as large as the price costs at most twice what the best choice
+//! would have (ski rental, Karlin and others 1988).
+//!
+//! As many are let in like this as were in time only because of a cache, and a few at first: where prefixes are evicted
+//! before they are used again, it stops.
+
+use alloc::vec::Vec;
+use baton_types::BlockHash;
+use serde::{Deserialize, Serialize};
+
+use crate::conductor::Conductor;
+use crate::fleet::Instance;
+use crate::placement::{Candidate, Placement, Refusal};
+use crate::request::Entry;
+use crate::{RejectReason, Request};
+
+/// Prefixes are remembered at multiples of this length, tokens.
+const MARK_TOKENS: u32 = 1024;
+/// Prefixes that are remembered; a later one takes the slot of an earlier one.
+const SLOTS: usize = 1 << 14;
+/// Requests that may be late before any was in time because of them.
+const FIRST_CREDIT: u32 = 16;
+/// The most that may be late in a row.
+const MOST_CREDIT: u32 = 1024;
+/// About so many of the latest requests count for what one takes.
+const WINDOW: f64 = 512.0;
+
+/// Requests that were refused with one beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskedPrefix {
+    /// The name of its last block.
+    end: BlockHash,
+    refused: u32,
+}
+
+/// Prefixes of refused requests, and how many more requests may be late to bring such a prefix into a cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ColdPrefixes {
+    /// By the low bits of their names; empty until the first.
+    slots: Vec<AskedPrefix>,
+    credit: u32,
+    /// Mean prefill work of those that are let in, µs, and of how many.
+    work_us: f64,
+    count: f64,
+}
+
+impl Default for ColdPrefixes {
+    fn default() -> Self {
+        Self { slots: Vec::new(), credit: FIRST_CREDIT, work_us: 0.0, count: 0.0 }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
+const fn slot_of(end: BlockHash) -> usize {
+    end.0 as usize % SLOTS
+}
+
+impl ColdPrefixes {
+    /// Blocks from one remembered prefix to the next.
+    fn every(block_tokens: u32) -> u32 {
+        (MARK_TOKENS / block_tokens.max(1)).max(1)
+    }
+
+    /// The ends of the prefixes of a chain that are remembered.
+    fn ends(chain: &[BlockHash], block_tokens: u32) -> impl Iterator<Item = BlockHash> {
+        let every = Self::every(block_tokens) as usize;
+        chain.iter().copied().skip(every - 1).step_by(every)
+    }
+
+    /// How many requests with that beginning were refused.
+    fn refused(&self, end: BlockHash) -> u32 {
+        self.slots.get(slot_of(end)).filter(|asked| asked.end == end).map_or(0, |asked| asked.refused)
+    }
+
+    /// A request was refused because nobody holds its prefix.
+    fn note(&mut self, chain: &[BlockHash], block_tokens: u32) {
+        if self.slots.is_empty() {
+            self.slots.resize(SLOTS, AskedPrefix::default());
+        }
+        for end in Self::ends(chain, block_tokens) {
+            let refused = self.refused(end).saturating_add(1);
+            self.slots[slot_of(end)] = AskedPrefix { end, refused };
+        }
+    }
+
+    /// Whether a request may be late after so many with its beginning were refused: the very first of a beginning only
+    /// once more were in time because of a cache than were late for it.
+    const fn may_be_late(&self, refused: u32) -> bool {
+        self.credit > if refused > 0 { 0 } else { FIRST_CREDIT }
+    }
+
+    /// A request is let in to bring its prefix into a cache.
+    fn spend(&mut self, chain: &[BlockHash], block_tokens: u32) {
+        assert!(self.credit > 0, "a request is late for nothing");
+        self.credit -= 1;
+        for end in Self::ends(chain, block_tokens) {
+            if self.refused(end) > 0 {
+                self.slots[slot_of(end)] = AskedPrefix::default();
+            }
+        }
+    }
+
+    /// Counts a request that was let in, and whether it is in time only because of a cache.
+    fn admitted(&mut self, work_us: f64, by_cache: bool) {
+        self.count = (self.count + 1.0).min(WINDOW);
+        self.work_us += (work_us - self.work_us) / self.count;
+        self.credit = (self.credit + u32::from(by_cache)).min(MOST_CREDIT);
+    }
+
+    /// What was read may be anything.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.credit <= MOST_CREDIT
+            && (self.slots.is_empty() || self.slots.len() == SLOTS)
+            && (0.0..=WINDOW).contains(&self.count)
+            && (0.0..=1e18).contains(&self.work_us)
+    }
+}
+
+impl Conductor {
+    /// A place for a request that will be late, so that those after it find its prefix. Its objective begins when the prefix
+    /// is computed; all other promises are kept.
+    pub(crate) fn place_to_warm(
+        &mut self,
+        entry: &mut Entry,
+        refusal: Refusal,
+    ) -> Result<Placement, Refusal> {
+        let request = &entry.request;
+        if refusal.reason != RejectReason::Unreachable {
+            return Err(refusal);
+        }
+        let by_held = |i: &&Instance| self.idle_prefill_us(i, request, self.hits.of(i.spec.id).by_its_turn());
+        let Some((cold_us, soonest)) =
+            self.able_prefills(request).map(|i| (by_held(&i), i)).min_by_key(|(us, _)| *us)
+        else {
+            return Err(refusal);
+        };
+        let budget_us = entry.deadline_us.saturating_sub(self.now_us);
+        let block_tokens = self.config.block_tokens;
+        let every = ColdPrefixes::every(block_tokens);
+        let marks = u32::try_from(request.chain.len()).unwrap_or(u32::MAX) / every;
+        let late = |mark: u32| self.idle_prefill_us(soonest, request, mark * every) > budget_us;
+        // A longer prefix never takes longer.
+        let (mut least, mut most) = (0, marks + 1);
+        while most - least > 1 {
+            let middle = u32::midpoint(least, most);
+            if late(middle) { least = middle } else { most = middle }
+        }
+        // Its steps are too long, whatever is cached.
+        if cold_us <= budget_us || most > marks {
+            return Err(refusal);
+        }
+        let refused = self.cold.refused(request.chain[(most * every) as usize - 1]);
+        let deadline_us = entry.deadline_us.saturating_add(cold_us);
+        if self.cold.may_be_late(refused)
+            && let Ok(placement) = self.place_for(request, deadline_us, true)
+            && (self.is_spare(request, &placement) || self.pays(&placement, refused))
+        {
+            self.cold.spend(&request.chain, block_tokens);
+            self.stats.admitted_cold += 1;
+            entry.deadline_us = deadline_us;
+            return Ok(placement);
+        }
+        self.cold.note(&request.chain, block_tokens);
+        Err(refusal)
+    }
+
+    /// Whether nobody else needs the time and the room that a placement takes.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    fn is_spare(&self, request: &Request, placement: &Placement) -> bool {
+        let decode = self.fleet.known(placement.decode);
+        let need = self.decode_need(request, self.now_us + placement.candidate.latest_us);
+        let alone_us = decode.spec.profile.decode_us(1, need.context_tokens);
+        let beside_us = self.predicted_step_us(decode, &need) - alone_us;
+        placement.candidate.queue_us == 0
+            && decode.taken_tokens() <= decode.spec.capacity_tokens / 2
+            && beside_us <= (need.tbt_us as f64 - alone_us) / 2.0
+    }
+
+    /// Whether as many were refused as could be served in the time that a placement takes.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    fn pays(&self, placement: &Placement, refused: u32) -> bool {
+        placement.candidate.plan.work_us as f64 <= self.cold.work_us * f64::from(refused)
+    }
+
+    /// Counts a request that is in time there.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    pub(crate) fn note_in_time(&mut self, request: &Request, candidate: &Candidate) {
+        let Some(instance) = self.fleet.get(candidate.instance) else { return };
+        let budget_us = self.deadline_us(request, self.now_us) - self.now_us;
+        let by_cache =
+            candidate.plan.cached_tokens > 0 && self.idle_prefill_us(instance, request, 0) > budget_us;
+        self.cold.admitted(candidate.plan.work_us as f64, by_cache);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeMap;
+    use proptest::prelude::*;
+
+    const BLOCK: u32 = 512;
+
+    /// A chain of so many blocks, of which the first are those of a document.
+    fn chain(document: u64, shared: u64, own: u64) -> Vec<BlockHash> {
+        let name =
+            |of: u64, at: u64| BlockHash((of << 20 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32));
+        (0..shared).map(|at| name(document, at)).chain((0..4).map(|at| name(1_000 + own, at))).collect()
+    }
+
+    #[test]
+    fn blocks_longer_than_a_mark_are_remembered_each() {
+        let mut cold = ColdPrefixes::default();
+        let blocks: Vec<BlockHash> = (1..4).map(BlockHash).collect();
+        cold.note(&blocks, 4_096);
+        assert!(blocks.iter().all(|end| cold.refused(*end) == 1));
+        assert_eq!(cold.refused(BlockHash(9)), 0);
+        cold.note(&[], 16);
+        assert!(cold.is_sound());
+    }
+
+    #[test]
+    fn no_more_are_late_than_were_in_time_because_of_a_cache() {
+        let mut cold = ColdPrefixes::default();
+        assert!(!cold.may_be_late(0) && cold.may_be_late(1), "nothing has paid yet");
+        (0..FIRST_CREDIT).for_each(|_| cold.spend(&[], BLOCK));
+        assert!(!cold.may_be_late(9));
+        cold.admitted(1_000.0, false);
+        assert!(!cold.may_be_late(9), "it was in time without a cache");
+        cold.admitted(3_000.0, true);
+        assert!(cold.may_be_late(1) && !cold.may_be_late(0));
+        assert!((cold.work_us - 2_000.0).abs() < 1e-9);
+        (0..5_000).for_each(|_| cold.admitted(3_000.0, true));
+        assert!(cold.may_be_late(0) && cold.credit == MOST_CREDIT && cold.is_sound());
+        assert!(!ColdPrefixes { credit: MOST_CREDIT + 1, ..cold.clone() }.is_sound());
+        assert!(!ColdPrefixes { work_us: f64::NAN, ..cold.clone() }.is_sound());
+        assert!(!ColdPrefixes { slots: Vec::from([AskedPrefix::default()]), ..cold }.is_sound());
+    }
+
+    proptest! {
+        /// What is remembered is what a map without bounds would count, where no two share a slot.
+        #[test]
+        fn prefixes_are_counted_as_a_map_counts_them(
+            acts in proptest::collection::vec((0u64..3, 0u64..9, 0u64..4, any::<bool>()), 0..30),
+        ) {
+            let mut cold = ColdPrefixes::default();
+            let mut naive: BTreeMap<BlockHash, u32> = BTreeMap::new();
+            let every = (MARK_TOKENS / BLOCK) as usize;
+            for (document, shared, own, spends) in acts {
+                let chain = chain(document, shared, own);
+                let ends: Vec<BlockHash> = (1..=chain.len() / every).map(|nth| chain[nth * every - 1]).collect();
+                prop_assert_eq!(ColdPrefixes::ends(&chain, BLOCK).collect::<Vec<_>>(), ends.clone());
+                if spends && cold.may_be_late(1) {
+                    cold.spend(&chain, BLOCK);
+                    ends.iter().for_each(|end| _ = naive.remove(end));
+                } else {
+                    cold.note(&chain, BLOCK);
+                    ends.iter().for_each(|end| *naive.entry(*end).or_default() += 1);
+                }
+                for end in &ends {
+                    prop_assert_eq!(cold.refused(*end), naive.get(end).copied().unwrap_or(0));
+                }
+            }
+            prop_assert!(cold.is_sound());
+        }
+    }
+}
