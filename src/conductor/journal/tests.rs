@@ -385,7 +385,7 @@ fn another_format_is_refused_by_its_version_whatever_its_state_is() {
             r#"{"header":{"version":3,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
             "line 1: format 3, written by baton 0.9.0; this baton reads format 7: replay the file with the baton that",
         ),
-        (r#"{"header":{"version":7,"epoch":[],"base":"elsewhere"}}"#, "line 1: format 7, "),
+        (r#"{"header":{"version":8,"epoch":[],"base":"elsewhere"}}"#, "line 1: format 8, "),
         (
             r#"{"header":{"version":7,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
             "ageing_us",
