@@ -177,7 +177,7 @@ impl Conductor {
     fn is_spare(&self, request: &Request, placement: &Placement) -> bool {
         let decode = self.fleet.known(placement.decode);
         let need = self.decode_need(request, self.now_us + placement.candidate.latest_us);
-        let alone_us = decode.spec.profile.decode_us(1, need.context_tokens);
+        let alone_us = decode.step_us(1, need.context_tokens);
         let beside_us = self.predicted_step_us(decode, &need) - alone_us;
         placement.candidate.queue_us == 0
             && decode.taken_tokens() <= decode.spec.capacity_tokens / 2

@@ -112,6 +112,14 @@ pub(crate) struct Instance {
     pub prefill_residual: Residual,
     /// Measured over predicted decode duration.
     pub decode_residual: Residual,
+    /// Measured over predicted steps without prompt tokens.
+    #[serde(default)]
+    pub step_residual: Residual,
+    /// Decode steps that it has made by the profile, and up to when they are counted, µs.
+    #[serde(default)]
+    steps: f64,
+    #[serde(default)]
+    steps_at_us: u64,
     /// The KV on its way here; what leaves is with the prefills.
     pub inbound: LinkLedger,
     /// A replica is being copied here.
@@ -127,7 +135,24 @@ impl Instance {
     /// What the step of a request that decodes alone leaves of the objective, µs: what the others of its batch may add.
     #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
     pub(crate) fn step_slack_us(&self, tbt_us: u64, context_tokens: u64) -> f64 {
-        (tbt_us as f64 - self.spec.profile.decode_us(1, context_tokens)).max(0.0)
+        (tbt_us as f64 - self.step_us(1, context_tokens)).max(0.0)
+    }
+
+    /// Counts the steps that those that decode now have made by the profile: the batch is about to change. Returns all so far.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    pub(crate) fn count_steps(&mut self, now_us: u64) -> f64 {
+        let (batch, context_tokens) = self.decode.running_at(now_us);
+        if batch > 0 {
+            let step_us = self.spec.profile.decode_us(batch, context_tokens);
+            self.steps += now_us.saturating_sub(self.steps_at_us) as f64 / step_us.max(1.0);
+        }
+        self.steps_at_us = now_us;
+        self.steps
+    }
+
+    /// The predicted time of a step of a batch without prompt tokens, µs: by the profile, and by what was measured here.
+    pub(crate) fn step_us(&self, batch: u32, context_tokens: u64) -> f64 {
+        self.spec.profile.decode_us(batch, context_tokens) * self.step_residual.ratio()
     }
 
     fn new(spec: InstanceSpec) -> Self {
@@ -138,6 +163,9 @@ impl Instance {
             decode: DecodeLedger::default(),
             prefill_residual: Residual::default(),
             decode_residual: Residual::default(),
+            step_residual: Residual::default(),
+            steps: 0.0,
+            steps_at_us: 0,
             inbound: LinkLedger::default(),
             replicating: false,
             rests_until_us: 0,
@@ -333,6 +361,9 @@ impl Fleet {
             if instance.spec.id.index() != at {
                 return Err(format!("instance {} stands in place {at}", instance.spec.id));
             }
+        }
+        if let Some(i) = self.iter().find(|i| !(0.0..=1e18).contains(&i.steps)) {
+            return Err(format!("instance {} has made {} steps", i.spec.id, i.steps));
         }
         if self.orders != self.present_orders() {
             return Err(String::from("the orders of instances are not what their ledgers say"));

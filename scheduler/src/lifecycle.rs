@@ -83,8 +83,12 @@ impl Conductor {
             let taken = instance.spec.max_running.is_none_or(|most| instance.decode.running() < most);
             let Some(id) = instance.decode.first_waiting().filter(|_| taken) else { return };
             self.learn_margin(id);
-            self.fleet.known_mut(at).decode.start(id, now_us);
-            self.requests.get_mut(id).expect("a request that waits is live").decode_at_us = now_us;
+            let mut instance = self.fleet.known_mut(at);
+            let steps_before = instance.count_steps(now_us);
+            instance.decode.start(id, now_us);
+            drop(instance);
+            let entry = self.requests.get_mut(id).expect("a request that waits is live");
+            (entry.decode_at_us, entry.steps_before) = (now_us, steps_before);
         }
     }
 
@@ -114,6 +118,21 @@ impl Conductor {
         if tbt_us > 0 {
             let step = StepOutlook { step_us: entry.expected_step_us };
             alike.gaps.observe(&step, tbt_us, prediction.tbt_most_us);
+        }
+    }
+
+    /// A decode ended: learns how long steps are here beside the profile, if no prompt tokens were in them.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    fn learn_step(&mut self, entry: &Entry, output_tokens: u32, first_us: u64) {
+        let Some(decode) = entry.decode.filter(|_| output_tokens >= LEAST_STEPS) else { return };
+        let now_us = self.now_us;
+        let mut instance = self.fleet.known_mut(decode);
+        let predicted_steps = instance.count_steps(now_us) - entry.steps_before;
+        if instance.prefill.idles_since(entry.decode_at_us) && predicted_steps > 0.0 {
+            let lasted_us = now_us.saturating_sub(entry.decode_at_us) as f64;
+            // Where the prefill drew the first token, one step fewer was made here.
+            let steps = f64::from(output_tokens - u32::from(first_us < entry.decode_at_us));
+            instance.step_residual.observe(lasted_us / predicted_steps, lasted_us / steps);
         }
     }
 
@@ -227,6 +246,7 @@ impl Conductor {
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
         // Requests that were placed again teach nothing about predictions; a time of 0 is none.
         if entry.retries == 0 && (entry.arrived_us.max(1)..=self.now_us).contains(&first_us) {
+            self.learn_step(&entry, output_tokens, first_us);
             self.learn_step_margin(&entry, output_tokens, first_us);
             self.learn_times(&entry, first_us, tbt_us);
         }
@@ -255,7 +275,10 @@ impl Conductor {
     }
 
     pub(crate) fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
-        let released = self.fleet.known_mut(decode).decode.release(id);
+        let mut instance = self.fleet.known_mut(decode);
+        instance.count_steps(self.now_us);
+        let released = instance.decode.release(id);
+        drop(instance);
         assert!(released, "request {id} gives room back on {decode} that it did not have (I5)");
         if self.fleet.known(decode).state != crate::InstanceState::Lost {
             self.next_decodes(decode);

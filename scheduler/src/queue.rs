@@ -197,6 +197,11 @@ impl PrefillLedger {
         self.dispatched.push(work);
     }
 
+    /// Whether nothing that was sent here was computed since then, µs.
+    pub(crate) const fn idles_since(&self, since_us: u64) -> bool {
+        self.dispatched.is_empty() && self.head_since_us < since_us
+    }
+
     /// Takes finished (or given up) work out and restarts the clock of what is left.
     pub(crate) fn finish(&mut self, now_us: u64, request: RequestId) -> Option<DispatchedPrefill> {
         let at = self.dispatched.iter().position(|d| d.request == request)?;

@@ -116,6 +116,9 @@ pub(crate) struct Entry {
     /// What the prediction of its first token was made from.
     #[serde(default)]
     pub outlook: Option<crate::estimate::WaitOutlook>,
+    /// Steps that its decode instance had made by the profile when its decode began.
+    #[serde(default)]
+    pub steps_before: f64,
     /// What the prediction of its TBT was made from: the step of its batch, µs.
     #[serde(default)]
     pub expected_step_us: u64,
@@ -179,6 +182,7 @@ impl Entry {
             deadline_us: u64::MAX,
             promised_step_us: 0,
             expected_step_us: 0,
+            steps_before: 0.0,
             promised_us: 0,
             prediction: None,
             outlook: None,

@@ -37,7 +37,7 @@ impl Conductor {
         let reserved_tokens = self.reserved_for(request.prompt_tokens, room_tokens);
         let instance = self.fleet.known(decode);
         let (batch, context, _) = instance.decode.now();
-        let step_us = instance.spec.profile.decode_us(batch.max(1), context);
+        let step_us = instance.step_us(batch.max(1), context);
         let further = self.further_tokens(request, emitted_tokens, 500);
         #[expect(
             clippy::cast_possible_truncation,

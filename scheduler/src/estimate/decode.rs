@@ -403,6 +403,13 @@ impl DecodeLedger {
         self.load(|s| s.start_us <= at_us && s.finish_us > at_us)
     }
 
+    /// Batch and context of those that decode, as far as their answers are predicted to be by `now_us`.
+    pub(crate) fn running_at(&self, now_us: u64) -> (u32, u64) {
+        let (batch, context_tokens, _) =
+            self.load_by(|slot| slot.running, |slot| slot.as_of(now_us).context_at(now_us));
+        (batch, context_tokens)
+    }
+
     /// Batch and context of those that decode at this moment.
     pub(crate) fn now(&self) -> (u32, u64, u64) {
         self.load(|s| s.running)
@@ -527,6 +534,9 @@ mod tests {
         assert_eq!(ledger.at(60_000, 70_000).1, 900, "no more than its room");
         ledger.grow(RequestId(1), 2_000, 1_000, 11_000);
         assert_eq!((context(&ledger, 6_000), ledger.all().1), (600, 600));
+        assert_eq!(ledger.running_at(6_000), (1, 600));
+        alone(&mut ledger, slot(2, 0, 9_000, 10));
+        assert_eq!(ledger.running_at(6_000), (1, 600), "it has not begun");
     }
 
     #[test]

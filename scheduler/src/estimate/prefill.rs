@@ -84,7 +84,7 @@ pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u
     // What was learnt of prefills here is less than one where they share the steps of large batches.
     let prompt_us = profile.prefill_us(tokens, before) * instance.prefill_residual.ratio().max(1.0);
     let shared_us = if batch == 0 { 0.0 } else { profile.shared_us };
-    profile.decode_us(batch, context) + (prompt_us - shared_us).max(0.0)
+    instance.step_us(batch, context) + (prompt_us - shared_us).max(0.0)
 }
 
 /// Whether chunks of this prefill would stretch steps beyond the target on a decode instance whose engine ignores the

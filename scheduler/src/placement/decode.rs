@@ -131,7 +131,7 @@ impl Conductor {
     /// Predicted step time of the instance with the request in its batch, and without prompt tokens, µs.
     fn lone_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let (batch, context_tokens) = self.load_beside(instance, need);
-        instance.spec.profile.decode_us(batch + 1, context_tokens + need.context_tokens)
+        instance.step_us(batch + 1, context_tokens + need.context_tokens)
     }
 
     /// Predicted step time of the instance with the request in its batch, µs.
@@ -206,7 +206,7 @@ impl Conductor {
         }
         // Prompt tokens stretch steps up to the target, which is within the objective: the margin is for the batch.
         let (batch, context_tokens) = self.load_beside(instance, need);
-        let alone_us = instance.spec.profile.decode_us(batch + 1, context_tokens + need.context_tokens);
+        let alone_us = instance.step_us(batch + 1, context_tokens + need.context_tokens);
         let longest_us = self.longest_step_us(instance, need).unwrap_or(alone_us).max(alone_us);
         let longest_us = longest_us.max(self.crowded_step_us(instance, need, chain_position).unwrap_or(0.0));
         let promised_us = self.promised_step_us(instance, need);
@@ -270,11 +270,10 @@ impl Conductor {
         if alone_us * 2.0 <= promised_us {
             return true;
         }
-        let profile = &instance.spec.profile;
-        let without_us = profile.decode_us(batch, context_tokens);
-        let (left_us, most_us) = (promised_us - without_us, promised_us - profile.decode_us(1, 0));
+        let without_us = instance.step_us(batch, context_tokens);
+        let (left_us, most_us) = (promised_us - without_us, promised_us - instance.step_us(1, 0));
         let needs = self.margins.needs(need.class);
-        let mean_us = || profile.decode_us(batch + 1, context_tokens + needs.context_tokens()) - without_us;
+        let mean_us = || instance.step_us(batch + 1, context_tokens + needs.context_tokens()) - without_us;
         left_us * 2.0 >= most_us || needs.may_take_step(need.context_tokens, (left_us, most_us), mean_us())
     }
 
@@ -325,7 +324,7 @@ impl Conductor {
             decode.shared_with(*chain_position.get_or_init(|| self.chain_position(decode, need.chain)));
         let own_tokens = need.tokens.saturating_sub(shared_tokens);
         let together = decode.reserved_tokens() + own_tokens <= capacity_tokens;
-        together.then(|| instance.spec.profile.decode_us(batch + 1, context_tokens))
+        together.then(|| instance.step_us(batch + 1, context_tokens))
     }
 
     /// The decode instance with the soonest first step among those that keep the objective and take KV from where the

@@ -246,7 +246,7 @@ impl Conductor {
         }
         let step_us = self.fleet.decodes.first().and_then(|id| self.fleet.get(*id)).map_or(0.0, |d| {
             let (batch, context, _) = d.decode.now();
-            d.spec.profile.decode_us(batch + 1, context)
+            d.step_us(batch + 1, context)
         });
         (step_us * 1.5) as u64
     }
