@@ -1,7 +1,10 @@
 //! Baton's policy beside all others on workloads and clusters that it was not built on: docs/scheduling.md.
 //!
-//! `cargo run --release -p baton-sim --example families [WORD]` prints a row for each load whose name holds the word.
+//! `cargo run --release -p baton-sim --example families [WORD]` prints a row for each load whose name holds the word;
+//! `families search FROM TO` draws a load for each number: a workload, a cluster, objectives and what may be wrong with it.
 
+#[path = "families/search.rs"]
+mod search;
 #[path = "families/workloads.rs"]
 mod workloads;
 
@@ -89,7 +92,7 @@ const LOADS: &[Load] = &[
     },
     Load { chunk: 8192, ..load("conversation whole servers", "conversation", [0, 0, 16], 1.0) },
     // Servers of both roles beside the two pools.
-    Load { objective_ms: (2_000, 40), ..load("chat 6+2+4 x4", "chat", [6, 2, 4], 4.0) },
+    Load { objective_ms: (2_000, 40), ..load("chat 6+2+4 x16", "chat", [6, 2, 4], 16.0) },
     load("toolagent x5", "toolagent", [8, 8, 0], 5.0),
     Load { objective_ms: (2_000, 60), ..load("code x8", "code", [8, 8, 0], 8.0) },
     Load { objective_ms: (2_000, 60), ..load("chat x14", "chat", [8, 8, 0], 14.0) },
@@ -317,6 +320,9 @@ fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
 
 fn main() -> Result<(), String> {
     let word = std::env::args().nth(1).unwrap_or_default();
+    if word == "search" {
+        return search::run_all();
+    }
     println!(
         "| load | requests | baton | late | best other | which | difference | classes | baton, its own engine |"
     );
