@@ -3,12 +3,106 @@
 use std::sync::Arc;
 
 use baton_scheduler::{AdmissionMode, PolicyName};
-use baton_traces::{Dialect, Trace};
+use baton_traces::{Dialect, Record, Trace};
 use baton_types::Rng;
 use rayon::prelude::*;
 
-use super::workloads::{BLOCK, Draw};
+use super::workloads::{BLOCK, Source};
 use super::{Load, OTHERS, load, run};
+
+/// Requests of a drawn workload.
+const DRAWN: usize = 5_000;
+
+/// A workload that is drawn: lengths, arrivals and what prompts have in common.
+#[derive(Clone, Copy)]
+struct Draw {
+    /// Median and spread of the logarithm, of prompts and of answers.
+    prompt: (f64, f64),
+    answer: (f64, f64),
+    /// Even, in bursts of about ten, in a slow wave, or nine times as many in the middle third.
+    arrivals: u64,
+    /// Nothing, one of 200 documents, the turns before, or one of three beginnings.
+    shares: u64,
+}
+
+impl Draw {
+    fn of(rng: &mut Rng) -> Self {
+        let mut between = |low: f64, high: f64| (low.ln() + rng.unit() * (high / low).ln()).exp();
+        let (prompt, answer) = (between(200.0, 16_000.0), between(8.0, 900.0));
+        let spreads = [0.2 + 1.1 * rng.unit(), 0.2 + rng.unit()];
+        Self {
+            prompt: (prompt, spreads[0]),
+            answer: (answer, spreads[1]),
+            arrivals: rng.below(4),
+            shares: rng.below(4),
+        }
+    }
+
+    /// Its rows.
+    #[expect(clippy::cast_precision_loss, reason = "a count of requests")]
+    fn rows(self, seed: u64) -> Vec<Record> {
+        let mut source = Source { rng: Rng::fork(seed, 3), now_ms: 0.0 };
+        let document = |source: &mut Source| {
+            let blocks = 1 + source.rng.below(60);
+            source.own(blocks)
+        };
+        let documents: Vec<Vec<u64>> = (0..200).map(|_| document(&mut source)).collect();
+        let mut sessions: Vec<Vec<u64>> = Vec::new();
+        let row = |at: usize| {
+            let part = at as f64 / DRAWN as f64;
+            let gap_ms = match self.arrivals {
+                1 if source.rng.chance_permille(100) => 2_700.0,
+                1 => 33.0,
+                2 => 300.0 * (1.0 - 0.8 * (6.0 * std::f64::consts::PI * part).sin()),
+                3 if (1.0..2.0).contains(&(part * 3.0)) => 100.0,
+                3 => 450.0,
+                _ => 300.0,
+            };
+            source.after(gap_ms);
+            let tokens = source.length(self.prompt.0, self.prompt.1, (16, 90_000));
+            let answer = source.length(self.answer.0, self.answer.1, (1, 12_000));
+            let prompt = self.prompt_of(&mut source, tokens, (&documents, &mut sessions));
+            source.row(prompt, answer)
+        };
+        (0..DRAWN).map(row).collect()
+    }
+
+    /// A prompt with so many tokens of its own, or fewer beside what it shares.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below their number")]
+    fn prompt_of(
+        self,
+        source: &mut Source,
+        tokens: u64,
+        (documents, sessions): (&[Vec<u64>], &mut Vec<Vec<u64>>),
+    ) -> (u64, Vec<u64>) {
+        match self.shares {
+            // The first documents are asked for most.
+            1 => {
+                let document = (source.rng.unit().powi(3) * documents.len() as f64) as usize;
+                source.prompt(&documents[document], tokens.min(4_000))
+            }
+            2 => {
+                let at = source.rng.below(sessions.len().max(1) as u64) as usize;
+                let begins = sessions.len() < 60 || source.rng.chance_permille(150);
+                let before = sessions.get(at).filter(|had| !begins && had.len() <= 180).cloned();
+                let own_tokens = if before.is_some() { (tokens / 4).max(16) } else { tokens };
+                let goes_on = before.is_some();
+                let prompt = source.prompt(&before.unwrap_or_default(), own_tokens);
+                if goes_on || sessions.len() == 400 {
+                    sessions[at].clone_from(&prompt.1);
+                } else {
+                    sessions.push(prompt.1.clone());
+                }
+                prompt
+            }
+            3 => {
+                let beginning = source.rng.below(3) as usize;
+                source.prompt(&documents[beginning], tokens)
+            }
+            _ => source.prompt(&[], tokens),
+        }
+    }
+}
 
 /// Prefill, decode and coupled instances.
 const CLUSTERS: [[u32; 3]; 13] = [

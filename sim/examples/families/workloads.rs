@@ -10,9 +10,9 @@ use baton_types::Rng;
 pub(crate) const BLOCK: u64 = 512;
 
 /// A generator of rows.
-struct Source {
-    rng: Rng,
-    now_ms: f64,
+pub(crate) struct Source {
+    pub rng: Rng,
+    pub now_ms: f64,
 }
 
 #[expect(
@@ -22,33 +22,33 @@ struct Source {
 )]
 impl Source {
     /// Moves on by an exponential gap.
-    fn after(&mut self, mean_ms: f64) -> f64 {
+    pub(crate) fn after(&mut self, mean_ms: f64) -> f64 {
         self.now_ms -= mean_ms * (1.0 - self.rng.unit()).ln();
         self.now_ms
     }
 
     /// A log-normal length within bounds.
-    fn length(&mut self, median: f64, sigma: f64, (least, most): (u64, u64)) -> u64 {
+    pub(crate) fn length(&mut self, median: f64, sigma: f64, (least, most): (u64, u64)) -> u64 {
         let (radius, angle) = (1.0 - self.rng.unit(), self.rng.unit());
         let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
         ((median * (sigma * normal).exp()) as u64).clamp(least, most)
     }
 
     /// Ids that no other prompt has.
-    fn own(&mut self, blocks: u64) -> Vec<u64> {
+    pub(crate) fn own(&mut self, blocks: u64) -> Vec<u64> {
         let base = self.rng.below(1 << 40) << 12;
         (0..blocks).map(|at| base + at).collect()
     }
 
     /// A prompt of shared blocks and a tail of its own.
-    fn prompt(&mut self, shared: &[u64], own_tokens: u64) -> (u64, Vec<u64>) {
+    pub(crate) fn prompt(&mut self, shared: &[u64], own_tokens: u64) -> (u64, Vec<u64>) {
         let tokens = shared.len() as u64 * BLOCK + own_tokens;
         let mut ids = shared.to_vec();
         ids.extend(self.own(own_tokens.div_ceil(BLOCK)));
         (tokens, ids)
     }
 
-    fn row(&self, (input_length, hash_ids): (u64, Vec<u64>), output_length: u64) -> Record {
+    pub(crate) fn row(&self, (input_length, hash_ids): (u64, Vec<u64>), output_length: u64) -> Record {
         Record { timestamp_ms: self.now_ms, input_length, output_length, hash_ids, extra: None }
     }
 }
@@ -175,100 +175,6 @@ fn flood(rows: &mut Vec<Record>, source: &mut Source) {
         }
     }
     rows.append(&mut more);
-}
-
-/// Requests of a drawn workload.
-const DRAWN: usize = 5_000;
-
-/// A workload that is drawn: lengths, arrivals and what prompts have in common.
-#[derive(Clone, Copy)]
-pub(crate) struct Draw {
-    /// Median and spread of the logarithm, of prompts and of answers.
-    pub prompt: (f64, f64),
-    pub answer: (f64, f64),
-    /// Even, in bursts of about ten, in a slow wave, or nine times as many in the middle third.
-    pub arrivals: u64,
-    /// Nothing, one of 200 documents, the turns before, or one of three beginnings.
-    pub shares: u64,
-}
-
-impl Draw {
-    pub(crate) fn of(rng: &mut Rng) -> Self {
-        let mut between = |low: f64, high: f64| (low.ln() + rng.unit() * (high / low).ln()).exp();
-        let (prompt, answer) = (between(200.0, 16_000.0), between(8.0, 900.0));
-        let spreads = [0.2 + 1.1 * rng.unit(), 0.2 + rng.unit()];
-        Self {
-            prompt: (prompt, spreads[0]),
-            answer: (answer, spreads[1]),
-            arrivals: rng.below(4),
-            shares: rng.below(4),
-        }
-    }
-
-    /// Its rows.
-    #[expect(clippy::cast_precision_loss, reason = "a count of requests")]
-    pub(crate) fn rows(self, seed: u64) -> Vec<Record> {
-        let mut source = Source { rng: Rng::fork(seed, 3), now_ms: 0.0 };
-        let document = |source: &mut Source| {
-            let blocks = 1 + source.rng.below(60);
-            source.own(blocks)
-        };
-        let documents: Vec<Vec<u64>> = (0..200).map(|_| document(&mut source)).collect();
-        let mut sessions: Vec<Vec<u64>> = Vec::new();
-        let row = |at: usize| {
-            let part = at as f64 / DRAWN as f64;
-            let gap_ms = match self.arrivals {
-                1 if source.rng.chance_permille(100) => 2_700.0,
-                1 => 33.0,
-                2 => 300.0 * (1.0 - 0.8 * (6.0 * std::f64::consts::PI * part).sin()),
-                3 if (1.0..2.0).contains(&(part * 3.0)) => 100.0,
-                3 => 450.0,
-                _ => 300.0,
-            };
-            source.after(gap_ms);
-            let tokens = source.length(self.prompt.0, self.prompt.1, (16, 90_000));
-            let answer = source.length(self.answer.0, self.answer.1, (1, 12_000));
-            let prompt = self.prompt_of(&mut source, tokens, (&documents, &mut sessions));
-            source.row(prompt, answer)
-        };
-        (0..DRAWN).map(row).collect()
-    }
-
-    /// A prompt with so many tokens of its own, or fewer beside what it shares.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below their number")]
-    fn prompt_of(
-        self,
-        source: &mut Source,
-        tokens: u64,
-        (documents, sessions): (&[Vec<u64>], &mut Vec<Vec<u64>>),
-    ) -> (u64, Vec<u64>) {
-        match self.shares {
-            // The first documents are asked for most.
-            1 => {
-                let document = (source.rng.unit().powi(3) * documents.len() as f64) as usize;
-                source.prompt(&documents[document], tokens.min(4_000))
-            }
-            2 => {
-                let at = source.rng.below(sessions.len().max(1) as u64) as usize;
-                let begins = sessions.len() < 60 || source.rng.chance_permille(150);
-                let before = sessions.get(at).filter(|had| !begins && had.len() <= 180).cloned();
-                let own_tokens = if before.is_some() { (tokens / 4).max(16) } else { tokens };
-                let goes_on = before.is_some();
-                let prompt = source.prompt(&before.unwrap_or_default(), own_tokens);
-                if goes_on || sessions.len() == 400 {
-                    sessions[at].clone_from(&prompt.1);
-                } else {
-                    sessions.push(prompt.1.clone());
-                }
-                prompt
-            }
-            3 => {
-                let beginning = source.rng.below(3) as usize;
-                source.prompt(&documents[beginning], tokens)
-            }
-            _ => source.prompt(&[], tokens),
-        }
-    }
 }
 
 /// Short prompts and answers, arriving independently: the lengths of Azure's conversations.
