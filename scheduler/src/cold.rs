@@ -3,9 +3,9 @@
 //! A prompt may take longer to prefill than its objective allows, and would be in time if its prefix were in a cache. If
 //! all such requests were refused, no cache would ever hold the prefix. So a request whose beginning was asked for before
 //! is let in though its first token will be late, and those after it find the prefix. Where nobody else needs the time,
-//! one refusal is enough, and none once this has paid. Where others do, as many must have been refused as could be served in that time: nobody knows
-//! how many more will come, and to wait until the loss is as large as the price costs at most twice what the best choice
-//! would have (ski rental, Karlin and others 1988).
+//! one refusal is enough, and none once this has paid. Where others do, as many must have been refused as could be served
+//! in that time: nobody knows how many more will come, and to wait until the loss is as large as the price costs at most
+//! twice what the best choice would have (ski rental, Karlin and others 1988).
 //!
 //! As many are let in like this as were in time only because of a cache, and a few at first: where prefixes are evicted
 //! before they are used again, it stops.
@@ -15,6 +15,7 @@ use baton_types::BlockHash;
 use serde::{Deserialize, Serialize};
 
 use crate::conductor::Conductor;
+use crate::estimate::NeedMoments;
 use crate::fleet::Instance;
 use crate::placement::{Candidate, Placement, Refusal};
 use crate::request::Entry;
@@ -28,8 +29,6 @@ const SLOTS: usize = 1 << 14;
 const FIRST_CREDIT: u32 = 16;
 /// The most that may be late in a row.
 const MOST_CREDIT: u32 = 1024;
-/// About so many of the latest requests count for what one takes.
-const WINDOW: f64 = 512.0;
 
 /// Requests that were refused with one beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,14 +46,13 @@ pub(crate) struct ColdPrefixes {
     /// By the low bits of their names; empty until the first.
     slots: Vec<AskedPrefix>,
     credit: u32,
-    /// Mean prefill work of those that are let in, µs, and of how many.
-    work_us: f64,
-    count: f64,
+    /// Prefill work of those that are let in, µs.
+    work_us: NeedMoments,
 }
 
 impl Default for ColdPrefixes {
     fn default() -> Self {
-        Self { slots: Vec::new(), credit: FIRST_CREDIT, work_us: 0.0, count: 0.0 }
+        Self { slots: Vec::new(), credit: FIRST_CREDIT, work_us: NeedMoments::default() }
     }
 }
 
@@ -64,15 +62,10 @@ const fn slot_of(end: BlockHash) -> usize {
 }
 
 impl ColdPrefixes {
-    /// Blocks from one remembered prefix to the next.
-    fn every(block_tokens: u32) -> u32 {
-        (MARK_TOKENS / block_tokens.max(1)).max(1)
-    }
-
-    /// The ends of the prefixes of a chain that are remembered.
-    fn ends(chain: &[BlockHash], block_tokens: u32) -> impl Iterator<Item = BlockHash> {
-        let every = Self::every(block_tokens) as usize;
-        chain.iter().copied().skip(every - 1).step_by(every)
+    /// The prefixes of a chain that are remembered: how many blocks each is, and its end.
+    fn ends(chain: &[BlockHash], block_tokens: u32) -> impl Iterator<Item = (u32, BlockHash)> {
+        let every = (MARK_TOKENS / block_tokens.max(1)).max(1) as usize;
+        (1..).zip(chain.iter().copied()).skip(every - 1).step_by(every)
     }
 
     /// How many requests with that beginning were refused.
@@ -85,7 +78,7 @@ impl ColdPrefixes {
         if self.slots.is_empty() {
             self.slots.resize(SLOTS, AskedPrefix::default());
         }
-        for end in Self::ends(chain, block_tokens) {
+        for (_, end) in Self::ends(chain, block_tokens) {
             let refused = self.refused(end).saturating_add(1);
             self.slots[slot_of(end)] = AskedPrefix { end, refused };
         }
@@ -101,7 +94,7 @@ impl ColdPrefixes {
     fn spend(&mut self, chain: &[BlockHash], block_tokens: u32) {
         assert!(self.credit > 0, "a request is late for nothing");
         self.credit -= 1;
-        for end in Self::ends(chain, block_tokens) {
+        for (_, end) in Self::ends(chain, block_tokens) {
             if self.refused(end) > 0 {
                 self.slots[slot_of(end)] = AskedPrefix::default();
             }
@@ -109,9 +102,8 @@ impl ColdPrefixes {
     }
 
     /// Counts a request that was let in, and whether it is in time only because of a cache.
-    fn admitted(&mut self, work_us: f64, by_cache: bool) {
-        self.count = (self.count + 1.0).min(WINDOW);
-        self.work_us += (work_us - self.work_us) / self.count;
+    fn admitted(&mut self, work_us: u64, by_cache: bool) {
+        self.work_us.note(work_us);
         self.credit = (self.credit + u32::from(by_cache)).min(MOST_CREDIT);
     }
 
@@ -119,8 +111,7 @@ impl ColdPrefixes {
     pub(crate) fn is_sound(&self) -> bool {
         self.credit <= MOST_CREDIT
             && (self.slots.is_empty() || self.slots.len() == SLOTS)
-            && (0.0..=WINDOW).contains(&self.count)
-            && (0.0..=1e18).contains(&self.work_us)
+            && self.work_us.is_sound()
     }
 }
 
@@ -143,21 +134,18 @@ impl Conductor {
             return Err(refusal);
         };
         let budget_us = entry.deadline_us.saturating_sub(self.now_us);
-        let block_tokens = self.config.block_tokens;
-        let every = ColdPrefixes::every(block_tokens);
-        let marks = u32::try_from(request.chain.len()).unwrap_or(u32::MAX) / every;
-        let late = |mark: u32| self.idle_prefill_us(soonest, request, mark * every) > budget_us;
-        // A longer prefix never takes longer.
-        let (mut least, mut most) = (0, marks + 1);
-        while most - least > 1 {
-            let middle = u32::midpoint(least, most);
-            if late(middle) { least = middle } else { most = middle }
-        }
         // Its steps are too long, whatever is cached.
-        if cold_us <= budget_us || most > marks {
+        if cold_us <= budget_us {
             return Err(refusal);
         }
-        let refused = self.cold.refused(request.chain[(most * every) as usize - 1]);
+        let block_tokens = self.config.block_tokens;
+        let ends: Vec<(u32, BlockHash)> = ColdPrefixes::ends(&request.chain, block_tokens).collect();
+        let late = |blocks: u32| self.idle_prefill_us(soonest, request, blocks) > budget_us;
+        // With more of it cached a prompt never takes longer.
+        let Some((_, end)) = ends.get(ends.partition_point(|(blocks, _)| late(*blocks))) else {
+            return Err(refusal);
+        };
+        let refused = self.cold.refused(*end);
         let deadline_us = entry.deadline_us.saturating_add(cold_us);
         if self.cold.may_be_late(refused)
             && let Ok(placement) = self.place_for(request, deadline_us, true)
@@ -187,17 +175,16 @@ impl Conductor {
     /// Whether as many were refused as could be served in the time that a placement takes.
     #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
     fn pays(&self, placement: &Placement, refused: u32) -> bool {
-        placement.candidate.plan.work_us as f64 <= self.cold.work_us * f64::from(refused)
+        placement.candidate.plan.work_us as f64 <= self.cold.work_us.mean() * f64::from(refused)
     }
 
     /// Counts a request that is in time there.
-    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
     pub(crate) fn note_in_time(&mut self, request: &Request, candidate: &Candidate) {
         let Some(instance) = self.fleet.get(candidate.instance) else { return };
         let budget_us = self.deadline_us(request, self.now_us) - self.now_us;
         let by_cache =
             candidate.plan.cached_tokens > 0 && self.idle_prefill_us(instance, request, 0) > budget_us;
-        self.cold.admitted(candidate.plan.work_us as f64, by_cache);
+        self.cold.admitted(candidate.plan.work_us, by_cache);
     }
 }
 
@@ -233,15 +220,16 @@ mod tests {
         assert!(!cold.may_be_late(0) && cold.may_be_late(1), "nothing has paid yet");
         (0..FIRST_CREDIT).for_each(|_| cold.spend(&[], BLOCK));
         assert!(!cold.may_be_late(9));
-        cold.admitted(1_000.0, false);
+        cold.admitted(1_000, false);
         assert!(!cold.may_be_late(9), "it was in time without a cache");
-        cold.admitted(3_000.0, true);
+        cold.admitted(3_000, true);
         assert!(cold.may_be_late(1) && !cold.may_be_late(0));
-        assert!((cold.work_us - 2_000.0).abs() < 1e-9);
-        (0..5_000).for_each(|_| cold.admitted(3_000.0, true));
+        assert!((cold.work_us.mean() - 2_000.0).abs() < 1e-9);
+        (0..5_000).for_each(|_| cold.admitted(3_000, true));
         assert!(cold.may_be_late(0) && cold.credit == MOST_CREDIT && cold.is_sound());
         assert!(!ColdPrefixes { credit: MOST_CREDIT + 1, ..cold.clone() }.is_sound());
-        assert!(!ColdPrefixes { work_us: f64::NAN, ..cold.clone() }.is_sound());
+        let work_us = serde_json::from_str(r#"{"count":9000.0,"mean":1.0,"variance":0.0}"#).expect("moments");
+        assert!(!ColdPrefixes { work_us, ..cold.clone() }.is_sound());
         assert!(!ColdPrefixes { slots: Vec::from([AskedPrefix::default()]), ..cold }.is_sound());
     }
 
@@ -257,7 +245,7 @@ mod tests {
             for (document, shared, own, spends) in acts {
                 let chain = chain(document, shared, own);
                 let ends: Vec<BlockHash> = (1..=chain.len() / every).map(|nth| chain[nth * every - 1]).collect();
-                prop_assert_eq!(ColdPrefixes::ends(&chain, BLOCK).collect::<Vec<_>>(), ends.clone());
+                prop_assert_eq!(ColdPrefixes::ends(&chain, BLOCK).map(|(_, end)| end).collect::<Vec<_>>(), ends.clone());
                 if spends && cold.may_be_late(1) {
                     cold.spend(&chain, BLOCK);
                     ends.iter().for_each(|end| _ = naive.remove(end));

@@ -141,10 +141,10 @@ impl Instance {
     /// Counts the steps that those that decode now have made by the profile: the batch is about to change. Returns all so far.
     #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
     pub(crate) fn count_steps(&mut self, now_us: u64) -> f64 {
-        let (batch, context_tokens) = self.decode.running_at(now_us);
-        if batch > 0 {
-            let step_us = self.spec.profile.decode_us(batch, context_tokens);
-            self.steps += now_us.saturating_sub(self.steps_at_us) as f64 / step_us.max(1.0);
+        let passed_us = now_us.saturating_sub(self.steps_at_us);
+        if passed_us > 0 && self.decode.running() > 0 {
+            let (batch, context_tokens) = self.decode.running_at(now_us);
+            self.steps += passed_us as f64 / self.spec.profile.decode_us(batch, context_tokens).max(1.0);
         }
         self.steps_at_us = now_us;
         self.steps

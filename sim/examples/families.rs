@@ -16,7 +16,7 @@ use baton_sim::faults::{Fault, FaultPlan};
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::setup::NO_STAGE_LIMIT_US;
 use baton_sim::{Pool, Setup, TraceWorkload, Workload, World, profiles};
-use baton_traces::{Dialect, Record, Trace};
+use baton_traces::{Record, Trace};
 use baton_types::{Role, SloClass};
 use rayon::prelude::*;
 
@@ -273,45 +273,54 @@ fn run(load: &Load, trace: &Arc<Trace>, way: Way) -> Result<RunSummary, String> 
     })
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures of a table")]
-fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
-    let all = trace.records.len();
-    let tokens: u64 = trace.records.iter().map(|row| row.input_length).sum();
-    let share = |part: u64| 100.0 * part as f64 / tokens as f64;
+/// A run of Baton's policy on the engines of its cluster.
+fn baton(load: &Load, trace: &Arc<Trace>, keeps_target: bool) -> Result<RunSummary, String> {
     // Whole servers get prompts in parts, so their steps keep the target as those of Baton's own engine do.
-    let parts = load.instances[2] > 0;
-    let baton = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, parts))?;
-    let own = run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, true))?;
-    let others: Result<Vec<(usize, u64, String)>, String> = OTHERS
+    let parts = load.instances[0] == 0;
+    run(load, trace, (PolicyName::Baton, AdmissionMode::Auto, keeps_target || parts))
+}
+
+/// The best of the others: requests and prompt tokens in SLO, and its name.
+fn best_other(load: &Load, trace: &Arc<Trace>) -> Result<(usize, u64, String), String> {
+    let others: Result<Vec<_>, String> = OTHERS
         .par_iter()
         .map(|(policy, admission)| {
             let score = run(load, trace, (*policy, *admission, false))?;
             Ok((score.in_slo, score.tokens_in_slo, format!("{}, {}", policy.name(), admission.name())))
         })
         .collect();
-    let (best, best_tokens, name) = others?.into_iter().max().expect("there are others");
+    Ok(others?.into_iter().max().expect("there are others"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures of a table")]
+fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
+    let all = trace.records.len();
+    let tokens: u64 = trace.records.iter().map(|row| row.input_length).sum();
+    let share = |part: u64| 100.0 * part as f64 / tokens as f64;
+    let (fixed, own) = (baton(load, trace, false)?, baton(load, trace, true)?);
+    let (best, best_tokens, name) = best_other(load, trace)?;
     let attained = |(good, all): &(usize, usize)| format!("{:.1} %", 100.0 * *good as f64 / *all as f64);
     let mut classes: Vec<String> = Vec::new();
-    if baton.classes.len() > 1 {
-        classes.extend(baton.classes.iter().map(attained));
+    if fixed.classes.len() > 1 {
+        classes.extend(fixed.classes.iter().map(attained));
     }
     if load.workload == "flood" {
         let is_flood = |row: &&Record| row.hash_ids.iter().any(|id| id >> workloads::FLOOD_BIT > 0);
         let rows = trace.records.iter().filter(|row| !is_flood(row));
         let calm = Arc::new(Trace { records: rows.cloned().collect(), ..(**trace).clone() });
-        let calm = run(load, &calm, (PolicyName::Baton, AdmissionMode::Auto, parts))?;
-        let [flood, others] = &baton.flood;
+        let calm = baton(load, &calm, false)?;
+        let [flood, others] = &fixed.flood;
         classes.push(format!("others {}, without the flood {}", attained(others), attained(&calm.flood[1])));
         classes.push(format!("the flood {}", attained(flood)));
     }
     Ok(format!(
         "| {} | {all} | {} / {:.1} % | {} | {best} / {:.1} % | {name} | {:+.1} % | {} | {} / {:.1} % |",
         load.name,
-        baton.in_slo,
-        share(baton.tokens_in_slo),
-        baton.late,
+        fixed.in_slo,
+        share(fixed.tokens_in_slo),
+        fixed.late,
         share(best_tokens),
-        100.0 * (baton.in_slo as f64 - best as f64) / all as f64,
+        100.0 * (fixed.in_slo as f64 - best as f64) / all as f64,
         classes.join(", "),
         own.in_slo,
         share(own.tokens_in_slo)
@@ -332,10 +341,7 @@ fn main() -> Result<(), String> {
         if loads.peek().is_none() {
             continue;
         }
-        let records = workloads::rows(name).map_err(|e| e.to_string())?;
-        let block_tokens = u32::try_from(workloads::BLOCK).expect("small");
-        let trace =
-            Arc::new(Trace { block_tokens, records, assumptions: Vec::new(), dialect: Dialect::Mooncake });
+        let trace = Arc::new(workloads::trace(workloads::rows(name).map_err(|e| e.to_string())?));
         for load in loads {
             println!("{}", row(load, &trace)?);
         }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use baton_scheduler::SchedulerConfig;
 use baton_sim::engine::Mix;
 use baton_sim::{Pool, Setup, TraceWorkload, World, profiles};
-use baton_traces::{Dialect, Record, Trace};
+use baton_traces::{Record, Trace};
 use baton_types::{Rng, Role, SloClass};
 
 /// Instances compared for a request: half of what is built in, that, twice that, and all.
@@ -76,8 +76,7 @@ impl Load {
             }));
         }
         records.sort_by(|a, b| a.timestamp_ms.total_cmp(&b.timestamp_ms));
-        let block_tokens = u32::try_from(workloads::BLOCK).expect("small");
-        Ok(Trace { block_tokens, records, assumptions: Vec::new(), dialect: Dialect::Mooncake })
+        Ok(workloads::trace(records))
     }
 
     /// Requests in SLO, their prompt tokens, and the time for all decisions and the simulation around them, s.

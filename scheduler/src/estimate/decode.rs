@@ -55,6 +55,11 @@ impl DecodeSlot {
         Self { start_us: self.start_us + late_us, finish_us: self.finish_us.saturating_add(late_us), ..self }
     }
 
+    /// Whether it is there at `now_us` though it was predicted to have ended.
+    const fn overstays(&self, now_us: u64) -> bool {
+        (self.running || self.held) && self.finish_us <= now_us
+    }
+
     /// Its turn at its engine, as it is predicted at `now_us`.
     fn turn(&self, now_us: u64) -> Turn {
         let slot = self.as_of(now_us);
@@ -376,9 +381,10 @@ impl DecodeLedger {
             let slot = slot.as_of(now_us);
             let lasts_us = slot.finish_us.saturating_sub(slot.start_us);
             let counts = slot.finish_us > ends_by_us || slot.finish_us <= now_us;
-            let overstays = (slot.running || slot.held) && slot.finish_us <= now_us;
             let begins = slot.start_us < at_us.saturating_add(stay_us);
-            counts && begins && (overstays || slot.finish_us.saturating_add(lasts_us * 3) > at_us)
+            counts
+                && begins
+                && (slot.overstays(now_us) || slot.finish_us.saturating_add(lasts_us * 3) > at_us)
         });
         (batch, context_tokens)
     }
@@ -392,8 +398,7 @@ impl DecodeLedger {
     fn there_at(now_us: u64, at_us: u64) -> impl Fn(&DecodeSlot) -> bool + Copy {
         move |slot| {
             let slot = slot.as_of(now_us);
-            let stays = (slot.running || slot.held) && slot.finish_us <= now_us;
-            slot.start_us <= at_us && (slot.finish_us > at_us || stays)
+            slot.start_us <= at_us && (slot.finish_us > at_us || slot.overstays(now_us))
         }
     }
 

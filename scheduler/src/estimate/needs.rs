@@ -17,26 +17,30 @@ const DEVIATIONS: f64 = 0.5;
 /// where first tokens come late, starts of decodes are predicted badly.
 const UNPROMISED_DEVIATIONS: f64 = 3.0;
 
-/// Mean and variance of the latest needs, tokens.
+/// Mean and variance of the latest needs of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct NeedMoments {
+pub(crate) struct NeedMoments {
     count: f64,
     mean: f64,
     variance: f64,
 }
 
 impl NeedMoments {
-    #[expect(clippy::cast_precision_loss, reason = "tokens are far below 2^53")]
-    fn note(&mut self, tokens: u64) {
+    #[expect(clippy::cast_precision_loss, reason = "needs are far below 2^53")]
+    pub(crate) fn note(&mut self, need: u64) {
         self.count = (self.count + 1.0).min(WINDOW);
-        let off = tokens as f64 - self.mean;
+        let off = need as f64 - self.mean;
         self.mean += off / self.count;
-        self.variance += (off * (tokens as f64 - self.mean) - self.variance) / self.count;
+        self.variance += (off * (need as f64 - self.mean) - self.variance) / self.count;
+    }
+
+    pub(crate) const fn mean(&self) -> f64 {
+        self.mean
     }
 
     /// What was read may be anything.
-    fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let bounded = |value: f64| (0.0..=1e39).contains(&value);
         (0.0..=WINDOW).contains(&self.count) && bounded(self.mean) && bounded(self.variance)
     }

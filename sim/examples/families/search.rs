@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use baton_scheduler::{AdmissionMode, PolicyName};
-use baton_traces::{Dialect, Record, Trace};
+use baton_traces::Record;
 use baton_types::Rng;
 use rayon::prelude::*;
 
-use super::workloads::{BLOCK, Source};
-use super::{Load, OTHERS, load, run};
+use super::workloads::{self, Source};
+use super::{Load, baton, best_other, load};
 
 /// Requests of a drawn workload.
 const DRAWN: usize = 5_000;
@@ -19,7 +18,7 @@ struct Draw {
     /// Median and spread of the logarithm, of prompts and of answers.
     prompt: (f64, f64),
     answer: (f64, f64),
-    /// Even, in bursts of about ten, in a slow wave, or nine times as many in the middle third.
+    /// Even, in bursts of about ten, in a slow wave, or four and a half times as many in the middle third.
     arrivals: u64,
     /// Nothing, one of 200 documents, the turns before, or one of three beginnings.
     shares: u64,
@@ -153,39 +152,28 @@ fn drawn(seed: u64) -> (Load, Draw) {
 #[expect(clippy::cast_precision_loss, reason = "figures of a table")]
 fn row(seed: u64) -> Result<String, String> {
     let (mut load, draw) = drawn(seed);
-    let records = draw.rows(seed);
-    let block_tokens = u32::try_from(BLOCK).expect("small");
-    let trace =
-        Arc::new(Trace { block_tokens, records, assumptions: Vec::new(), dialect: Dialect::Mooncake });
+    let trace = Arc::new(workloads::trace(draw.rows(seed)));
     let all = trace.records.len() as f64;
-    // As in the other rows, whole servers keep the step target.
-    let parts = load.instances[0] == 0;
-    let baton =
-        |load: &Load, own: bool| run(load, &trace, (PolicyName::Baton, AdmissionMode::Auto, own || parts));
     let share = 0.45 + 0.53 * Rng::fork(seed, 100).unit();
     let (mut slow, mut fast) = (1e-3f64, 1e3f64);
     for _ in 0..10 {
         load.speed = (slow * fast).sqrt();
-        let served = baton(&load, false)?.in_slo as f64 / all;
+        let served = baton(&load, &trace, false)?.in_slo as f64 / all;
         *(if served > share { &mut slow } else { &mut fast }) = load.speed;
     }
-    let (fixed, own) = (baton(&load, false)?, baton(&load, true)?);
-    let mut best = (0, String::new());
-    for (policy, admission) in OTHERS {
-        let other = run(&load, &trace, (policy, admission, false))?;
-        best = best.max((other.in_slo, format!("{}, {}", policy.name(), admission.name())));
-    }
+    let (fixed, own) = (baton(&load, &trace, false)?, baton(&load, &trace, true)?);
+    let (best, _, name) = best_other(&load, &trace)?;
     let [prefills, decodes, both] = load.instances;
     let (ttft_ms, tbt_ms) = load.objective_ms;
     Ok(format!(
         "| {:+.1} % | {seed} | {} | {} | {} | {} | {} | {prefills}+{decodes}+{both}, {ttft_ms} and {tbt_ms} ms, x{:.2}, \
          speed {}, most {:?}, DRAM {}, {} Gbit/s at {}, {:?}, {} slow, chunk {} | prompts {:.0} ({:.1}), answers {:.0} \
          ({:.1}), arrivals {}, shares {} |",
-        100.0 * (fixed.in_slo as f64 - best.0 as f64) / all,
+        100.0 * (fixed.in_slo as f64 - best as f64) / all,
         fixed.in_slo,
         fixed.late,
-        best.0,
-        best.1,
+        best,
+        name,
         own.in_slo,
         load.speed,
         load.engine_permille,

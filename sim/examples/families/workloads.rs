@@ -3,11 +3,17 @@
 
 use std::path::Path;
 
-use baton_traces::{Extra, ReadOptions, Record, TraceError, load, locate};
+use baton_traces::{Dialect, Extra, ReadOptions, Record, Trace, TraceError, load, locate};
 use baton_types::Rng;
 
 /// Tokens in a block of the published traces.
-pub(crate) const BLOCK: u64 = 512;
+const BLOCK: u64 = 512;
+
+/// The trace of such rows.
+pub(crate) fn trace(records: Vec<Record>) -> Trace {
+    let block_tokens = u32::try_from(BLOCK).expect("small");
+    Trace { block_tokens, records, assumptions: Vec::new(), dialect: Dialect::Mooncake }
+}
 
 /// A generator of rows.
 pub(crate) struct Source {
