@@ -3,7 +3,8 @@
 //! A ticket stands for the request that will return. Until a grace after the time that its client was given, its prefill
 //! counts among the promises of the instance that would have taken it, and its decode takes room. Newcomers leave that
 //! place alone, and each further refusal names a later time. Not every client returns, so a ticket counts by the share of
-//! its class that did, which is learnt: nothing is kept for clients that never do.
+//! its class that did, which is learnt: nothing is kept for clients that never do. Before any was due to return, clients are
+//! taken at their word.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -21,8 +22,8 @@ use crate::{Effect, Input, RejectReason, Request};
 const MAX_TICKETS: usize = 4096;
 /// The shortest grace, µs: what a client's clock and the way to it take.
 const LEAST_GRACE_US: u64 = 1_000_000;
-/// How many outcomes a share follows: of so many it is the mean, and one that did not return; later each counts for one
-/// in so many.
+/// How many outcomes a share follows: of so many it is the mean, with one that returned before them; later each counts for
+/// one in so many.
 const LEARNS: u64 = 32;
 /// Returns of one client that are counted apart.
 const RETURNS: usize = 4;
@@ -78,13 +79,19 @@ pub(crate) struct TicketLedger {
 }
 
 /// The share of tickets with which clients returned, as far as it has been seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReturnShare {
     /// The share.
     share: u64,
     /// Outcomes that it is learnt from, up to [`LEARNS`].
     seen: u64,
+}
+
+impl Default for ReturnShare {
+    fn default() -> Self {
+        Self { share: WHOLE, seen: 0 }
+    }
 }
 
 impl ReturnShare {
@@ -125,7 +132,7 @@ impl TicketLedger {
     /// The share of such tickets with which clients return, or nothing where too few do.
     fn return_share(&self, ticket: &Ticket) -> u64 {
         let shares = self.return_shares.get(ticket.class.index());
-        let share = shares.map_or(0, |shares| shares[usize::from(ticket.returns).min(RETURNS - 1)].share);
+        let share = shares.map_or(WHOLE, |shares| shares[usize::from(ticket.returns).min(RETURNS - 1)].share);
         if share < LEAST_SHARE { 0 } else { share }
     }
 
@@ -470,14 +477,14 @@ mod tests {
         let asked = Request { prompt_tokens: 5, ..Request::default() };
         let own = ticket(name_of(&asked), 1, 900, (300, 500));
         assert!(tickets.keep(own));
-        assert_eq!(look(&tickets, &mut places), [(0, 40)], "nobody has returned yet");
+        assert_eq!(look(&tickets, &mut places), [(40, 40)], "nothing says that it will not return");
         assert_eq!(places.decodes_at(400, true, 2).room_tokens, 500);
         for _ in 0..20 {
             assert_eq!(tickets.take(&asked), Some(own));
             assert!(tickets.keep(own));
         }
         let kept_us = look(&tickets, &mut places)[0].0;
-        assert_eq!(kept_us, 38, "20 of 21 by now: one is assumed not to have returned");
+        assert_eq!(kept_us, 40, "all have returned so far");
         assert_eq!(tickets.check(1), Ok(()));
         for at in 0..60 {
             assert_eq!(tickets.expire(201 + at), 1);
@@ -488,7 +495,7 @@ mod tests {
         assert!(tickets.take(&asked).is_some() && tickets.keep(returned));
         assert_eq!(
             look(&tickets, &mut places),
-            [(0, 40)],
+            [(40, 40)],
             "second returns are counted apart from first ones"
         );
         assert!(tickets.take(&Request { prompt_tokens: 6, ..asked }).is_none(), "another request");

@@ -72,6 +72,30 @@ fn clients_that_return_when_asked_are_let_in() {
     assert!(admitted * 100 >= refused * 85, "{admitted} of {refused}");
 }
 
+/// A regression: nobody had returned yet, so nothing was kept, and shorter prompts of the same burst took the places.
+#[test]
+fn the_first_refused_clients_find_their_places() {
+    let mut conductor = stage();
+    let mut ends = Vec::new();
+    let mut ask = |now_us: u64, id: u64, tokens: u64| {
+        serve(&mut conductor, now_us, &mut ends, &[]);
+        let effects = offer(&mut conductor, now_us, request(id, tokens, 0));
+        serve(&mut conductor, now_us, &mut ends, &effects);
+        rejection(&effects).map(|refusal| refusal.retry_after_us)
+    };
+    // Nine that take a second each are let in.
+    let first_us: Vec<u64> = (1..=12).filter_map(|id| ask(0, id, 9_990)).collect();
+    assert_eq!(first_us.len(), 3);
+    assert!(ask(1, 13, 4_990).is_some(), "it would fit, but the next place is given");
+    for (id, retry_after_us) in (10..).zip(&first_us) {
+        assert_eq!(
+            ask(*retry_after_us, id, 9_990),
+            None,
+            "request {id} comes when it was asked to: {first_us:?}"
+        );
+    }
+}
+
 #[test]
 fn nothing_is_kept_for_clients_that_never_return() {
     let mut conductor = stage();
