@@ -81,8 +81,9 @@ pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u
     let profile = &instance.spec.profile;
     let tokens = (instance.prefill.active_tokens() + new).min(fixed.into());
     let before = prefix + new.saturating_sub(tokens) / 2;
-    // What was learnt of prefills here is less than one where they share the steps of large batches.
-    let prompt_us = profile.prefill_us(tokens, before) * instance.prefill_residual.ratio().max(1.0);
+    // What was learnt of prefills here is less than the engine's speed where they share the steps of large batches.
+    let speed = instance.prefill_residual.ratio().max(instance.step_residual.ratio());
+    let prompt_us = profile.prefill_us(tokens, before) * speed;
     let shared_us = if batch == 0 { 0.0 } else { profile.shared_us };
     instance.step_us(batch, context) + (prompt_us - shared_us).max(0.0)
 }
@@ -221,6 +222,10 @@ mod tests {
             mixed_step_us(&decode, 8192, 800, 0) > 1.5 * before_us,
             "a slow engine is slow in these, too"
         );
+        let mut fast = busy(Role::Decode, 1, 0);
+        (0..100).for_each(|_| fast.prefill_residual.observe(100_000.0, 50_000.0));
+        (0..100).for_each(|_| fast.step_residual.observe(150_000.0, 100_000.0));
+        assert!(mixed_step_us(&fast, 8192, 800, 0) < 0.7 * before_us, "a fast one is fast in all of them");
     }
 
     proptest! {
