@@ -182,7 +182,10 @@ impl Conductor {
             }
             Err(refusal) => match self.place_by_displacing(request, deadline_us) {
                 Some((placement, displaced)) => (Ok(placement), displaced),
-                None => (self.place_to_warm(entry, refusal), Vec::new()),
+                None => {
+                    let placed = self.place_to_warm(entry, refusal);
+                    (placed.or_else(|refusal| self.place_to_measure(entry, refusal)), Vec::new())
+                }
             },
         }
     }

@@ -173,6 +173,11 @@ impl Instance {
         }
     }
 
+    /// Since when it has had nothing to compute, if it has nothing now, µs.
+    pub(crate) fn idle_since_us(&self) -> u64 {
+        self.prefill.head_since_us().max(self.steps_at_us)
+    }
+
     /// Room that is promised to decodes, tokens: a request takes at least its part of those that decode at a time.
     pub(crate) fn taken_tokens(&self) -> u64 {
         let reserved_tokens = self.decode.reserved_tokens();

@@ -29,6 +29,7 @@ mod placement;
 mod policies;
 mod prediction;
 mod queue;
+mod relearn;
 mod replicate;
 mod request;
 mod roles;

@@ -197,6 +197,11 @@ impl PrefillLedger {
         self.dispatched.push(work);
     }
 
+    /// Since when the engine works on what is dispatched, or has nothing, µs.
+    pub(crate) const fn head_since_us(&self) -> u64 {
+        self.head_since_us
+    }
+
     /// Whether nothing that was sent here was computed since then, µs.
     pub(crate) const fn idles_since(&self, since_us: u64) -> bool {
         self.dispatched.is_empty() && self.head_since_us < since_us

@@ -20,6 +20,7 @@ mod objectives;
 mod parts;
 mod peers;
 mod policies;
+mod relearn;
 mod replication;
 mod resume;
 mod retry_after;

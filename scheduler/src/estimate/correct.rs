@@ -36,6 +36,12 @@ impl Residual {
         (self.measured_us / self.prior_us).clamp(1.0 / FURTHEST, FURTHEST)
     }
 
+    /// From now on the next measurement counts more than all before it.
+    pub(crate) fn doubt(&mut self) {
+        self.measured_us = self.ratio();
+        self.prior_us = 1.0;
+    }
+
     /// A prior with the correction, µs.
     pub(crate) fn scale_us(&self, prior_us: u64) -> u64 {
         whole_us(as_f64(prior_us) * self.ratio())

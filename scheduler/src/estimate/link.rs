@@ -141,6 +141,16 @@ impl LinkLedger {
         self.slowness = self.slowness.clamp(1.0 / FURTHEST, FURTHEST);
     }
 
+    /// Sets what was learnt of the rate, and returns what was learnt before.
+    pub(crate) const fn replace_slowness(&mut self, slowness: f64) -> f64 {
+        core::mem::replace(&mut self.slowness, slowness)
+    }
+
+    /// From now on the next landing counts like the first.
+    pub(crate) const fn doubt(&mut self) {
+        self.landings = 0;
+    }
+
     /// When all will have passed, by what each flight has had of the link.
     fn plan(&mut self) {
         let left_us = |flight: &LinkFlight| {
@@ -297,6 +307,14 @@ mod tests {
         link.end(290_000, A, true);
         assert_eq!(link.learnt_us(10_000), 10_717, "a tenth of the way to twice the time");
         assert_eq!(link.bytes_per_s(10_718), 10_000);
+        link.doubt();
+        link.begin(300_000, A, 10_000, true);
+        link.end(310_000, A, true);
+        assert_eq!(
+            link.learnt_us(10_000),
+            10_000,
+            "where it is in doubt, one landing counts as if it were the first"
+        );
     }
 
     proptest! {

@@ -1,0 +1,102 @@
+//! Engines that were slow once are measured again.
+
+use alloc::vec::Vec;
+use baton_types::{InstanceId, RequestId, SloClass};
+
+use crate::testing::{conductor, foretold, offer, plain, rejection, request, started, step};
+use crate::{AdmissionMode, Conductor, Input, PolicyName, RejectReason, SchedulerConfig};
+
+const S: u64 = 1_000_000;
+
+/// First tokens within a second, steps within 50 ms; a prompt token takes 100 µs, a step 10 ms.
+fn pair() -> Conductor {
+    let classes = Vec::from([SloClass { ttft_us: S, tbt_us: 50_000, ..SloClass::default() }]);
+    conductor(SchedulerConfig { classes, ..plain(PolicyName::Baton, AdmissionMode::Slo) }, 1, 1)
+}
+
+/// Plays a prefill of so much time, from when the request came.
+fn prefill(conductor: &mut Conductor, now_us: u64, id: u64, compute_us: u64) {
+    let request = RequestId(id);
+    step(conductor, now_us, Input::PrefillFinished { request, compute_us, cached_tokens: 0 });
+    step(conductor, now_us, Input::HandoffFinished { request });
+}
+
+/// Ends its decode of a hundred tokens.
+fn end(conductor: &mut Conductor, now_us: u64, id: u64, first_us: u64) {
+    let ended = Input::DecodeFinished { request: RequestId(id), output_tokens: 100, first_us, tbt_us: 0 };
+    step(conductor, now_us, ended);
+}
+
+fn reason(conductor: &mut Conductor, now_us: u64, id: u64) -> Option<RejectReason> {
+    rejection(&offer(conductor, now_us, foretold(id, 4_990, 100))).map(|refused| refused.reason)
+}
+
+/// A regression: after one stall of an engine everything was refused, for ever.
+#[test]
+fn a_prefill_that_stalled_is_measured_again() {
+    let mut conductor = pair();
+    started(&offer(&mut conductor, 0, foretold(1, 4_990, 100)));
+    prefill(&mut conductor, 30 * S, 1, 30 * S);
+    end(&mut conductor, 31 * S, 1, 30 * S);
+    assert_eq!(
+        reason(&mut conductor, 31 * S, 2),
+        Some(RejectReason::Ttft),
+        "half a second, they say, is two now"
+    );
+    assert_eq!(reason(&mut conductor, 40 * S, 3), None, "nobody used it for so long");
+    assert_eq!(reason(&mut conductor, 40 * S, 4), Some(RejectReason::Ttft), "one at a time");
+    prefill(&mut conductor, 40 * S + 500_000, 3, 500_000);
+    end(&mut conductor, 41 * S + 500_000, 3, 40 * S + 500_000);
+    assert_eq!(reason(&mut conductor, 42 * S, 5), None, "it is as fast as ever");
+    let instance = conductor.fleet.known(InstanceId(0));
+    assert!((instance.prefill_residual.ratio() - 1.0).abs() < 0.01, "{:?}", instance.prefill_residual);
+}
+
+/// A regression: where steps had taken ten times their time for a while, no answer was ever begun again.
+#[test]
+fn an_engine_whose_steps_were_slow_is_measured_again() {
+    let mut conductor = pair();
+    let mut now_us = 0;
+    let mut id = 0;
+    // Until they are let in no more.
+    while reason(&mut conductor, now_us, id).is_none() {
+        prefill(&mut conductor, now_us + 500_000, id, 500_000);
+        end(&mut conductor, now_us + 10_500_000, id, now_us + 500_000);
+        (now_us, id) = (now_us + 11 * S, id + 1);
+        assert!(id < 50, "steps of 100 ms are too slow for anybody");
+    }
+    assert!((2..50).contains(&id));
+    let refused = rejection(&offer(&mut conductor, now_us, request(100, 4_990, 0))).expect("too slow");
+    assert_eq!(refused.reason, RejectReason::Tbt, "it may pass");
+    assert!(refused.retry_after_us > 0, "{refused:?}");
+    // The tickets of the refused are over by then.
+    now_us += 70 * S;
+    assert_eq!(reason(&mut conductor, now_us, 101), None, "it idled for as long as the answer would take");
+    assert!(reason(&mut conductor, now_us, 102).is_some(), "one at a time");
+    prefill(&mut conductor, now_us + 500_000, 101, 500_000);
+    end(&mut conductor, now_us + 1_500_000, 101, now_us + 500_000);
+    now_us += S;
+    for id in 103..106 {
+        now_us += S;
+        assert_eq!(reason(&mut conductor, now_us, id), None, "it is as fast as ever");
+        prefill(&mut conductor, now_us + 500_000, id, 500_000);
+    }
+}
+
+#[test]
+fn an_engine_that_stays_slow_takes_one_request_at_a_time_and_rests_between_them() {
+    let mut conductor = pair();
+    let (mut now_us, mut taken) = (0, Vec::new());
+    for id in 0..2_000 {
+        if reason(&mut conductor, now_us, id).is_none() {
+            prefill(&mut conductor, now_us + 5 * S, id, 5 * S);
+            end(&mut conductor, now_us + 6 * S, id, now_us + 5 * S);
+            taken.push(now_us);
+            now_us += 6 * S;
+        }
+        now_us += 100_000;
+    }
+    let late = &taken[1..];
+    assert!(late.len() > 10, "{taken:?}");
+    assert!(late.windows(2).all(|pair| pair[1] - pair[0] >= 10 * S), "{taken:?}");
+}
