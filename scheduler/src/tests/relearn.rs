@@ -1,10 +1,13 @@
 //! Engines that were slow once are measured again.
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId, SloClass};
+use baton_types::{InstanceId, RequestId, Role, SloClass};
+use proptest::prelude::*;
 
-use crate::testing::{conductor, foretold, offer, plain, rejection, request, started, step};
-use crate::{AdmissionMode, Conductor, Input, PolicyName, RejectReason, SchedulerConfig};
+use crate::testing::{
+    conductor, conductor_of, foretold, offer, plain, rejection, request, spec, started, step,
+};
+use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, SchedulerConfig};
 
 const S: u64 = 1_000_000;
 
@@ -99,4 +102,71 @@ fn an_engine_that_stays_slow_takes_one_request_at_a_time_and_rests_between_them(
     let late = &taken[1..];
     assert!(late.len() > 10, "{taken:?}");
     assert!(late.windows(2).all(|pair| pair[1] - pair[0] >= 10 * S), "{taken:?}");
+}
+
+/// A pair, a server of both roles, two pairs.
+const POOLS: [&[Role]; 3] = [
+    &[Role::Prefill, Role::Decode],
+    &[Role::Both],
+    &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode],
+];
+
+/// What was measured of one request: its prompt, its prefill over the profile's time in tenths, how long its KV took to
+/// land, ms, the tokens of its answer, and its steps over the profile's in tenths.
+type Measured = (u64, u64, u64, u32, u64);
+
+/// Plays a request as measured, if it is let in.
+fn play(conductor: &mut Conductor, now_us: u64, id: u64, measured: Measured) -> u64 {
+    let (prompt_tokens, prefill_tenths, landing_ms, output_tokens, step_tenths) = measured;
+    let effects = offer(conductor, now_us, request(id, prompt_tokens, 0));
+    if rejection(&effects).is_some() {
+        return now_us;
+    }
+    let at = started(&effects);
+    let request = RequestId(id);
+    let compute_us = prompt_tokens * 10 * prefill_tenths;
+    let mut now_us = now_us + compute_us;
+    step(conductor, now_us, Input::PrefillFinished { request, compute_us, cached_tokens: 0 });
+    if at.prefill != at.decode {
+        now_us += landing_ms * 1_000;
+        step(conductor, now_us, Input::HandoffFinished { request });
+    }
+    let first_us = now_us;
+    now_us += u64::from(output_tokens) * 1_000 * step_tenths;
+    let tbt_us = 1_000 * step_tenths;
+    step(conductor, now_us, Input::DecodeFinished { request, output_tokens, first_us, tbt_us });
+    now_us
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever was measured: an idle cluster takes what it could do by its profiles.
+    #[test]
+    fn nothing_that_was_learnt_bars_an_idle_cluster(
+        measured in proptest::collection::vec(
+            (1u64..9_000, 1u64..1_000, 0u64..60_000, 1u32..50_000, 1u64..1_000), 1..40,
+        ),
+        alike in proptest::bool::ANY,
+        pools in 0usize..3,
+        local_prefill in proptest::bool::ANY,
+        limited in proptest::bool::ANY,
+        (tbt_us, target_permille) in (12_000u64..100_000, 500u32..1_000),
+        prompt_tokens in 1u64..9_000,
+    ) {
+        let classes = Vec::from([SloClass { ttft_us: 2 * S, tbt_us, target_permille, ..SloClass::default() }]);
+        let config = SchedulerConfig { classes, local_prefill, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
+        let (max_running, mixed_chunk_tokens) = if limited { (Some(4), Some(8_192)) } else { (None, None) };
+        let limits = |spec| InstanceSpec { max_running, mixed_chunk_tokens, ..spec };
+        let specs: Vec<InstanceSpec> =
+            (0..).zip(POOLS[pools]).map(|(id, role)| limits(spec(id, *role))).collect();
+        let mut conductor = conductor_of(config, &specs);
+        let mut now_us = S;
+        for (id, one) in (0..).zip(&measured) {
+            now_us = play(&mut conductor, now_us, id, if alike { measured[0] } else { *one }) + S;
+        }
+        now_us += 100_000 * S;
+        let effects = offer(&mut conductor, now_us, request(1_000, prompt_tokens, 0));
+        prop_assert!(rejection(&effects).is_none(), "{effects:?}");
+    }
 }
