@@ -113,10 +113,10 @@ const POOLS: [&[Role]; 3] = [
 
 /// What was measured of one request: its prompt, its prefill over the profile's time in tenths, how long its KV took to
 /// land, ms, the tokens of its answer, and its steps over the profile's in tenths.
-type Measured = (u64, u64, u64, u32, u64);
+type RequestSample = (u64, u64, u64, u32, u64);
 
 /// Plays a request as measured, if it is let in.
-fn play(conductor: &mut Conductor, now_us: u64, id: u64, measured: Measured) -> u64 {
+fn play(conductor: &mut Conductor, now_us: u64, id: u64, measured: RequestSample) -> u64 {
     let (prompt_tokens, prefill_tenths, landing_ms, output_tokens, step_tenths) = measured;
     let effects = offer(conductor, now_us, request(id, prompt_tokens, 0));
     if rejection(&effects).is_some() {
