@@ -180,13 +180,21 @@ impl Conductor {
                 self.note_in_time(request, &placement.candidate);
                 (Ok(placement), Vec::new())
             }
-            Err(refusal) => match self.place_by_displacing(request, deadline_us) {
-                Some((placement, displaced)) => (Ok(placement), displaced),
-                None => {
-                    let placed = self.place_to_warm(entry, refusal);
-                    (placed.or_else(|refusal| self.place_to_measure(entry, refusal)), Vec::new())
+            Err(refusal) => {
+                // A refusal is explained by what it was decided by, whatever else is tried.
+                let decision = self.stats.last_decision.take();
+                let placed = match self.place_by_displacing(request, deadline_us) {
+                    Some((placement, displaced)) => (Ok(placement), displaced),
+                    None => {
+                        let placed = self.place_to_warm(entry, refusal);
+                        (placed.or_else(|refusal| self.place_to_measure(entry, refusal)), Vec::new())
+                    }
+                };
+                if placed.0.is_err() {
+                    self.stats.last_decision = decision;
                 }
-            },
+                placed
+            }
         }
     }
 

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use crate::testing::{
     conductor, conductor_of, foretold, offer, plain, rejection, request, spec, started, step,
 };
-use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, SchedulerConfig};
+use crate::{
+    AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, SchedulerConfig,
+};
 
 const S: u64 = 1_000_000;
 
@@ -102,6 +104,25 @@ fn an_engine_that_stays_slow_takes_one_request_at_a_time_and_rests_between_them(
     let late = &taken[1..];
     assert!(late.len() > 10, "{taken:?}");
     assert!(late.windows(2).all(|pair| pair[1] - pair[0] >= 10 * S), "{taken:?}");
+}
+
+#[test]
+fn a_refusal_is_explained_by_what_was_learnt() {
+    let classes = Vec::from([SloClass { ttft_us: S, ..SloClass::default() }]);
+    let config =
+        SchedulerConfig { classes, explain_every: 1, ..plain(PolicyName::Baton, AdmissionMode::Slo) };
+    let mut conductor = conductor(config, 1, 1);
+    offer(&mut conductor, 0, foretold(1, 4_990, 100));
+    prefill(&mut conductor, 30 * S, 1, 30 * S);
+    end(&mut conductor, 31 * S, 1, 30 * S);
+    // Two seconds by the profile, which would be too long as well.
+    let effects = offer(&mut conductor, 1_000 * S, foretold(2, 19_990, 100));
+    assert!(rejection(&effects).is_some());
+    let compute_us = effects.iter().find_map(|effect| match effect {
+        Effect::Explain(decision) => decision.candidates[0].compute_us,
+        _ => None,
+    });
+    assert!(compute_us > Some(4 * S), "{effects:?}");
 }
 
 /// A pair, a server of both roles, two pairs.
