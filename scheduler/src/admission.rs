@@ -180,22 +180,27 @@ impl Conductor {
                 self.note_in_time(request, &placement.candidate);
                 (Ok(placement), Vec::new())
             }
-            Err(refusal) => {
-                // A refusal is explained by what it was decided by, whatever else is tried.
-                let decision = self.stats.last_decision.take();
-                let placed = match self.place_by_displacing(request, deadline_us) {
-                    Some((placement, displaced)) => (Ok(placement), displaced),
-                    None => {
-                        let placed = self.place_to_warm(entry, refusal);
-                        (placed.or_else(|refusal| self.place_to_measure(entry, refusal)), Vec::new())
-                    }
-                };
-                if placed.0.is_err() {
-                    self.stats.last_decision = decision;
-                }
-                placed
-            }
+            Err(refusal) => self.place_otherwise(entry, refusal),
         }
+    }
+
+    /// Where a request that would be refused may go all the same, and which waiting requests have to leave for it.
+    fn place_otherwise(
+        &mut self,
+        entry: &mut Entry,
+        refusal: Refusal,
+    ) -> (Result<Placement, Refusal>, Vec<RequestId>) {
+        // A refusal is explained by what it was decided by, whatever else is tried.
+        let decision = self.stats.last_decision.take();
+        if let Some((placement, displaced)) = self.place_by_displacing(&entry.request, entry.deadline_us) {
+            return (Ok(placement), displaced);
+        }
+        let placed =
+            self.place_to_warm(entry, refusal).or_else(|refusal| self.place_to_measure(entry, refusal));
+        if placed.is_err() {
+            self.stats.last_decision = decision;
+        }
+        (placed, Vec::new())
     }
 
     /// Counts a request that was placed, and puts it where it goes.

@@ -132,7 +132,8 @@ impl TicketLedger {
     /// The share of such tickets with which clients return, or nothing where too few do.
     fn return_share(&self, ticket: &Ticket) -> u64 {
         let shares = self.return_shares.get(ticket.class.index());
-        let share = shares.map_or(WHOLE, |shares| shares[usize::from(ticket.returns).min(RETURNS - 1)].share);
+        let seen = |shares: &[ReturnShare; RETURNS]| shares[usize::from(ticket.returns).min(RETURNS - 1)];
+        let ReturnShare { share, .. } = shares.map_or_else(ReturnShare::default, seen);
         if share < LEAST_SHARE { 0 } else { share }
     }
 

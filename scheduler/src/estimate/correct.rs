@@ -36,6 +36,11 @@ impl Residual {
         (self.measured_us / self.prior_us).clamp(1.0 / FURTHEST, FURTHEST)
     }
 
+    /// The factor as far as it makes an objective one that nobody could meet: at most two, since a stall will pass.
+    pub(crate) fn lasting_ratio(&self) -> f64 {
+        self.ratio().min(2.0)
+    }
+
     /// From now on the next measurement counts more than all before it.
     pub(crate) fn doubt(&mut self) {
         self.measured_us = self.ratio();

@@ -197,8 +197,7 @@ impl Conductor {
         }
     }
 
-    /// Time of a prefill on an idle instance that has so many leading blocks of it, µs. The learnt correction counts for at most a factor of two: a stall of
-    /// the instance will pass.
+    /// Time of a prefill on an idle instance that has so many leading blocks of it, µs.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -209,7 +208,7 @@ impl Conductor {
         let cached = self.tokens_of(request, cached_blocks);
         let new = request.prompt_tokens - cached;
         let alone_us = spec.profile.chunked_prefill_us(new, cached, spec.pass_tokens.into());
-        let ratio = instance.prefill_residual.ratio().min(2.0);
+        let ratio = instance.prefill_residual.lasting_ratio();
         (alone_us / f64::from(spec.pipeline_nodes.max(1)) * ratio) as u64
     }
 

@@ -116,11 +116,10 @@ impl Conductor {
         })
     }
 
-    /// The time of a decode step of such a prompt on each decode instance, if all were idle, µs. What was learnt counts for
-    /// at most a factor of two: a stall will pass.
+    /// The time of a decode step of such a prompt on each decode instance, if all were idle, µs.
     fn idle_steps_us(&self, prompt_tokens: u64) -> impl Iterator<Item = f64> {
         let decodes = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
-        decodes.map(move |i| i.spec.profile.decode_us(1, prompt_tokens) * i.step_residual.ratio().min(2.0))
+        decodes.map(move |i| i.spec.profile.decode_us(1, prompt_tokens) * i.step_residual.lasting_ratio())
     }
 
     /// The least time of a decode step of such a prompt if all instances were idle, µs; for the words of a refusal.
