@@ -190,11 +190,11 @@ impl Conductor {
         entry: &mut Entry,
         refusal: Refusal,
     ) -> (Result<Placement, Refusal>, Vec<RequestId>) {
-        // A refusal is explained by what it was decided by, whatever else is tried.
-        let decision = self.stats.last_decision.take();
         if let Some((placement, displaced)) = self.place_by_displacing(&entry.request, entry.deadline_us) {
             return (Ok(placement), displaced);
         }
+        // A refusal is explained by what it was decided by, whatever else is tried.
+        let decision = self.stats.last_decision.take();
         let placed =
             self.place_to_warm(entry, refusal).or_else(|refusal| self.place_to_measure(entry, refusal));
         if placed.is_err() {

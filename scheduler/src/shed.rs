@@ -35,6 +35,8 @@ impl Conductor {
         request: &Request,
         deadline_us: u64,
     ) -> Option<(Placement, Vec<RequestId>)> {
+        // Without a place the request is explained by what was decided before, not by what is tried here.
+        let decision = self.stats.last_decision.take();
         // Larger ones of its own band leave only where no lesser claim does.
         let ids = self.candidate_ids(request, None);
         for larger_too in [false, true] {
@@ -54,6 +56,7 @@ impl Conductor {
                 places.into_iter().for_each(|place| self.put_back(place));
             }
         }
+        self.stats.last_decision = decision;
         None
     }
 

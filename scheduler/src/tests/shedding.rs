@@ -280,3 +280,23 @@ fn what_finds_no_room_in_time_is_refused_at_its_turn() {
         assert_eq!(starts(&effects).len(), usize::from(!costly), "{effects:?}");
     }
 }
+
+/// A regression: the record was that of the last attempt to displace others.
+#[test]
+fn the_refusal_of_a_displaced_request_is_explained_by_what_it_was_decided_by() {
+    let higher = SloClass { priority: 1, sheddable: true, ..SloClass::default() };
+    let mut config = SchedulerConfig { explain_every: 1, ..config(higher) };
+    config.classes[usize::from(DEAR)].sheddable = true;
+    let mut conductor = fleet(config, 1);
+    for (id, class) in [(1, CHEAP), (2, CHEAP), (3, CHEAP), (4, DEAR)] {
+        assert_eq!(refused(&offer(&mut conductor, id, of(class, id, 19_900))), []);
+    }
+    burden(&mut conductor, request(900, 1, 0), (0, 1), 2_000_000);
+    // It could take another's place, but would be too much work there.
+    conductor.requests.get_mut(RequestId(4)).expect("it waits").request.known_work_bound_us = Some(1);
+    let effects = step(&mut conductor, 5, Input::PeerDisplaced { request: RequestId(4) });
+    assert_eq!(refused(&effects), [(4, RejectReason::Costly)], "{effects:?}");
+    let records = effects.iter().filter_map(|e| if let Effect::Explain(d) = e { Some(d) } else { None });
+    let chosen: Vec<_> = records.map(|record| (record.request, record.chosen)).collect();
+    assert_eq!(chosen, [(RequestId(4), None)]);
+}
