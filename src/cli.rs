@@ -43,6 +43,8 @@ mod verdict;
 
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result};
+
 /// KVCache-centric conductor for disaggregated LLM serving.
 #[derive(clap::Parser)]
 #[command(name = "baton", version, arg_required_else_help = true, max_term_width = 100)]
@@ -97,13 +99,13 @@ enum Command {
 }
 
 /// A number of threads.
-fn threads(text: &str) -> Result<usize, String> {
+fn threads(text: &str) -> Result<usize> {
     let threads = text.parse().ok().filter(|threads| (1..=1024).contains(threads));
-    threads.ok_or_else(|| "give a number from 1 to 1024".into())
+    threads.context("give a number from 1 to 1024")
 }
 
 /// The runtime that serves: one thread that never wakes another, or several.
-fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, String> {
+fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime> {
     let mut builder = match threads {
         Some(1) => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
@@ -111,11 +113,11 @@ fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, String> {
     if let Some(threads) = threads.filter(|threads| *threads > 1) {
         builder.worker_threads(threads);
     }
-    builder.enable_all().build().map_err(|e| format!("runtime: {e}"))
+    builder.enable_all().build().context("runtime")
 }
 
 /// Runs a command; an error is one line that names the stage and the remedy.
-pub fn run(cli: Cli) -> Result<ExitCode, String> {
+pub fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Up(args) => up::run(*args),
         Command::Serve(args) => serve::run(*args),

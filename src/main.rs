@@ -35,8 +35,8 @@ static GLOBAL: baton_fuzz::AllocationCounter<mimalloc::MiMalloc> =
 fn main() -> std::process::ExitCode {
     match cli::run(cli::Cli::parse()) {
         Ok(code) => code,
-        Err(message) => {
-            note!("baton: {message}");
+        Err(error) => {
+            note!("baton: {error:#}");
             std::process::ExitCode::FAILURE
         }
     }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, anyhow, bail};
 use baton_http::Client;
 use baton_types::Secret;
 use serde_json::json;
@@ -149,21 +150,21 @@ impl RouterArgs {
     }
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+fn rate(text: &str) -> Result<f64> {
     match text.parse::<f64>() {
         Ok(rate) if (0.1..=100_000.0).contains(&rate) => Ok(rate),
-        _ => Err("give calls a second from 0.1 to 100000".into()),
+        _ => bail!("give calls a second from 0.1 to 100000"),
     }
 }
 
 /// Runs `baton bench`.
-pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     match &args.what {
         BenchCommand::Transfer(args) => return transfer::run(args),
         BenchCommand::TransferPeer(args) => return transfer::run_peer(args),
         BenchCommand::Router(_) | BenchCommand::Proxy(_) | BenchCommand::Upstream(_) => {}
     }
-    let runtime = Runtime::new().map_err(|e| format!("bench: no threads to run on: {e}"))?;
+    let runtime = Runtime::new().context("bench: no threads to run on")?;
     match &args.what {
         BenchCommand::Router(args) => router(args, &runtime),
         BenchCommand::Proxy(args) => {
@@ -175,8 +176,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     }
 }
 
-fn bench_target(url: &str, api_key: Option<&Secret<String>>) -> Result<Target, String> {
-    Target::new(url, api_key).map_err(|e| format!("bench: {e}"))
+fn bench_target(url: &str, api_key: Option<&Secret<String>>) -> Result<Target> {
+    Target::new(url, api_key).context("bench")
 }
 
 /// Serves until a signal, or the end of standard input when asked for.
@@ -185,11 +186,11 @@ fn serve(
     end: &EndArgs,
     runtime: &Runtime,
     server: impl AsyncFnOnce(TcpListener),
-) -> Result<ExitCode, String> {
-    let served: Result<(), String> = runtime.block_on(async {
+) -> Result<ExitCode> {
+    let served: Result<()> = runtime.block_on(async {
         let bound = TcpListener::bind(listen).await.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
-            bound.map_err(|e| format!("bench: listen on {listen}: {e}; give another --listen"))?;
+            bound.map_err(|e| anyhow!("bench: listen on {listen}: {e}; give another --listen"))?;
         out::print(&format!("listening on http://{address}\n"))?;
         let stdin_ended = async {
             if !end.until_stdin_ends {
@@ -215,9 +216,9 @@ struct ServerProcess {
 }
 
 impl ServerProcess {
-    fn new(args: &[&str]) -> Result<Self, String> {
-        let failed = |why: String| format!("bench: reference {}: {why}", args.join(" "));
-        let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    fn new(args: &[&str]) -> Result<Self> {
+        let reference = || format!("bench: reference {}", args.join(" "));
+        let program = std::env::current_exe().with_context(reference)?;
         let mut child = Command::new(program)
             .arg("bench")
             .args(args)
@@ -225,14 +226,14 @@ impl ServerProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| failed(e.to_string()))?;
+            .with_context(reference)?;
         let mut line = String::new();
         let read = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
         let url = line.trim().strip_prefix("listening on ").map(str::to_owned);
         let mut started = Self { child, url: String::new() };
         match (read, url) {
             (Some(Ok(_)), Some(url)) => started.url = url,
-            _ => return Err(failed("it did not start".into())),
+            _ => bail!("{}: it did not start", reference()),
         }
         Ok(started)
     }
@@ -246,18 +247,18 @@ impl Drop for ServerProcess {
     }
 }
 
-fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
+fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode> {
     let client = Client::new(client_options());
     let target = bench_target(&args.url, args.api_key.as_ref())?;
     let model = match &args.model {
         Some(model) => model.clone(),
         None => runtime
             .block_on(target.models(&client))
-            .map_err(|e| format!("bench: {e}"))?
+            .context("bench")?
             .into_iter()
             .next()
             .map(|m| m.name)
-            .ok_or("bench: the router lists no model; wait until it is ready, or give --model")?,
+            .context("bench: the router lists no model; wait until it is ready, or give --model")?,
     };
     let mut started = Vec::new();
     if args.reference {
@@ -286,7 +287,7 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
 }
 
 /// The router, what is behind it when known, and the reference's two.
-fn sides(args: &RouterArgs, router: Target, started: &[ServerProcess]) -> Result<Vec<Side>, String> {
+fn sides(args: &RouterArgs, router: Target, started: &[ServerProcess]) -> Result<Vec<Side>> {
     let mut sides = Vec::new();
     if let Some(url) = &args.direct_url {
         sides.push(Side {
@@ -333,7 +334,7 @@ fn added(figures: &[Figures]) -> Vec<AddedLatency> {
     figures.iter().filter_map(of).collect()
 }
 
-fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
+fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode> {
     let added = added(figures);
     let find = |load: &str, side: &str| figures.iter().find(|f| f.load == load && f.side == side);
     let by_event: Vec<(&'static str, Option<f64>)> = figures
@@ -353,7 +354,7 @@ fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
         let by_event: Vec<_> =
             by_event.iter().map(|(side, us)| json!({ "side": side, "cpu_us_per_event": us })).collect();
         let document = json!({ "figures": figures, "added": added, "events": by_event });
-        let document = serde_json::to_string_pretty(&document).map_err(|e| format!("bench: report: {e}"))?;
+        let document = serde_json::to_string_pretty(&document).context("bench: report")?;
         out::save(path, &document)?;
         note!("written: {}", path.display());
     }

@@ -1,5 +1,6 @@
 //! `baton replay --bound`: what no scheduler exceeds, and the best run of all policies with all admission modes.
 
+use anyhow::{Error, Result};
 use baton_scheduler::{AdmissionMode, PolicyName};
 use baton_sim::bound::{BoundResult, UpperBound};
 use baton_sim::{RunResult, Setup, TraceWorkload};
@@ -43,18 +44,18 @@ pub(super) fn attach(
     done: &mut [FinishedRun],
     jobs: &[Job],
     workload: impl Fn(&Job) -> (Setup, TraceWorkload) + Sync,
-) -> Result<(), String> {
+) -> Result<()> {
     let mut speeds: Vec<&Job> = Vec::new();
     for job in jobs {
         if speeds.iter().all(|known| known.speed != job.speed) {
             speeds.push(job);
         }
     }
-    let bounds: Result<Vec<(f64, UpperBound)>, String> = speeds
+    let bounds: Result<Vec<(f64, UpperBound)>> = speeds
         .par_iter()
         .map(|job| {
             let (setup, mut workload) = workload(job);
-            Ok((job.speed, UpperBound::of(&setup, &mut workload)?))
+            Ok((job.speed, UpperBound::of(&setup, &mut workload).map_err(Error::msg)?))
         })
         .collect();
     for (speed, bound) in bounds? {

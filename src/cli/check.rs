@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use super::out;
 use crate::config::{self, Config};
+use anyhow::Result;
 use engine::Target;
 use report::Report;
 
@@ -47,7 +48,7 @@ pub struct CheckArgs {
 ///
 /// # Errors
 /// When standard output is closed. A fault that a check finds is no error: it is printed, and sets the exit status.
-pub fn run(args: &CheckArgs) -> Result<ExitCode, String> {
+pub fn run(args: &CheckArgs) -> Result<ExitCode> {
     let report = super::runtime(Some(1))?.block_on(examine(args));
     out::print(&if args.json { report.json() } else { report.table() })?;
     Ok(if report.good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -88,7 +89,9 @@ async fn engines(args: &CheckArgs, config: &Config, report: &mut Report) {
     for word in words {
         match Target::parse(word, config, args.model.as_deref()) {
             Ok(target) => found.extend(target.examine(config, report).await),
-            Err(why) => report.wrong(&format!("--engine {word}"), why, "see `baton node --help`"),
+            Err(why) => {
+                report.wrong(&format!("--engine {word}"), format!("{why:#}"), "see `baton node --help`")
+            }
         }
     }
     pairs::examine(&found, words.len(), report);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use anyhow::{Error, Result};
 use baton_sim::engine::Mix;
 use baton_sim::faults::FaultPlan;
 use baton_sim::network::NetworkConfig;
@@ -12,14 +13,14 @@ use baton_types::CostProfile;
 use crate::config::{Config, HandoffMode, MixMode, NetworkSection, PoolConfig};
 
 /// The set-up that a configuration describes, with one seed for everything random in it.
-pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
+pub fn setup(config: &Config, seed: u64) -> Result<Setup> {
     let mut known = HashMap::new();
     let mut pools = Vec::new();
     for pool in &config.cluster.pools {
         let name = if pool.profile.is_empty() { &config.cluster.profile } else { &pool.profile };
         let profile = match known.get(name) {
             Some(profile) => Arc::clone(profile),
-            None => Arc::new(profiles::find(name).map_err(|e| e.to_string())?),
+            None => Arc::new(profiles::find(name)?),
         };
         known.insert(name.clone(), Arc::clone(&profile));
         pools.push(self::pool(pool, profile, config));
@@ -63,7 +64,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
         seed,
         ..Setup::disaggregated(0, 0, &empty_profile()?, scheduler)
     };
-    setup.validate()?;
+    setup.validate().map_err(Error::msg)?;
     Ok(setup)
 }
 
@@ -88,8 +89,8 @@ fn network(section: &NetworkSection) -> NetworkConfig {
     }
 }
 
-fn empty_profile() -> Result<Arc<CostProfile>, String> {
-    profiles::find("llama3-70b-8xa100").map(Arc::new).map_err(|e| e.to_string())
+fn empty_profile() -> Result<Arc<CostProfile>> {
+    Ok(Arc::new(profiles::find("llama3-70b-8xa100")?))
 }
 
 fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
@@ -175,10 +176,10 @@ mod tests {
     fn a_cluster_that_cannot_hold_the_kv_is_refused_before_any_work() {
         let mut config = Config::default();
         config.cluster.pools[0].hbm_tokens = 20;
-        let error = setup(&config, 1).expect_err("less than two blocks");
+        let error = setup(&config, 1).expect_err("less than two blocks").to_string();
         assert!(error.contains("20 KV tokens") && error.contains("hbm_tokens"), "{error}");
         config.cluster.pools.truncate(1);
         config.cluster.pools[0].hbm_tokens = 0;
-        assert!(setup(&config, 1).is_err_and(|e| e.contains("no instance decodes")));
+        assert!(setup(&config, 1).is_err_and(|e| e.to_string().contains("no instance decodes")));
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Result, anyhow};
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 
@@ -34,7 +35,7 @@ pub struct ManArgs {
 ///
 /// # Errors
 /// When nobody can be printed to.
-pub fn completions(args: &CompletionsArgs) -> Result<ExitCode, String> {
+pub fn completions(args: &CompletionsArgs) -> Result<ExitCode> {
     out::print(&script(args.shell)?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -43,7 +44,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<ExitCode, String> {
 ///
 /// # Errors
 /// Names the folder that cannot be written.
-pub fn man(args: &ManArgs) -> Result<ExitCode, String> {
+pub fn man(args: &ManArgs) -> Result<ExitCode> {
     match &args.out {
         None => out::print(&page()?)?,
         Some(folder) => write(folder)?,
@@ -51,23 +52,23 @@ pub fn man(args: &ManArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn script(shell: Shell) -> Result<String, String> {
+fn script(shell: Shell) -> Result<String> {
     let mut bytes = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "baton", &mut bytes);
-    String::from_utf8(bytes).map_err(|e| format!("completions: {e}; report it"))
+    String::from_utf8(bytes).map_err(|e| anyhow!("completions: {e}; report it"))
 }
 
-fn page() -> Result<String, String> {
+fn page() -> Result<String> {
     let mut bytes = Vec::new();
     let rendered = clap_mangen::Man::new(Cli::command()).render(&mut bytes);
-    rendered.map_err(|e| format!("manual: {e}; report it"))?;
-    String::from_utf8(bytes).map_err(|e| format!("manual: {e}; report it"))
+    rendered.map_err(|e| anyhow!("manual: {e}; report it"))?;
+    String::from_utf8(bytes).map_err(|e| anyhow!("manual: {e}; report it"))
 }
 
-fn write(folder: &Path) -> Result<(), String> {
+fn write(folder: &Path) -> Result<()> {
     let written =
         std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
-    written.map_err(|e| format!("manual {}: {e}; give a folder that can be written", folder.display()))
+    written.map_err(|e| anyhow!("manual {}: {e}; give a folder that can be written", folder.display()))
 }
 
 #[cfg(test)]
@@ -103,7 +104,7 @@ mod tests {
             let own = std::fs::read_to_string(folder.join(format!("baton-{name}.1"))).expect("its own page");
             assert!(own.contains(".SH SYNOPSIS"), "{own}");
         }
-        let error = write(&folder.join("baton.1")).expect_err("that is a file");
+        let error = write(&folder.join("baton.1")).expect_err("that is a file").to_string();
         assert!(error.contains("baton.1") && error.contains("folder"), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Error, Result, anyhow};
 use baton_membership::Policies;
 
 use super::etcd::EtcdArgs;
@@ -55,10 +56,10 @@ enum Action {
 }
 
 /// Runs `baton config`.
-pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
+pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
     match &args.action {
         Action::Check { file } => {
-            let config = config::load(file)?;
+            let config = load(file)?;
             let setup = cluster::setup(&config, config.scheduler.seed)?;
             out::print(&format!(
                 "{}: valid, {} instances in a simulation\n",
@@ -67,11 +68,11 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
             ))?;
         }
         Action::Explain { file } => {
-            let config = config::load_or_default(file.as_deref())?;
+            let config = config::load_or_default(file.as_deref()).map_err(Error::msg)?;
             let own = file.as_ref().map_or_else(|| Ok(toml::Table::new()), |f| keys_of(f))?;
             out::print(&explain(&config, &own.into())?)?;
         }
-        Action::Diff { old, new } => return diff(&config::load(old)?, &config::load(new)?),
+        Action::Diff { old, new } => return diff(&load(old)?, &load(new)?),
         Action::Push { file, etcd } => out::print(&push(file, etcd)?)?,
         Action::Rollback { etcd } => out::print(&rollback(etcd)?)?,
         Action::Reference => out::print(&super::reference::page()?)?,
@@ -80,23 +81,27 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn load(file: &Path) -> Result<Config> {
+    config::load(file).map_err(Error::msg)
+}
+
 /// The policies of the cluster that the arguments name, used to the end of `call`.
 fn shared<T, F: Future<Output = baton_membership::Result<T>>>(
     etcd: &EtcdArgs,
     call: impl FnOnce(Policies) -> F,
-) -> Result<T, String> {
+) -> Result<T> {
     super::runtime(Some(1))?.block_on(async {
-        let client = etcd.client()?.ok_or("where is the cluster's etcd? Give --etcd URL, or BATON_ETCD")?;
-        let policies = Policies::new(&client, &etcd.cluster).map_err(|e| e.to_string())?;
-        call(policies).await.map_err(|e| e.to_string())
+        let client = etcd.client()?.context("where is the cluster's etcd? Give --etcd URL, or BATON_ETCD")?;
+        let policies = Policies::new(&client, &etcd.cluster)?;
+        Ok(call(policies).await?)
     })
 }
 
 /// Puts a file's policy into force in a cluster; what that changes.
-fn push(file: &Path, etcd: &EtcdArgs) -> Result<String, String> {
-    let wrong = |e: String| format!("config {}: {e}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-    let text = policy::to_share(&text).map_err(wrong)?;
+fn push(file: &Path, etcd: &EtcdArgs) -> Result<String> {
+    let named = || format!("config {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(named)?;
+    let text = policy::to_share(&text).map_err(Error::msg).with_context(named)?;
     let (before, version) = shared(etcd, async |policies| {
         let before = policies.get().await?;
         let version = policies.put(&text, before.as_ref().map_or(0, |policy| policy.version)).await?;
@@ -106,7 +111,7 @@ fn push(file: &Path, etcd: &EtcdArgs) -> Result<String, String> {
     let defaults = Config::default();
     let known = before.and_then(|policy| policy::under(&defaults, &policy.text).ok());
     if let Some(before) = known {
-        for change in policy::changes(&before, &policy::under(&defaults, &text)?) {
+        for change in policy::changes(&before, &policy::under(&defaults, &text).map_err(Error::msg)?) {
             told.push_str(&format!("{change}\n"));
         }
     }
@@ -114,7 +119,7 @@ fn push(file: &Path, etcd: &EtcdArgs) -> Result<String, String> {
 }
 
 /// Takes the last change of a cluster's policy back.
-fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
+fn rollback(etcd: &EtcdArgs) -> Result<String> {
     let cluster = &etcd.cluster;
     Ok(match shared(etcd, async |policies| policies.rollback(None, None).await)? {
         Some(now) => {
@@ -127,16 +132,16 @@ fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
 }
 
 /// The settings in a file, which is checked already.
-fn keys_of(file: &Path) -> Result<toml::Table, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("config {}: {e}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
-    let plain = config::plain(&text).map_err(|e| failed(&e))?;
-    plain.parse().map_err(|e| failed(&config::place(&e, &plain)))
+fn keys_of(file: &Path) -> Result<toml::Table> {
+    let named = || format!("config {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(named)?;
+    let plain = config::plain(&text).map_err(Error::msg).with_context(named)?;
+    plain.parse().map_err(|e| anyhow!("{}: {}", named(), config::place(&e, &plain)))
 }
 
 /// The effective file, each setting with where it comes from.
-fn explain(config: &Config, own: &toml::Value) -> Result<String, String> {
-    let text = toml::to_string(config).map_err(|e| e.to_string())?;
+fn explain(config: &Config, own: &toml::Value) -> Result<String> {
+    let text = toml::to_string(config)?;
     let (mut lines, mut at) = (String::new(), Vec::new());
     for line in text.lines() {
         lines.push_str(line);
@@ -181,14 +186,12 @@ fn given(own: &toml::Value, at: &[Step], key: &str) -> bool {
 }
 
 /// Prints the changes. The exit code is 1 when a running service could not apply them.
-fn diff(old: &Config, new: &Config) -> Result<ExitCode, String> {
+fn diff(old: &Config, new: &Config) -> Result<ExitCode> {
     let lines = policy::changes(old, new);
     let text: String = lines.iter().map(|change| format!("{change}\n")).collect();
     out::print(if text.is_empty() { "nothing changes\n" } else { &text })?;
-    match policy::can_reload(old, new) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(why) => Err(format!("reload: {why}")),
-    }
+    policy::can_reload(old, new).map_err(Error::msg).context("reload")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

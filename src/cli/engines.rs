@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::{Context as _, Error, Result, bail};
 use baton_engine::{PoolSpec, SeededSpec, TimedSpec};
 use baton_remote::{Dialect, Sample};
 use baton_router::Tokenization;
@@ -34,20 +35,20 @@ pub struct Vocabulary {
 ///
 /// # Errors
 /// Names the file of the folder that cannot be read.
-pub fn tokenization_in(folder: &Path) -> Result<Tokenization, String> {
+pub fn tokenization_in(folder: &Path) -> Result<Tokenization> {
     if folder == Path::new(BYTES) {
         return Ok(Tokenization::bytes());
     }
-    Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))
+    Tokenization::folder(folder).context("tokenizer")
 }
 
 /// The properties of the tokens that nodes need.
 ///
 /// # Errors
 /// When a text cannot be tokenised.
-pub fn vocabulary_of(read: &Tokenization) -> Result<Vocabulary, String> {
+pub fn vocabulary_of(read: &Tokenization) -> Result<Vocabulary> {
     let baton_router::Sample { text, tokens, messages, chat_tokens } =
-        read.sample().map_err(|e| format!("tokenizer: its sample: {e}"))?;
+        read.sample().map_err(Error::msg).context("tokenizer: its sample")?;
     let sample = Arc::new(Sample { text, tokens, messages: messages.to_owned(), chat_tokens });
     Ok(Vocabulary { tokens: read.vocab_tokens(), ends: read.end_tokens(), sample })
 }
@@ -111,14 +112,14 @@ impl Engines {
     ///
     /// # Errors
     /// Names the profile that cannot be read.
-    pub fn choice(&self) -> Result<EngineChoice, String> {
+    pub fn choice(&self) -> Result<EngineChoice> {
         if let Some(dialect) = self.dialect() {
-            return Err(format!(
+            bail!(
                 "a node of this program cannot be a {} server: `baton node --engine {} --url URL` \
                 attaches one that runs",
                 dialect.name(),
                 self.engine
-            ));
+            );
         }
         let pool = PoolSpec {
             block_tokens: self.block_tokens(),
@@ -142,7 +143,7 @@ impl Engines {
     }
 
     /// An engine without weights. It uses only the tokenizer of the model's folder.
-    fn timed(&self, spec: TimedSpec, pool: PoolSpec) -> Result<EngineChoice, String> {
+    fn timed(&self, spec: TimedSpec, pool: PoolSpec) -> Result<EngineChoice> {
         let vocab_tokens = match &self.model {
             Some(folder) => tokenization_in(folder)?.vocab_tokens(),
             None => spec.vocab_tokens,
@@ -165,16 +166,16 @@ impl Engines {
     ///
     /// # Errors
     /// Names the profile that cannot be read.
-    pub fn profile(&self) -> Result<CostProfile, String> {
-        baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())
+    pub fn profile(&self) -> Result<CostProfile> {
+        Ok(baton_sim::profiles::find(&self.profile)?)
     }
 
     /// The properties of the tokens of a server of this kind, from the model's folder.
     ///
     /// # Errors
     /// Says that there is none, or names the file of the folder that cannot be read.
-    pub fn vocabulary(&self, dialect: Dialect) -> Result<Vocabulary, String> {
-        let folder = self.model.as_ref().ok_or_else(|| needs_model(dialect))?;
+    pub fn vocabulary(&self, dialect: Dialect) -> Result<Vocabulary> {
+        let folder = self.model.as_ref().with_context(|| needs_model(dialect))?;
         vocabulary_of(&tokenization_in(folder)?)
     }
 
@@ -182,7 +183,7 @@ impl Engines {
     ///
     /// # Errors
     /// Names the file of the folder that cannot be read.
-    pub fn tokenization(&self) -> Result<Tokenization, String> {
+    pub fn tokenization(&self) -> Result<Tokenization> {
         match &self.model {
             Some(folder) if self.dialect().is_none() => tokenization_in(folder),
             _ => Ok(Tokenization::bytes()),
@@ -194,7 +195,7 @@ impl Engines {
     ///
     /// # Errors
     /// Names the file of the folder that cannot be read.
-    pub fn tokenizer_name(&self) -> Result<String, String> {
+    pub fn tokenizer_name(&self) -> Result<String> {
         match &self.model {
             Some(folder) if self.dialect().is_none() && folder.join("tokenizer.json").exists() => {
                 let sample = vocabulary_of(&tokenization_in(folder)?)?.sample;
@@ -279,7 +280,11 @@ mod tests {
             assert_eq!((tokens(&bytes), tokens(&words)), ((512, 512), (3, 3)), "{engine}");
             assert_eq!(bytes.tokenizer_name().unwrap(), "");
             assert_ne!(words.tokenizer_name().unwrap(), "");
-            assert!(line(&["--model", "nowhere"]).choice().is_err_and(|why| why.contains("nowhere")));
+            assert!(
+                line(&["--model", "nowhere"])
+                    .choice()
+                    .is_err_and(|why| format!("{why:#}").contains("nowhere"))
+            );
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context as _, Result};
 use baton_membership::{Etcd, EtcdConfig};
 use baton_types::Secret;
 
@@ -27,16 +28,17 @@ impl EtcdArgs {
     ///
     /// # Errors
     /// In words: an endpoint, a file or the password is wrong or missing.
-    pub fn client(&self) -> Result<Option<Etcd>, String> {
+    pub fn client(&self) -> Result<Option<Etcd>> {
         let Some(endpoints) = &self.etcd else { return Ok(None) };
         let list = endpoints.split(',').map(|one| one.trim().to_owned()).filter(|one| !one.is_empty());
         let mut config = EtcdConfig::new(list.collect());
         config.ca.clone_from(&self.etcd_ca);
         if let Some(user) = &self.etcd_user {
             let password = std::env::var("BATON_ETCD_PASSWORD")
-                .map_err(|_| "--etcd-user needs its password in BATON_ETCD_PASSWORD".to_owned())?;
+                .ok()
+                .context("--etcd-user needs its password in BATON_ETCD_PASSWORD")?;
             config.login = Some((user.clone(), Secret::new(password)));
         }
-        Etcd::new(config).map(Some).map_err(|e| e.to_string())
+        Ok(Some(Etcd::new(config)?))
     }
 }

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
 use baton_events::{
     Batch, Change, EpochReason, Event, Feed, Medium, StoredBlocks, Subscriber, SubscriberConfig,
 };
@@ -49,17 +50,17 @@ struct WatchArgs {
 ///
 /// # Errors
 /// With one line for the user: what is wrong with the endpoint, and the remedy.
-pub fn run(args: &EventsArgs) -> Result<ExitCode, String> {
+pub fn run(args: &EventsArgs) -> Result<ExitCode> {
     let Action::Watch(args) = &args.action;
     super::runtime(Some(1))?.block_on(watch(args)).map(|()| ExitCode::SUCCESS)
 }
 
-async fn watch(args: &WatchArgs) -> Result<(), String> {
+async fn watch(args: &WatchArgs) -> Result<()> {
     let config = SubscriberConfig {
         topic: args.topic.clone(),
         ..SubscriberConfig::new(args.endpoint.as_str(), args.replay.clone())
     };
-    let mut subscriber = Subscriber::start(config).map_err(|error| error.to_string())?;
+    let mut subscriber = Subscriber::start(config)?;
     let (mut told, mut left) = (None, args.batches.unwrap_or(u64::MAX));
     while left > 0 {
         // Silence may have a reason, which is reported once.
@@ -82,12 +83,12 @@ async fn watch(args: &WatchArgs) -> Result<(), String> {
 }
 
 /// Prints; `false` when the reader has closed the pipe.
-fn print(text: &str) -> Result<bool, String> {
+fn print(text: &str) -> Result<bool> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(format!("output: {error}; check where standard output goes")),
+        Err(error) => bail!("output: {error}; check where standard output goes"),
     }
 }
 

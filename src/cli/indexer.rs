@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Error, Result, anyhow};
 use baton_indexer::{Indexer, IndexerSettings, Kind, ServerSettings};
 
 /// Arguments of `baton indexer`.
@@ -41,23 +42,23 @@ pub struct IndexerArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(args: &IndexerArgs) -> Result<ExitCode, String> {
-    crate::log::start(&args.log)?;
+pub fn run(args: &IndexerArgs) -> Result<ExitCode> {
+    crate::log::start(&args.log).map_err(Error::msg)?;
     let runtime = super::runtime(None)?;
     runtime.block_on(serve(args))?;
     runtime.shutdown_timeout(Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(args: &IndexerArgs) -> Result<(), String> {
-    let stop = crate::shutdown::on_signal()?;
+async fn serve(args: &IndexerArgs) -> Result<()> {
+    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
     let fixed = args.config.as_deref().map(read_config).transpose()?;
     let port = fixed.as_ref().and_then(|fixed| fixed.port).filter(|port| *port > 0).unwrap_or(13333);
     let listen = args.listen.clone().unwrap_or_else(|| format!("127.0.0.1:{port}"));
     let listener = tokio::net::TcpListener::bind(&listen)
         .await
-        .map_err(|e| format!("indexer: listen on {listen}: {e}; name another --listen"))?;
-    let address = listener.local_addr().map_err(|e| format!("indexer: {e}"))?;
+        .map_err(|e| anyhow!("indexer: listen on {listen}: {e}; name another --listen"))?;
+    let address = listener.local_addr().context("indexer")?;
     let mut settings = IndexerSettings::default();
     settings.limits.seed = args.hash_seed;
     let indexer = Indexer::new(settings);
@@ -66,7 +67,7 @@ async fn serve(args: &IndexerArgs) -> Result<(), String> {
     }
     if let Some(url) = &args.join {
         let began = Instant::now();
-        let (streams, blocks) = baton_indexer::join(&indexer, url).await.map_err(|e| e.to_string())?;
+        let (streams, blocks) = baton_indexer::join(&indexer, url).await?;
         announce!(
             "joined {url}: {streams} publishers, {blocks} blocks in {:.1} s",
             began.elapsed().as_secs_f64()
@@ -86,15 +87,15 @@ async fn serve(args: &IndexerArgs) -> Result<(), String> {
         let _ = saving.await;
     }
     if let Some(path) = &args.snapshot {
-        indexer.save(path).map_err(|e| e.to_string())?;
+        indexer.save(path)?;
     }
     Ok(())
 }
 
-fn read_config(path: &Path) -> Result<baton_indexer::FixedConfig, String> {
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let text = std::fs::read(path).map_err(|e| named(&e))?;
-    let fixed = baton_indexer::read_config(&text).map_err(|e| named(&e))?;
+fn read_config(path: &Path) -> Result<baton_indexer::FixedConfig> {
+    let named = || path.display().to_string();
+    let text = std::fs::read(path).with_context(named)?;
+    let fixed = baton_indexer::read_config(&text).with_context(named)?;
     if !fixed.unknown.is_empty() {
         tracing::info!("{}: fields that are not known here: {}", path.display(), fixed.unknown.join(", "));
     }
@@ -102,18 +103,18 @@ fn read_config(path: &Path) -> Result<baton_indexer::FixedConfig, String> {
 }
 
 /// Reads the snapshot of an earlier life; there need not be one.
-fn warm_up(indexer: &Arc<Indexer>, path: &Path) -> Result<(), String> {
+fn warm_up(indexer: &Arc<Indexer>, path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());
     }
     let began = Instant::now();
-    let (streams, blocks) = indexer.load(path).map_err(|e| format!("{e}; or move the file away"))?;
+    let (streams, blocks) = indexer.load(path).map_err(|e| anyhow!("{e}; or move the file away"))?;
     announce!("warm: {streams} publishers, {blocks} blocks in {:.1} s", began.elapsed().as_secs_f64());
     Ok(())
 }
 
 /// The configuration is right where a snapshot says otherwise.
-fn follow(indexer: &Arc<Indexer>, registration: baton_indexer::Registration) -> Result<(), String> {
+fn follow(indexer: &Arc<Indexer>, registration: baton_indexer::Registration) -> Result<()> {
     let key = registration.key();
     match indexer.register(registration.clone()) {
         Err(e) if e.kind == Kind::Conflict => {
@@ -124,7 +125,7 @@ fn follow(indexer: &Arc<Indexer>, registration: baton_indexer::Registration) -> 
         other => other,
     }
     .map(|_| ())
-    .map_err(|e| format!("configuration: {key}: {e}"))
+    .with_context(|| format!("configuration: {key}"))
 }
 
 async fn save_often(indexer: Arc<Indexer>, path: PathBuf, every: Duration) {

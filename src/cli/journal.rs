@@ -6,16 +6,18 @@ use std::io::BufReader;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Error, Result, anyhow};
+
 use super::out;
 use crate::conductor::journal::{End, ReplayReport, replay};
 
 /// Replays a file; the summary goes to the terminal and, where asked for, as JSON to a file.
-pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("journal {}: {e}", path.display());
-    let file = File::open(path).map_err(|e| failed(&format!("{e}; give a journal-*.jsonl file")))?;
-    let found = replay(BufReader::with_capacity(1 << 20, file)).map_err(|e| failed(&e))?;
+pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode> {
+    let journal = || format!("journal {}", path.display());
+    let file = File::open(path).map_err(|e| anyhow!("{}: {e}; give a journal-*.jsonl file", journal()))?;
+    let found = replay(BufReader::with_capacity(1 << 20, file)).map_err(Error::msg).with_context(journal)?;
     if let Some(json) = json {
-        let text = serde_json::to_string_pretty(&found).map_err(|e| failed(&e))?;
+        let text = serde_json::to_string_pretty(&found).with_context(journal)?;
         out::save(json, &text)?;
     }
     out::print(&table(&found))?;
@@ -103,10 +105,10 @@ mod tests {
     fn a_file_that_is_none_is_named() {
         let place = tempfile::tempdir().expect("a temporary folder");
         let path = place.path().join("x.jsonl");
-        let error = run(&path, None).expect_err("nothing there");
+        let error = run(&path, None).expect_err("nothing there").to_string();
         assert!(error.contains("x.jsonl") && error.contains("journal-"), "{error}");
         std::fs::write(&path, "hello\n").expect("written");
-        let error = run(&path, None).expect_err("no journal");
+        let error = format!("{:#}", run(&path, None).expect_err("no journal"));
         assert!(error.contains("line 1"), "{error}");
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result, bail, ensure};
 use baton_http::Client;
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, TraceWorkload, Workload};
@@ -91,29 +92,25 @@ enum Format {
 /// A class, and the `authorization` of its requests.
 type ClassKey = (String, HeaderValue);
 
-fn class_key(text: &str) -> Result<ClassKey, String> {
+fn class_key(text: &str) -> Result<ClassKey> {
     let (class, key) = text.split_once('=').unwrap_or_default();
     if class.is_empty() || key.is_empty() {
-        return Err("give a class and its key, like batch=sk-batch".into());
+        bail!("give a class and its key, like batch=sk-batch");
     }
     Ok((class.into(), target::authorization(&Secret::from(key))?))
 }
 
 /// The keys by class, each for rows that there are.
-fn class_keys(args: &LiveArgs, trace: &Trace) -> Result<ClassKeys, String> {
+fn class_keys(args: &LiveArgs, trace: &Trace) -> Result<ClassKeys> {
     let names: BTreeSet<&str> =
         trace.records.iter().filter_map(|row| row.extra.as_deref()?.class.as_deref()).collect();
     let mut keys = ClassKeys::new();
     for (class, key) in &args.class_key {
         if !names.contains(class.as_str()) {
             let names = Vec::from_iter(names).join(", ");
-            return Err(format!(
-                "--class-key {class}=...: no row of the trace has the class; it has: {names}"
-            ));
+            bail!("--class-key {class}=...: no row of the trace has the class; it has: {names}");
         }
-        if keys.insert(class.clone(), key.clone()).is_some() {
-            return Err(format!("--class-key {class}=...: given twice"));
-        }
+        ensure!(keys.insert(class.clone(), key.clone()).is_none(), "--class-key {class}=...: given twice");
     }
     Ok(keys)
 }
@@ -128,11 +125,11 @@ struct Endpoint {
 }
 
 /// Runs `baton replay --live URL`.
-pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
+pub fn run(args: &ReplayArgs) -> Result<ExitCode> {
     let [speed] = args.speed[..] else {
-        return Err("live: a live replay has one --speed; replay once for each".into());
+        bail!("live: a live replay has one --speed; replay once for each");
     };
-    let config = config::load_or_default(args.config.as_deref())?;
+    let config = config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
     let mut predicted = if args.live.compare { replay::jobs(args, &config)? } else { Vec::new() };
     predicted.iter_mut().for_each(|job| {
         job.setup.clients.retries = args.live.obey_retry_after;
@@ -140,7 +137,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
     });
     let trace = Arc::new(replay::read(args)?);
     let class_keys = class_keys(&args.live, &trace)?;
-    let runtime = Runtime::new().map_err(|e| format!("live: no threads to send from: {e}"))?;
+    let runtime = Runtime::new().context("live: no threads to send from")?;
     let endpoint = runtime.block_on(endpoint(&args.live))?;
     warn(&endpoint, &trace);
     let identity = (endpoint.target.base().to_owned(), endpoint.model.clone(), endpoint.vocabulary.tokens());
@@ -170,20 +167,20 @@ fn first(trace: &Trace, rows: usize) -> Arc<Trace> {
 }
 
 /// Asks the endpoint what it serves; without an answer, the arguments must say.
-async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
+async fn endpoint(args: &LiveArgs) -> Result<Endpoint> {
     let url = args.live.as_deref().expect("a live replay has a URL");
-    let target = Target::new(url, args.api_key.as_ref()).map_err(|e| format!("live: {e}"))?;
+    let target = Target::new(url, args.api_key.as_ref()).context("live")?;
     let client = Client::new(client_options());
     let listed = target.models(&client).await;
     let card: Option<ModelCard> = match (&args.model, listed) {
-        (None, Err(why)) => return Err(format!("live: {why}, or give --model")),
+        (None, Err(why)) => bail!("live: {why:#}, or give --model"),
         (Some(_), Err(_)) => None,
         (Some(name), Ok(models)) => models.into_iter().find(|m| m.name == *name),
         (None, Ok(models)) => Some(
             models
                 .into_iter()
                 .next()
-                .ok_or("live: the endpoint lists no model; wait until it is ready, or give --model")?,
+                .context("live: the endpoint lists no model; wait until it is ready, or give --model")?,
         ),
     };
     let card_vocab = card.as_ref().and_then(|c| c.vocab_tokens);
@@ -224,7 +221,7 @@ fn offer(
     trace: &Arc<Trace>,
     (endpoint, class_keys): (Endpoint, ClassKeys),
     runtime: &Runtime,
-) -> Result<PacedResult, String> {
+) -> Result<PacedResult> {
     let rows = args.rows.unwrap_or(usize::MAX).min(trace.records.len());
     let workload = TraceWorkload::new(Arc::clone(trace), speed)
         .with_classes(config.scheduler.classes.iter().map(|c| c.name.clone()).collect())
@@ -281,11 +278,11 @@ struct LiveReport<'a> {
     summary: LiveSummary,
 }
 
-fn print_report(args: &ReplayArgs, config: &Config, report: &LiveReport<'_>) -> Result<ExitCode, String> {
+fn print_report(args: &ReplayArgs, config: &Config, report: &LiveReport<'_>) -> Result<ExitCode> {
     let compared =
         report.runs.get(1).map(|predicted| compare(predicted, &report.runs[0])).unwrap_or_default();
     let document = json!({ "runs": report.runs, "live": report.summary, "compare": compared });
-    let document = serde_json::to_string_pretty(&document).map_err(|e| format!("live: report: {e}"))?;
+    let document = serde_json::to_string_pretty(&document).context("live: report")?;
     if args.live.format == Format::Json {
         out::print(&format!("{document}\n"))?;
     } else {
@@ -300,17 +297,12 @@ fn print_report(args: &ReplayArgs, config: &Config, report: &LiveReport<'_>) -> 
     write_files(args, config, report, &document)?;
     let run = &report.runs[0];
     if run.requests > 0 && run.failed == run.requests && !report.paced.interrupted {
-        return Err("live: every request failed; see the errors of the report, and the server's log".into());
+        bail!("live: every request failed; see the errors of the report, and the server's log");
     }
     replay::judge(&args.require, &report.runs[..1])
 }
 
-fn write_files(
-    args: &ReplayArgs,
-    config: &Config,
-    report: &LiveReport<'_>,
-    document: &str,
-) -> Result<(), String> {
+fn write_files(args: &ReplayArgs, config: &Config, report: &LiveReport<'_>, document: &str) -> Result<()> {
     if let Some(path) = &args.json {
         out::save(path, document)?;
     }

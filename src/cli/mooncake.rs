@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result, anyhow};
 use baton_mooncake::{
     Directory, DirectorySettings, NodeSettings, OBJECT_BYTES_MAX, Objects, ObjectsSettings, PlacementOptions,
     RELEASE, StorageNode, Way,
@@ -112,7 +113,7 @@ struct RemoveArgs {
 ///
 /// # Errors
 /// With one line for the user: the failure, the peer, and the remedy.
-pub fn run(args: MooncakeArgs) -> Result<ExitCode, String> {
+pub fn run(args: MooncakeArgs) -> Result<ExitCode> {
     let runtime = super::runtime(None)?;
     let ended = runtime.block_on(async {
         match args.command {
@@ -123,7 +124,7 @@ pub fn run(args: MooncakeArgs) -> Result<ExitCode, String> {
             Command::Exists(args) => Ok(exists(&args).await),
             Command::Remove(args) => {
                 let objects = objects(&args.at).await?;
-                objects.remove(&args.at.key, args.force).await.map_err(error_text)?;
+                objects.remove(&args.at.key, args.force).await?;
                 Ok(ExitCode::SUCCESS)
             }
         }
@@ -132,45 +133,45 @@ pub fn run(args: MooncakeArgs) -> Result<ExitCode, String> {
     ended
 }
 
-async fn metadata(args: MetadataArgs) -> Result<ExitCode, String> {
-    crate::log::start(&args.log)?;
-    let stop = crate::shutdown::on_signal()?;
+async fn metadata(args: MetadataArgs) -> Result<ExitCode> {
+    crate::log::start(&args.log).map_err(Error::msg)?;
+    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
     let listener = tokio::net::TcpListener::bind(&args.listen)
         .await
-        .map_err(|e| format!("mooncake metadata: listen on {}: {e}; name another --listen", args.listen))?;
-    let address = listener.local_addr().map_err(|e| format!("mooncake metadata: {e}"))?;
+        .map_err(|e| anyhow!("mooncake metadata: listen on {}: {e}; name another --listen", args.listen))?;
+    let address = listener.local_addr().context("mooncake metadata")?;
     announce!("baton: metadata for Mooncake's engines on http://{address}/metadata; Ctrl-C stops");
     let directory = Arc::new(Directory::new(DirectorySettings::default()));
     baton_mooncake::serve_directory(directory, listener, stop).await;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn node(args: NodeArgs) -> Result<ExitCode, String> {
-    crate::log::start(&args.log)?;
-    let stop = crate::shutdown::on_signal()?;
+async fn node(args: NodeArgs) -> Result<ExitCode> {
+    crate::log::start(&args.log).map_err(Error::msg)?;
+    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
     let (host, port) = listen(&args.listen)?;
     let settings = NodeSettings { port, ..NodeSettings::new(&args.master, host, args.segment_bytes) };
-    let node = StorageNode::start(settings).await.map_err(error_text)?;
+    let node = StorageNode::start(settings).await?;
     announce!(
         "baton: segment {} of {} bytes is mounted in the Mooncake {RELEASE} master at {}; Ctrl-C takes it back",
         node.segment().name,
         node.segment().bytes,
         args.master
     );
-    node.run(stop).await.map_err(error_text)?;
+    node.run(stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn put(args: PutArgs) -> Result<ExitCode, String> {
+async fn put(args: PutArgs) -> Result<ExitCode> {
     let bytes = match &args.file {
-        Some(file) => std::fs::File::open(file).and_then(whole).map_err(|e| named(file, &e))?,
-        None => whole(std::io::stdin().lock()).map_err(|e| format!("standard input: {e}"))?,
+        Some(file) => std::fs::File::open(file).and_then(whole).with_context(|| named(file))?,
+        None => whole(std::io::stdin().lock()).context("standard input")?,
     };
     let placing = PlacementOptions {
         replicas: args.replicas,
         preferred_segment: args.segment.clone().unwrap_or_default(),
     };
-    objects(&args.at).await?.put(&args.at.key, &bytes, &placing).await.map_err(error_text)?;
+    objects(&args.at).await?.put(&args.at.key, &bytes, &placing).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -181,48 +182,44 @@ fn whole(from: impl std::io::Read) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-async fn get(args: GetArgs) -> Result<ExitCode, String> {
-    let bytes = objects(&args.at).await?.get(&args.at.key).await.map_err(error_text)?;
+async fn get(args: GetArgs) -> Result<ExitCode> {
+    let bytes = objects(&args.at).await?.get(&args.at.key).await?;
     match &args.file {
-        Some(file) => std::fs::write(file, bytes).map_err(|e| named(file, &e))?,
+        Some(file) => std::fs::write(file, bytes).with_context(|| named(file))?,
         None => {
             let mut to = std::io::stdout().lock();
-            to.write_all(&bytes).and_then(|()| to.flush()).map_err(|e| format!("standard output: {e}"))?;
+            to.write_all(&bytes).and_then(|()| to.flush()).context("standard output")?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn exists(args: &KeyArgs) -> ExitCode {
-    let asked = async { objects(args).await?.exists(&args.key).await.map_err(error_text) };
+    let asked = async { anyhow::Ok(objects(args).await?.exists(&args.key).await?) };
     match asked.await {
         Ok(there) => ExitCode::from(u8::from(!there)),
-        Err(message) => {
-            note!("baton: {message}");
+        Err(error) => {
+            note!("baton: {error:#}");
             ExitCode::from(2)
         }
     }
 }
 
-async fn objects(at: &KeyArgs) -> Result<Objects, String> {
+async fn objects(at: &KeyArgs) -> Result<Objects> {
     let way = at
         .metadata
         .as_ref()
         .map_or(Way::Handshake, |url| Way::Metadata { url: url.clone(), cluster: String::new() });
-    Objects::connect(ObjectsSettings { way, ..ObjectsSettings::new(&at.master) }).await.map_err(error_text)
+    Ok(Objects::connect(ObjectsSettings { way, ..ObjectsSettings::new(&at.master) }).await?)
 }
 
 /// HOST or HOST:PORT.
-fn listen(said: &str) -> Result<(&str, u16), String> {
+fn listen(said: &str) -> Result<(&str, u16)> {
     let Some((host, port)) = said.rsplit_once(':') else { return Ok((said, 0)) };
-    let port = port.parse().map_err(|_| format!("mooncake node: --listen {said}: say HOST or HOST:PORT"))?;
+    let port = port.parse().map_err(|_| anyhow!("mooncake node: --listen {said}: say HOST or HOST:PORT"))?;
     Ok((host, port))
 }
 
-fn named(file: &Path, e: &std::io::Error) -> String {
-    format!("{}: {e}", file.display())
-}
-
-fn error_text(e: baton_mooncake::MooncakeError) -> String {
-    e.to_string()
+fn named(file: &Path) -> String {
+    file.display().to_string()
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use baton_membership::Leaders;
 use baton_membership::etcd::Etcd;
 use baton_transports::RdmaDevices;
@@ -90,32 +91,31 @@ const LINGER: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
-    crate::log::start(&args.log)?;
-    let mut config = crate::config::load_or_default(args.config.as_deref())?;
+pub fn run(args: NodeArgs) -> Result<ExitCode> {
+    crate::log::start(&args.log).map_err(Error::msg)?;
+    let mut config = crate::config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
     args.guard.put(&mut config.service);
-    config.validate()?;
-    let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone())?;
+    config.validate().map_err(Error::msg)?;
+    let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone()).map_err(Error::msg)?;
     if let Some(address) = &args.conductor {
         // Before the engine is loaded, which may take minutes.
-        guard.line(address).map_err(|status| format!("--conductor {}", status.message()))?;
+        guard.line(address).map_err(|status| anyhow!("--conductor {}", status.message()))?;
     }
-    let role = crate::conductor::parse_role(&args.role)?;
+    let role = crate::conductor::parse_role(&args.role).map_err(Error::msg)?;
     if args.may_change_role && !matches!(role, Role::Prefill | Role::Decode) {
-        return Err(format!(
+        bail!(
             "--may-change-role is for the roles prefill and decode: a node of role {} does both parts or none",
             role.name()
-        ));
+        );
     }
     let etcd = args.etcd.client()?;
     let led =
         LeaderSource { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
     if let Some(dialect) = args.engines.dialect() {
-        if args.publish.is_some() {
-            return Err(
-                "--publish is for this program's engines: a server publishes its own KV events".into()
-            );
-        }
+        ensure!(
+            args.publish.is_none(),
+            "--publish is for this program's engines: a server publishes its own KV events"
+        );
         let vocabulary = args.engines.vocabulary(dialect)?;
         let node = RemoteNode { guard, ..args.remote.node(&args, (dialect, role), vocabulary)? };
         return led.keep(|latest, stop| crate::node::run_remote(node, Place::Elsewhere(latest), stop));
@@ -156,18 +156,17 @@ impl LeaderSource {
     fn keep<F: Future<Output = Result<(), String>>>(
         self,
         node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
-    ) -> Result<ExitCode, String> {
+    ) -> Result<ExitCode> {
         let runtime = super::runtime(Some(1))?;
         runtime.block_on(async {
-            let stop = crate::shutdown::on_signal()?;
+            let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
             if self.until_stdin_ends {
                 follow_stdin(stop.clone())?;
             }
-            let leaders = self.etcd.map(|etcd| Leaders::follow(&etcd, &self.cluster)).transpose();
-            let leaders = leaders.map_err(|e| e.to_string())?;
+            let leaders = self.etcd.map(|etcd| Leaders::follow(&etcd, &self.cluster)).transpose()?;
             // Held until the node has ended: it is followed as long as this lives.
             let latest = leaders.as_ref().map(Leaders::latest);
-            node(latest, stop).await
+            node(latest, stop).await.map_err(Error::msg)
         })?;
         runtime.shutdown_timeout(LINGER);
         Ok(ExitCode::SUCCESS)
@@ -176,12 +175,12 @@ impl LeaderSource {
 
 /// Cancels `stop` at the end of standard input. The pipe is the one thing that the kernel closes
 /// however the process at its other end came to its end.
-fn follow_stdin(stop: tokio_util::sync::CancellationToken) -> Result<(), String> {
+fn follow_stdin(stop: tokio_util::sync::CancellationToken) -> Result<()> {
     let follow = move || {
         // The input's content does not matter, and an input that cannot be read has ended.
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         stop.cancel();
     };
     let thread = std::thread::Builder::new().name("baton-stdin".into()).spawn(follow);
-    thread.map(|_| ()).map_err(|e| format!("standard input cannot be followed: {e}"))
+    thread.map(|_| ()).context("standard input cannot be followed")
 }

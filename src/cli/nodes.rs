@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use anyhow::{Context as _, Result, bail, ensure};
 use baton_types::Role;
 
 use crate::config::{Config, PoolConfig};
@@ -17,14 +18,14 @@ pub struct RoleSplit {
 }
 
 impl FromStr for RoleSplit {
-    type Err = String;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "give nodes that prefill and nodes that decode, such as 12p4d".to_owned();
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = "give nodes that prefill and nodes that decode, such as 12p4d";
         let lower = text.to_ascii_lowercase();
         let (prefills, decodes) =
-            lower.strip_suffix('d').and_then(|rest| rest.split_once('p')).ok_or_else(wrong)?;
-        let count = |digits: &str| digits.parse().ok().filter(|n| (1..=60_000).contains(n)).ok_or_else(wrong);
+            lower.strip_suffix('d').and_then(|rest| rest.split_once('p')).context(wrong)?;
+        let count = |digits: &str| digits.parse().ok().filter(|n| (1..=60_000).contains(n)).context(wrong);
         Ok(Self { prefills: count(prefills)?, decodes: count(decodes)? })
     }
 }
@@ -40,7 +41,7 @@ impl RoleSplit {
     ///
     /// # Errors
     /// Where the pools of a role differ, so that it is not clear which of them to change.
-    pub fn apply(self, config: &mut Config) -> Result<(), String> {
+    pub fn apply(self, config: &mut Config) -> Result<()> {
         let pools = &config.cluster.pools;
         let new = [
             PoolConfig { role: Role::Prefill, count: self.prefills, ..like(pools, Role::prefills)? },
@@ -53,17 +54,17 @@ impl RoleSplit {
 }
 
 /// What a node of a role is like.
-fn like(pools: &[PoolConfig], has_role: impl Fn(Role) -> bool) -> Result<PoolConfig, String> {
+fn like(pools: &[PoolConfig], has_role: impl Fn(Role) -> bool) -> Result<PoolConfig> {
     let plain = |pool: &PoolConfig| PoolConfig { role: Role::Both, count: 1, ..pool.clone() };
     let mut of_role = pools.iter().filter(|pool| has_role(pool.role)).map(plain);
     let Some(first) = of_role.next() else {
-        return Err("nodes: the configuration has no node of each role to go by; give it one".into());
+        bail!("nodes: the configuration has no node of each role to go by; give it one");
     };
-    if of_role.any(|other| other != first) {
-        return Err("nodes: two pools of one role differ in the configuration, so nodes by role say too \
-                    little; give one pool for each role"
-            .into());
-    }
+    ensure!(
+        of_role.all(|other| other == first),
+        "nodes: two pools of one role differ in the configuration, so nodes by role say too little; give one pool for \
+         each role"
+    );
     Ok(first)
 }
 
@@ -73,10 +74,10 @@ mod tests {
 
     #[test]
     fn nodes_are_read_as_they_are_shown() {
-        assert_eq!("12p4d".parse(), Ok(RoleSplit { prefills: 12, decodes: 4 }));
-        assert_eq!("1P2D".parse::<RoleSplit>().map(|split| split.to_string()), Ok("1P2D".into()));
+        assert_eq!("12p4d".parse().ok(), Some(RoleSplit { prefills: 12, decodes: 4 }));
+        assert_eq!("1P2D".parse::<RoleSplit>().ok().map(|split| split.to_string()), Some("1P2D".into()));
         for wrong in ["", "12", "p4d", "12p", "0p4d", "4d12p", "-1p3d", "1p2d3", "99999p1d"] {
-            let error = wrong.parse::<RoleSplit>().expect_err(wrong);
+            let error = wrong.parse::<RoleSplit>().expect_err(wrong).to_string();
             assert!(error.contains("such as 12p4d"), "{wrong}: {error}");
         }
     }
@@ -105,9 +106,12 @@ mod tests {
         };
         let two = "[[cluster.pools]]\nrole = \"prefill\"\n[[cluster.pools]]\nrole = \"prefill\"\nhbm_tokens = 9000\n";
         assert!(
-            of(&format!("{two}[[cluster.pools]]\nrole = \"decode\"")).is_err_and(|e| e.contains("differ"))
+            of(&format!("{two}[[cluster.pools]]\nrole = \"decode\""))
+                .is_err_and(|e| e.to_string().contains("differ"))
         );
-        assert!(of("[[cluster.pools]]\nrole = \"prefill\"").is_err_and(|e| e.contains("no node")));
-        assert_eq!(of("[[cluster.pools]]\nrole = \"both\"\ncount = 16"), Ok(()));
+        assert!(
+            of("[[cluster.pools]]\nrole = \"prefill\"").is_err_and(|e| e.to_string().contains("no node"))
+        );
+        assert!(of("[[cluster.pools]]\nrole = \"both\"\ncount = 16").is_ok());
     }
 }

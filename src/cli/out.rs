@@ -3,11 +3,13 @@
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
+use anyhow::{Result, anyhow, bail};
+
 /// Prints to standard output. A reader that left early is no error: the rest is not wanted.
-pub fn print(text: &str) -> Result<(), String> {
+pub fn print(text: &str) -> Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(format!("output: {error}; check where standard output goes"))
+            bail!("output: {error}; check where standard output goes")
         }
         _ => Ok(()),
     }
@@ -22,17 +24,17 @@ pub fn redraw(text: &str) {
 ///
 /// # Errors
 /// The path, when there is no such folder.
-pub fn has_folder(path: &Path) -> Result<(), String> {
+pub fn has_folder(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     if folder.is_none_or(Path::is_dir) {
         return Ok(());
     }
-    Err(format!("output {}: its folder is not there; make it or give another path", path.display()))
+    bail!("output {}: its folder is not there; make it or give another path", path.display())
 }
 
 /// Writes a whole text to `path`; `-` is standard output. A regular file is replaced in one step, so nobody reads half
 /// of it, and a link stays: the file behind it is replaced. A pipe or device is written to and stays what it is.
-pub fn save(path: &Path, text: &str) -> Result<(), String> {
+pub fn save(path: &Path, text: &str) -> Result<()> {
     if path == Path::new("-") {
         return print(text);
     }
@@ -43,7 +45,7 @@ pub fn save(path: &Path, text: &str) -> Result<(), String> {
             }
             _ => "give a path in a folder that exists and can be written",
         };
-        format!("output {}: {error}; {remedy}", path.display())
+        anyhow!("output {}: {error}; {remedy}", path.display())
     })
 }
 
@@ -78,8 +80,8 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_named_before_the_work() {
         let place = tempfile::tempdir().expect("a temporary folder");
-        assert_eq!((has_folder(Path::new("x.json")), has_folder(&place.path().join("x"))), (Ok(()), Ok(())));
-        let error = has_folder(&place.path().join("none/x.json")).expect_err("no such folder");
+        assert!(has_folder(Path::new("x.json")).is_ok() && has_folder(&place.path().join("x")).is_ok());
+        let error = has_folder(&place.path().join("none/x.json")).expect_err("no such folder").to_string();
         assert!(error.contains("none/x.json") && error.contains("make it"), "{error}");
     }
 
@@ -87,9 +89,9 @@ mod tests {
     fn a_file_is_written_whole_or_the_path_is_named() {
         let place = tempfile::tempdir().expect("a temporary folder");
         let path = place.path().join("x.json");
-        assert_eq!(save(&path, "{}"), Ok(()));
+        save(&path, "{}").expect("it can be written");
         assert_eq!(std::fs::read_to_string(&path).expect("written"), "{}");
-        let error = save(&place.path().join("none/x.json"), "").expect_err("no such folder");
+        let error = save(&place.path().join("none/x.json"), "").expect_err("no such folder").to_string();
         assert!(error.contains("none/x.json") && error.contains("folder"), "{error}");
     }
 
@@ -99,7 +101,7 @@ mod tests {
         let (file, link) = (place.path().join("x.json"), place.path().join("link"));
         std::os::unix::fs::symlink("x.json", &link).expect("a link");
         for text in ["the first makes the file", "the second replaces it"] {
-            assert_eq!(save(&link, text), Ok(()));
+            save(&link, text).expect("it can be written");
             assert!(link.is_symlink(), "{text}");
             assert_eq!(std::fs::read_to_string(&file).expect("written"), text);
         }
@@ -115,13 +117,13 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).expect("a pipe");
         let from = pipe.clone();
         let reader = std::thread::spawn(move || std::fs::read_to_string(from).expect("a text"));
-        assert_eq!(save(&pipe, "through the pipe"), Ok(()));
+        save(&pipe, "through the pipe").expect("it can be written");
         assert_eq!(reader.join().expect("read"), "through the pipe");
         assert!(kind(&pipe).is_fifo());
         // Through a link to a device, so that a program that replaces its target harms no machine.
         let link = place.path().join("full");
         std::os::unix::fs::symlink("/dev/full", &link).expect("a link");
-        let error = save(&link, "text").expect_err("the device is full");
+        let error = save(&link, "text").expect_err("the device is full").to_string();
         assert!(error.contains("free some space") && link.is_symlink(), "{error}");
         assert!(kind(Path::new("/dev/full")).is_char_device());
     }
@@ -133,7 +135,7 @@ mod tests {
         std::fs::create_dir(&folder).expect("a folder in the way");
         save(&place.path().join("x.json"), "text").expect_err("the name is taken");
         std::fs::remove_dir(&folder).expect("still a folder");
-        let error = save(place.path(), "text").expect_err("a folder is no file");
+        let error = save(place.path(), "text").expect_err("a folder is no file").to_string();
         assert!(error.contains("folder"), "{error}");
         assert_eq!(std::fs::read_dir(place.path()).expect("a folder").count(), 0);
     }

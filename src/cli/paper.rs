@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::{Error, Result};
 use baton_sim::paper::{self, Section, Traces, number};
 use baton_traces::synth::PublishedTrace;
 use baton_traces::{ReadOptions, Trace};
@@ -39,7 +40,7 @@ enum Experiment {
 }
 
 /// Runs `baton paper`.
-pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
+pub fn run(args: &PaperArgs) -> Result<ExitCode> {
     if let Some(Experiment::Eviction(args)) = &args.experiment {
         return eviction::run(args);
     }
@@ -50,7 +51,7 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    let sections = paper::run(&traces, &|| bar.inc(1))?;
+    let sections = paper::run(&traces, &|| bar.inc(1)).map_err(Error::msg)?;
     bar.finish_and_clear();
     out::print(&terminal(&sections))?;
     let source = if real && also_real {
@@ -62,25 +63,23 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
         save(path, &paper::markdown(&sections, source))?;
     }
     if let Some(path) = &args.json {
-        save(path, &serde_json::to_string_pretty(&sections).map_err(|e| e.to_string())?)?;
+        save(path, &serde_json::to_string_pretty(&sections)?)?;
     }
     let holds = sections.iter().flat_map(|s| &s.checks).all(|c| c.holds);
     Ok(if args.strict && !holds { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn save(path: &Path, text: &str) -> Result<(), String> {
+fn save(path: &Path, text: &str) -> Result<()> {
     out::save(path, text)?;
     note!("written: {}", path.display());
     Ok(())
 }
 
 /// A published trace where it is, else its look-alike; whether it is the real one.
-fn trace(name: &str, like: PublishedTrace) -> Result<(Trace, bool), String> {
+fn trace(name: &str, like: PublishedTrace) -> Result<(Trace, bool)> {
     if let Some(path) = baton_traces::locate(name) {
         note!("trace: {}", path.display());
-        return baton_traces::load(&path, &ReadOptions::default())
-            .map(|t| (t, true))
-            .map_err(|e| e.to_string());
+        return Ok((baton_traces::load(&path, &ReadOptions::default())?, true));
     }
     note!("trace: {name} is not here; a seeded look-alike takes its place (see README)");
     Ok((baton_traces::synth::like(like, 1), false))

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use http::HeaderValue;
 use serde_json::Value;
 
@@ -61,8 +62,8 @@ enum Action {
 ///
 /// # Errors
 /// With one line for the user: what was refused or did not answer, and the remedy.
-pub fn run(args: &PolicyArgs) -> Result<ExitCode, String> {
-    let client = |service: &OperatorArgs| service.client("policy");
+pub fn run(args: &PolicyArgs) -> Result<ExitCode> {
+    let client = |service: &OperatorArgs| service.client("policy").map_err(Error::msg);
     let text = super::runtime(Some(1))?.block_on(async {
         match &args.action {
             Action::Show { service } => show(&client(service)?).await,
@@ -83,9 +84,10 @@ struct PolicyText {
 }
 
 impl PolicyText {
-    async fn read(client: &OperatorClient) -> Result<Self, String> {
-        let OperatorAnswer { tag, body } = client.within(client.get("/admin/policy")).await?;
-        let tag = tag.ok_or_else(|| client.version_mismatch(&"a policy without a revision"))?;
+    async fn read(client: &OperatorClient) -> Result<Self> {
+        let OperatorAnswer { tag, body } =
+            client.within(client.get("/admin/policy")).await.map_err(Error::msg)?;
+        let tag = tag.ok_or_else(|| Error::msg(client.version_mismatch(&"a policy without a revision")))?;
         Ok(Self { text: String::from_utf8_lossy(&body).into_owned(), tag })
     }
 
@@ -104,7 +106,7 @@ impl PolicyText {
     }
 }
 
-async fn show(client: &OperatorClient) -> Result<String, String> {
+async fn show(client: &OperatorClient) -> Result<String> {
     let now = PolicyText::read(client).await?;
     let mut text = format!("# revision {}\n", now.revision());
     for line in now.text.lines() {
@@ -119,10 +121,10 @@ async fn show(client: &OperatorClient) -> Result<String, String> {
     Ok(text)
 }
 
-async fn set(client: &OperatorClient, settings: &[String], dry_run: bool) -> Result<String, String> {
+async fn set(client: &OperatorClient, settings: &[String], dry_run: bool) -> Result<String> {
     let now = PolicyText::read(client).await?;
     let new = edited(&now.text, settings)?;
-    let checked = client.within(client.post("/admin/policy/check", &new, None)).await?;
+    let checked = client.within(client.post("/admin/policy/check", &new, None)).await.map_err(Error::msg)?;
     let (changes, _) = changes(client, &checked)?;
     let text = in_words(&changes, &now.classes());
     let revision = now.revision();
@@ -132,22 +134,23 @@ async fn set(client: &OperatorClient, settings: &[String], dry_run: bool) -> Res
     if dry_run {
         return Ok(format!("{text}valid; nothing was changed, revision {revision} stays in force\n"));
     }
-    let applied = client.within(client.post("/admin/policy", &new, Some(&now.tag))).await?;
+    let applied =
+        client.within(client.post("/admin/policy", &new, Some(&now.tag))).await.map_err(Error::msg)?;
     let (_, revision) = self::changes(client, &applied)?;
     Ok(format!("{text}revision {revision} is in force; 'baton policy rollback' takes this back\n"))
 }
 
-async fn diff(client: &OperatorClient, file: Option<&Path>) -> Result<String, String> {
+async fn diff(client: &OperatorClient, file: Option<&Path>) -> Result<String> {
     let now = PolicyText::read(client).await?;
     let text = match file {
         None => String::new(),
         Some(path) => {
-            let wrong = |why: String| format!("config {}: {why}", path.display());
-            let (text, _) = config::read(path)?;
-            crate::policy::to_share(&text).map_err(wrong)?
+            let (text, _) = config::read(path).map_err(Error::msg)?;
+            let shared = crate::policy::to_share(&text).map_err(Error::msg);
+            shared.with_context(|| format!("config {}", path.display()))?
         }
     };
-    let answer = client.within(client.post("/admin/policy/diff", &text, None)).await?;
+    let answer = client.within(client.post("/admin/policy/diff", &text, None)).await.map_err(Error::msg)?;
     let (changes, _) = changes(client, &answer)?;
     let revision = now.revision();
     if changes.is_empty() {
@@ -157,17 +160,19 @@ async fn diff(client: &OperatorClient, file: Option<&Path>) -> Result<String, St
     Ok(format!("{text}on the left revision {revision}, which is in force; on the right the file\n"))
 }
 
-async fn rollback(client: &OperatorClient) -> Result<String, String> {
+async fn rollback(client: &OperatorClient) -> Result<String> {
     let now = PolicyText::read(client).await?;
-    let answer = client.within(client.post("/admin/policy/rollback", "", Some(&now.tag))).await?;
+    let answer =
+        client.within(client.post("/admin/policy/rollback", "", Some(&now.tag))).await.map_err(Error::msg)?;
     let (changes, revision) = changes(client, &answer)?;
     let text = in_words(&changes, &now.classes());
     Ok(format!("{text}revision {revision} is in force; 'baton policy rollback' takes this back\n"))
 }
 
 /// The changes that an answer lists, and the revision in force after them, if it says.
-fn changes(client: &OperatorClient, answer: &OperatorAnswer) -> Result<(Vec<String>, u64), String> {
-    let json: Value = serde_json::from_slice(&answer.body).map_err(|e| client.version_mismatch(&e))?;
+fn changes(client: &OperatorClient, answer: &OperatorAnswer) -> Result<(Vec<String>, u64)> {
+    let json: Value =
+        serde_json::from_slice(&answer.body).map_err(|e| Error::msg(client.version_mismatch(&e)))?;
     let lines = json["changed"].as_array().into_iter().flatten();
     let lines = lines.filter_map(Value::as_str).map(str::to_owned).collect();
     Ok((lines, json["revision"].as_u64().unwrap_or(0)))
@@ -197,24 +202,25 @@ fn change_in_words(line: &str, classes: &[String]) -> Option<String> {
 ///
 /// # Errors
 /// Names the setting that is wrong, and what to give.
-fn edited(text: &str, settings: &[String]) -> Result<String, String> {
-    let mut file: toml::Table = text.parse().map_err(|e| format!("policy: the service's is no TOML: {e}"))?;
+fn edited(text: &str, settings: &[String]) -> Result<String> {
+    let mut file: toml::Table = text.parse().context("policy: the service's is no TOML")?;
     for given in settings {
-        edit(&mut file, given).map_err(|why| format!("policy set {given}: {why}"))?;
+        edit(&mut file, given).with_context(|| format!("policy set {given}"))?;
     }
-    toml::to_string(&file).map_err(|e| format!("policy: {e}"))
+    toml::to_string(&file).context("policy")
 }
 
-fn edit(file: &mut toml::Table, given: &str) -> Result<(), String> {
-    let (key, value) = given.split_once('=').ok_or("give KEY=VALUE, such as class.interactive.ttft=1.5s")?;
+fn edit(file: &mut toml::Table, given: &str) -> Result<()> {
+    let (key, value) =
+        given.split_once('=').context("give KEY=VALUE, such as class.interactive.ttft=1.5s")?;
     let (key, value) = (key.trim(), value.trim());
     let scheduler = file.get_mut("scheduler").and_then(toml::Value::as_table_mut);
-    let scheduler = scheduler.ok_or("the service's policy has no [scheduler]")?;
+    let scheduler = scheduler.context("the service's policy has no [scheduler]")?;
     let (setting, class) = match key.strip_prefix("class.") {
         None => (key.strip_prefix("scheduler.").unwrap_or(key), None),
         Some(rest) => {
             let (class, setting) =
-                rest.rsplit_once('.').ok_or("give class.NAME.SETTING, such as class.interactive.ttft")?;
+                rest.rsplit_once('.').context("give class.NAME.SETTING, such as class.interactive.ttft")?;
             (setting, Some(class))
         }
     };
@@ -227,18 +233,18 @@ fn edit(file: &mut toml::Table, given: &str) -> Result<(), String> {
     let named = class.filter(|_| setting != "name").map(|class| toml::Value::from(class).to_string());
     let named = named.map_or_else(String::new, |name| format!("name = {name}\n"));
     let file = format!("{section}\n{named}{setting} = {}\n", literal(value));
-    let plain = config::plain(&file).map_err(|e| without_place(&e))?;
-    config::parse(&file).map_err(|e| without_place(&e))?;
+    let plain = config::plain(&file).map_err(|e| Error::msg(without_place(&e)))?;
+    config::parse(&file).map_err(|e| Error::msg(without_place(&e)))?;
     let (setting, value) = given_in(&plain)?;
     table.insert(setting, value);
     Ok(())
 }
 
 /// The last setting of a file of one section.
-fn given_in(plain: &str) -> Result<(String, toml::Value), String> {
+fn given_in(plain: &str) -> Result<(String, toml::Value)> {
     let line = plain.lines().last().unwrap_or_default();
-    let one: toml::Table = line.parse().map_err(|e: toml::de::Error| e.message().to_owned())?;
-    one.into_iter().next().ok_or_else(|| "give a value".to_owned())
+    let one: toml::Table = line.parse().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
+    one.into_iter().next().context("give a value")
 }
 
 /// A value as TOML: what is none by itself is a text.
@@ -253,7 +259,7 @@ fn without_place(error: &str) -> String {
     rest.map_or(error, |(_, why)| why).to_owned()
 }
 
-fn class_of<'t>(scheduler: &'t mut toml::Table, class: &str) -> Result<&'t mut toml::Table, String> {
+fn class_of<'t>(scheduler: &'t mut toml::Table, class: &str) -> Result<&'t mut toml::Table> {
     let classes = scheduler.get_mut("classes").and_then(toml::Value::as_array_mut);
     let (mut names, mut found) = (Vec::new(), None);
     for table in classes.into_iter().flatten().filter_map(toml::Value::as_table_mut) {
@@ -263,17 +269,15 @@ fn class_of<'t>(scheduler: &'t mut toml::Table, class: &str) -> Result<&'t mut t
         }
         names.push(name);
     }
-    found.ok_or_else(|| format!("there is no service class '{class}'; there are: {}", names.join(", ")))
+    found.with_context(|| format!("there is no service class '{class}'; there are: {}", names.join(", ")))
 }
 
 /// Whether a section has that setting.
 ///
 /// # Errors
 /// The nearest that it has.
-fn known(section: &str, place: &str, setting: &str) -> Result<(), String> {
-    if setting == "classes" {
-        return Err("classes are changed setting by setting: give class.NAME.SETTING=VALUE".into());
-    }
+fn known(section: &str, place: &str, setting: &str) -> Result<()> {
+    ensure!(setting != "classes", "classes are changed setting by setting: give class.NAME.SETTING=VALUE");
     let sections = reference::sections()?;
     let settings = sections.iter().find(|known| known.heading == section).map(|known| &known.settings);
     let names = settings.into_iter().flatten().map(|setting| setting.name.as_str());
@@ -287,7 +291,7 @@ fn known(section: &str, place: &str, setting: &str) -> Result<(), String> {
         || "'baton policy show' has all that there are".to_owned(),
         |meant| format!("did you mean {place}{meant}?"),
     );
-    Err(format!("there is no setting '{setting}' in {section}; {remedy}"))
+    bail!("there is no setting '{setting}' in {section}; {remedy}")
 }
 
 #[cfg(test)]
@@ -297,9 +301,9 @@ mod tests {
     const NOW: &str = "[scheduler]\nmax_retries = 2\n\n[[scheduler.classes]]\nname = \"fast.eu\"\nttft_us = 2000000\n\n\
                        [[scheduler.classes]]\nname = \"batch\"\nttft_us = 60000000\n";
 
-    fn changed(settings: &[&str]) -> Result<config::Config, String> {
+    fn changed(settings: &[&str]) -> Result<config::Config> {
         let settings: Vec<String> = settings.iter().map(|&text| text.to_owned()).collect();
-        config::parse(&edited(NOW, &settings)?)
+        config::parse(&edited(NOW, &settings)?).map_err(Error::msg)
     }
 
     #[test]
@@ -354,6 +358,7 @@ mod tests {
         ] {
             match changed(&[given]) {
                 Err(error) => {
+                    let error = format!("{error:#}");
                     assert!(error.starts_with(&format!("policy set {given}: ")), "{error}");
                     assert!(error.contains(words) && !error.contains("TOML line"), "{given}: {error}");
                 }

@@ -9,6 +9,7 @@ mod sections;
 mod shape;
 mod table;
 
+use anyhow::{Context as _, Result, bail};
 use baton_sim::fit::measured::{Measurements, read_csv};
 use baton_sim::fit::{FitSpec, PrefillShape, fit, sections as errors_of};
 use baton_sim::profiles;
@@ -74,12 +75,12 @@ struct FitArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(args: ProfileArgs) -> Result<ExitCode, String> {
+pub fn run(args: ProfileArgs) -> Result<ExitCode> {
     let text = match args.action {
         Action::List => list()?,
         Action::Show { name } => {
-            let profile = profiles::find(&name).map_err(|e| e.to_string())?;
-            profiles::to_toml(&profile).map_err(|e| e.to_string())?
+            let profile = profiles::find(&name)?;
+            profiles::to_toml(&profile)?
         }
         Action::Measure(args) => return measure::run(&args),
         Action::Fit(args) => return run_fit(args),
@@ -87,7 +88,7 @@ pub fn run(args: ProfileArgs) -> Result<ExitCode, String> {
     print(&text)
 }
 
-fn list() -> Result<String, String> {
+fn list() -> Result<String> {
     let mut text = format!(
         "{:<28} {:>11} {:>10} {:>11} {:>10} {:>10}\n",
         "name", "KV tokens", "prefill", "decode", "max", "max"
@@ -98,7 +99,7 @@ fn list() -> Result<String, String> {
         "", "per node", "error", "error", "prompt", "batch"
     );
     for name in profiles::names() {
-        let p = profiles::named(name).map_err(|e| e.to_string())?;
+        let p = profiles::named(name)?;
         let _ = writeln!(
             text,
             "{name:<28} {:>11} {:>9.2}% {:>10.2}% {:>10} {:>10}",
@@ -112,21 +113,21 @@ fn list() -> Result<String, String> {
     Ok(text)
 }
 
-fn run_fit(args: FitArgs) -> Result<ExitCode, String> {
+fn run_fit(args: FitArgs) -> Result<ExitCode> {
     let (profile, measured) = fit_table(&args)?;
-    let text = profiles::to_toml(&profile).map_err(|e| e.to_string())?;
+    let text = profiles::to_toml(&profile)?;
     let Some(path) = &args.output else {
         return print(&text);
     };
-    std::fs::write(path, text).map_err(|e| format!("writing {}: {e}", path.display()))?;
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     print(&format!("wrote {}\n{}", path.display(), errors_text(&profile, &measured)))
 }
 
-fn fit_table(args: &FitArgs) -> Result<(CostProfile, Measurements), String> {
+fn fit_table(args: &FitArgs) -> Result<(CostProfile, Measurements)> {
     let name = args.table.display();
-    let file = std::fs::File::open(&args.table).map_err(|e| format!("opening {name}: {e}"))?;
+    let file = std::fs::File::open(&args.table).with_context(|| format!("opening {name}"))?;
     let measured = read_csv(std::io::BufReader::new(file), &args.system, &args.backend)
-        .map_err(|e| format!("{name}: {e}"))?;
+        .with_context(|| name.to_string())?;
     let source = args.source.clone().unwrap_or_else(|| {
         let file = args.table.file_name().unwrap_or_default().to_string_lossy();
         let version = &measured.backend_version;
@@ -138,7 +139,7 @@ fn fit_table(args: &FitArgs) -> Result<(CostProfile, Measurements), String> {
         layers: args.layers,
         shape: if args.new_only { PrefillShape::NewOnly } else { PrefillShape::NewAndPrefix },
     };
-    let profile = fit(&measured, spec).map_err(|e| format!("{name}: {e}"))?;
+    let profile = fit(&measured, spec).with_context(|| name.to_string())?;
     Ok((profile, measured))
 }
 
@@ -159,10 +160,10 @@ fn errors_text(profile: &CostProfile, measured: &Measurements) -> String {
 }
 
 /// Writes to standard output. A reader that has gone away (`| head`) is not an error.
-fn print(text: &str) -> Result<ExitCode, String> {
+fn print(text: &str) -> Result<ExitCode> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(format!("writing to standard output: {e}"))
+            bail!("writing to standard output: {e}")
         }
         _ => Ok(ExitCode::SUCCESS),
     }

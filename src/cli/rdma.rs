@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Error, Result};
 use baton_transports::mover::topology::{Machine, Nic, Topology};
 use serde_json::{Value, json};
 
@@ -61,7 +62,7 @@ struct DoctorArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
+pub fn run(args: &RdmaArgs) -> Result<ExitCode> {
     match &args.action {
         Action::Doctor(args) => match (&args.peer, &args.listen) {
             (Some(peer), _) => preflight(peer, &args.devices),
@@ -73,10 +74,11 @@ pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Topology { check: Some(file), sysfs } => {
-            let failed = |error: String| format!("{}: {error}", file.display());
-            let text = std::fs::read_to_string(file).map_err(|e| failed(e.to_string()))?;
+            let named = || file.display().to_string();
+            let text = std::fs::read_to_string(file).with_context(named)?;
             let names: Vec<String> = Machine::scan(sysfs).nics.into_iter().map(|nic| nic.name).collect();
-            Topology::parse(&text).and_then(|topology| topology.check(&names)).map_err(failed)?;
+            let checked = Topology::parse(&text).and_then(|topology| topology.check(&names));
+            checked.map_err(Error::msg).with_context(named)?;
             out::print(&format!("{}: valid for this machine\n", file.display()))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -87,16 +89,16 @@ pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
 use preflight::{listen, preflight};
 
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
-fn preflight(_peer: &str, _devices: &[String]) -> Result<ExitCode, String> {
-    Err(format!("rdma doctor: {}", verbs::WITHOUT))
+fn preflight(_peer: &str, _devices: &[String]) -> Result<ExitCode> {
+    anyhow::bail!("rdma doctor: {}", verbs::WITHOUT)
 }
 
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
-fn listen(address: &str, devices: &[String]) -> Result<ExitCode, String> {
+fn listen(address: &str, devices: &[String]) -> Result<ExitCode> {
     preflight(address, devices)
 }
 
-fn doctor(args: &DoctorArgs) -> Result<ExitCode, String> {
+fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let places = SystemFiles { sysfs: args.sysfs.clone(), ..SystemFiles::default() };
     let machine = Machine::scan(&places.sysfs);
     let mut found = findings::examine(&machine, &places);
@@ -155,13 +157,8 @@ fn describe(text: &mut String, nic: &Nic) {
     }
 }
 
-fn document(
-    machine: &Machine,
-    found: &[Finding],
-    topology: &Topology,
-    usable: bool,
-) -> Result<String, String> {
-    let topology: Value = serde_json::from_str(&topology.to_json()).map_err(|e| e.to_string())?;
+fn document(machine: &Machine, found: &[Finding], topology: &Topology, usable: bool) -> Result<String> {
+    let topology: Value = serde_json::from_str(&topology.to_json())?;
     let gid = |gid: &baton_transports::mover::topology_gids::Gid| {
         json!({ "index": gid.index, "address": gid.text(), "kind": format!("{:?}", gid.kind),
                 "reason": gid.kind.reason(), "interface": gid.interface })
@@ -184,6 +181,6 @@ fn document(
         "findings": found.iter().map(finding).collect::<Vec<_>>(),
         "topology": topology,
     });
-    let text = serde_json::to_string_pretty(&document).map_err(|e| format!("rdma doctor: {e}"))?;
+    let text = serde_json::to_string_pretty(&document).context("rdma doctor")?;
     Ok(text + "\n")
 }

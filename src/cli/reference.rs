@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use anyhow::{Context as _, Result, anyhow, ensure};
 use baton_types::Secret;
 use serde_json::Value;
 
@@ -55,7 +56,7 @@ impl ReloadMode {
     }
 
     /// Asks what decides about changes of a running service.
-    fn of(heading: &str, setting: &str, words: &[(String, String)]) -> Result<Self, String> {
+    fn of(heading: &str, setting: &str, words: &[(String, String)]) -> Result<Self> {
         let old = varied(heading, setting, None)?;
         let others = others(heading, setting, words)?;
         let taken = |new: &&Config| {
@@ -79,8 +80,8 @@ pub fn base() -> Config {
 }
 
 /// That with another value of a setting.
-fn varied(heading: &str, setting: &str, value: Option<toml::Value>) -> Result<Config, String> {
-    let mut file = toml::Table::try_from(base()).map_err(|e| e.to_string())?;
+fn varied(heading: &str, setting: &str, value: Option<toml::Value>) -> Result<Config> {
+    let mut file = toml::Table::try_from(base())?;
     let place = heading.trim_matches(['[', ']']).split('.');
     let mut section = Some(&mut file);
     for name in place {
@@ -89,14 +90,14 @@ fn varied(heading: &str, setting: &str, value: Option<toml::Value>) -> Result<Co
             value => value.as_table_mut(),
         });
     }
-    let section = section.ok_or_else(|| format!("there is no {heading}"))?;
+    let section = section.with_context(|| format!("there is no {heading}"))?;
     section.extend(value.map(|value| (setting.to_owned(), value)));
-    file.try_into().map_err(|e: toml::de::Error| format!("{heading} {setting}: {}", e.message()))
+    file.try_into().map_err(|e: toml::de::Error| anyhow!("{heading} {setting}: {}", e.message()))
 }
 
 /// Configurations with other values of one setting, as different as its kind allows; they need not be valid.
-pub fn others(heading: &str, setting: &str, words: &[(String, String)]) -> Result<Vec<Config>, String> {
-    let now = toml::Value::try_from(varied(heading, setting, None)?).map_err(|e| e.to_string())?;
+pub fn others(heading: &str, setting: &str, words: &[(String, String)]) -> Result<Vec<Config>> {
+    let now = toml::Value::try_from(varied(heading, setting, None)?)?;
     let mut place = heading.trim_matches(['[', ']']).split('.').chain([setting]);
     let now = place.try_fold(&now, |value, name| {
         let value = value.get(name)?;
@@ -120,9 +121,7 @@ pub fn others(heading: &str, setting: &str, words: &[(String, String)]) -> Resul
     let varied: Vec<Config> =
         values.into_iter().filter_map(|value| varied(heading, setting, Some(value)).ok()).collect();
     let varied: Vec<Config> = varied.into_iter().filter(|config| *config != same).collect();
-    if varied.is_empty() {
-        return Err(format!("{heading} {setting}: no other value is known for it"));
-    }
+    ensure!(!varied.is_empty(), "{heading} {setting}: no other value is known for it");
     Ok(varied)
 }
 
@@ -146,9 +145,9 @@ fn written(text: &str) -> Vec<SettingsSection<'_>> {
 }
 
 /// Every section, in the order of the file; lists that are empty there come after the section that they are in.
-pub fn sections() -> Result<Vec<Section>, String> {
+pub fn sections() -> Result<Vec<Section>> {
     let schema = super::schema::schema()?;
-    let text = toml::to_string(&Config::default()).map_err(|e| e.to_string())?;
+    let text = toml::to_string(&Config::default())?;
     let written = written(&text);
     let mut sections = Vec::new();
     for (heading, names) in &written {
@@ -185,11 +184,7 @@ fn needed(schema: &Value) -> Vec<&str> {
 }
 
 impl Section {
-    fn new<'a>(
-        heading: &str,
-        schema: &Value,
-        names: impl Iterator<Item = &'a &'a str>,
-    ) -> Result<Self, String> {
+    fn new<'a>(heading: &str, schema: &Value, names: impl Iterator<Item = &'a &'a str>) -> Result<Self> {
         let top = heading.trim_matches(['[', ']']).split('.').next().unwrap_or_default();
         let needed = needed(schema);
         let simulated = SIMULATED.contains(&top);
@@ -199,11 +194,7 @@ impl Section {
                 if simulated { Ok(ReloadMode::Never) } else { ReloadMode::of(heading, name, &setting.words) };
             Ok(Setting { hot: hot?, ..setting })
         });
-        Ok(Self {
-            heading: heading.to_owned(),
-            simulated,
-            settings: settings.collect::<Result<_, String>>()?,
-        })
+        Ok(Self { heading: heading.to_owned(), simulated, settings: settings.collect::<Result<_>>()? })
     }
 }
 
@@ -232,7 +223,7 @@ fn on_one_line(text: &Value) -> String {
 }
 
 /// The page.
-pub fn page() -> Result<String, String> {
+pub fn page() -> Result<String> {
     let mut text = String::from(
         "# Settings\n\nMade by `baton config reference > docs/config.md` from the comments beside the settings; a test compares. \
          One TOML file, all of it optional; unknown keys are refused with the nearest known one. `baton config check FILE` \

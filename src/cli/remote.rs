@@ -1,5 +1,6 @@
 //! Servers that a node drives over HTTP, from the command line.
 
+use anyhow::{Context as _, Result, bail, ensure};
 use baton_events::SubscriberConfig;
 use baton_remote::{Dialect, EngineRole, HandoffWay, RemoteSettings};
 use baton_types::{Role, Secret};
@@ -67,9 +68,9 @@ pub struct RemoteArgs {
 }
 
 /// A name for a revision: it stands beside other words.
-fn word(text: &str) -> Result<String, String> {
+fn word(text: &str) -> Result<String> {
     let fits = !text.is_empty() && text.len() <= 128 && text.chars().all(|c| c.is_ascii_graphic());
-    fits.then(|| text.to_owned()).ok_or_else(|| "a revision is 1 to 128 letters, digits and signs".to_owned())
+    fits.then(|| text.to_owned()).context("a revision is 1 to 128 letters, digits and signs")
 }
 
 impl RemoteArgs {
@@ -82,21 +83,19 @@ impl RemoteArgs {
         args: &NodeArgs,
         (dialect, role): (Dialect, Role),
         vocabulary: Vocabulary,
-    ) -> Result<RemoteNode, String> {
+    ) -> Result<RemoteNode> {
         let url = self
             .url
             .as_ref()
-            .ok_or_else(|| format!("--engine {} needs --url: where the server is", dialect.name()))?;
-        if role == Role::Store {
-            return Err("a server is no store: give it the role prefill, decode or both".into());
-        }
+            .with_context(|| format!("--engine {} needs --url: where the server is", dialect.name()))?;
+        ensure!(role != Role::Store, "a server is no store: give it the role prefill, decode or both");
         let way = self.way(dialect, role)?;
         if args.may_change_role && way != HandoffWay::Nixl {
-            return Err(format!(
+            bail!(
                 "--may-change-role is for vLLM with --handoff nixl, where each server can do both legs (kv_role kv_both): \
                  this {} server was started for one of them",
                 dialect.name()
-            ));
+            );
         }
         let mut engine = RemoteSettings::new(dialect, url).with_handoff(way);
         engine.role = Some(match role {
@@ -130,22 +129,22 @@ impl RemoteArgs {
         })
     }
 
-    fn events(&self, dialect: Dialect) -> Result<Option<EventSource>, String> {
+    fn events(&self, dialect: Dialect) -> Result<Option<EventSource>> {
         let Some(endpoint) = &self.events else { return Ok(None) };
         if dialect == Dialect::Plain {
             let why = "only vllm's and sglang's announcements can be followed; without --events what was computed last is assumed";
-            return Err(why.into());
+            bail!(why);
         }
         for given in [Some(endpoint), self.events_replay.as_ref()].into_iter().flatten() {
             if !given.starts_with("tcp://") || given.contains('*') {
-                return Err(format!("'{given}' is no endpoint to connect to; give tcp://HOST:PORT"));
+                bail!("'{given}' is no endpoint to connect to; give tcp://HOST:PORT");
             }
         }
         let subscriber = SubscriberConfig::new(endpoint.clone(), self.events_replay.clone());
         Ok(Some(EventSource { subscriber, dp_rank: self.dp_rank }))
     }
 
-    fn way(&self, dialect: Dialect, role: Role) -> Result<HandoffWay, String> {
+    fn way(&self, dialect: Dialect, role: Role) -> Result<HandoffWay> {
         let otherwise = match (role, dialect) {
             (Role::Both, _) | (_, Dialect::Plain) => "none",
             (_, Dialect::Vllm) => "nixl",
@@ -153,17 +152,19 @@ impl RemoteArgs {
         };
         let word = self.handoff.as_deref().unwrap_or(otherwise);
         if word == "none" && role != Role::Both {
-            return Err(format!(
+            bail!(
                 "a {} server that hands no KV over serves whole requests: give it the role both",
                 dialect.name()
-            ));
+            );
         }
         Ok(match word {
             "nixl" => HandoffWay::Nixl,
             "mooncake" => {
                 let url = self.bootstrap_url.clone();
                 if url.is_none() && role != Role::Decode {
-                    return Err("--handoff mooncake needs --bootstrap-url: the prefill server's VLLM_MOONCAKE_BOOTSTRAP_PORT, as http://HOST:8998".into());
+                    bail!(
+                        "--handoff mooncake needs --bootstrap-url: the prefill server's VLLM_MOONCAKE_BOOTSTRAP_PORT, as http://HOST:8998"
+                    );
                 }
                 HandoffWay::Mooncake { bootstrap_url: url.unwrap_or_default() }
             }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::{Error, Result, anyhow, bail, ensure};
 use baton_scheduler::{AdmissionMode, Decision, PolicyName};
 use baton_sim::metrics::{Collector, Outcome};
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
@@ -145,7 +146,7 @@ pub(super) struct FinishedRun {
 }
 
 /// Runs `baton replay`.
-pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
+pub fn run(args: ReplayArgs) -> Result<ExitCode> {
     for path in [&args.json, &args.requests, &args.decisions, &args.html].into_iter().flatten() {
         out::has_folder(path)?;
     }
@@ -155,22 +156,20 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     if let Some(journal) = &args.journal {
         return super::journal::run(journal, args.json.as_deref());
     }
-    let config = config::load_or_default(args.config.as_deref())?;
+    let config = config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
     let mut jobs = jobs(&args, &config)?;
     let asked = jobs.len();
     if args.bound {
-        if args.nodes.len() > 1 {
-            return Err("--bound: it is of one cluster; give one of --nodes at a time".into());
-        }
+        ensure!(args.nodes.len() <= 1, "--bound: it is of one cluster; give one of --nodes at a time");
         jobs.extend(bound::rivals(&jobs));
     }
     let trace = Arc::new(read(&args)?);
     warn_outside(&trace, &jobs[0].setup);
     let workers = args.jobs.unwrap_or(0);
     let pool =
-        rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| format!("replay: {e}"))?;
+        rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| anyhow!("replay: {e}"))?;
     let bar = progress(jobs.len() as u64 * rows(&args, &trace));
-    let done: Result<Vec<FinishedRun>, String> =
+    let done: Result<Vec<FinishedRun>> =
         pool.install(|| jobs.par_iter().map(|job| simulate(job, &args, &trace, &bar)).collect());
     bar.finish_and_clear();
     let mut done = done?;
@@ -188,7 +187,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
 }
 
 /// Every combination of speed, nodes, policy and admission, checked before any work.
-pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
+pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>> {
     let seed = args.seed.unwrap_or(config.scheduler.seed);
     let policies = some_or(&args.policy, config.scheduler.policy);
     let modes = some_or(&args.admission, config.scheduler.admission);
@@ -225,7 +224,7 @@ fn some_or<T: Copy>(asked: &[T], there: T) -> Vec<T> {
 }
 
 /// The trace asked for, or the published one, or its look-alike; says which and what was assumed.
-pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
+pub(super) fn read(args: &ReplayArgs) -> Result<Trace> {
     let trace = match &args.file {
         Some(path) => {
             let options = ReadOptions {
@@ -234,7 +233,7 @@ pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
                 block_tokens: args.block_tokens,
                 ..ReadOptions::default()
             };
-            baton_traces::load(path, &options).map_err(|e| e.to_string())?
+            baton_traces::load(path, &options)?
         }
         None => default_trace()?,
     };
@@ -242,38 +241,35 @@ pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
         note!("assumed: {assumption}");
     }
     let mut trace = match args.window {
-        Some(_) => scale::apply(&trace, &Scale { window_ms: args.window, ..Scale::default() })
-            .map_err(|e| e.to_string())?,
+        Some(_) => scale::apply(&trace, &Scale { window_ms: args.window, ..Scale::default() })?,
         None => trace,
     };
     if args.spread {
         scale::spread(&mut trace);
     }
-    if trace.records.is_empty() {
-        return Err("trace: there are no rows to replay; check the file and the window".into());
-    }
+    ensure!(!trace.records.is_empty(), "trace: there are no rows to replay; check the file and the window");
     in_a_life(&trace, args.rows.unwrap_or(usize::MAX))?;
     Ok(trace)
 }
 
 /// Refuses a trace that no replay would come to the end of: one damaged time is enough for that.
-pub(super) fn in_a_life(trace: &Trace, rows: usize) -> Result<(), String> {
+pub(super) fn in_a_life(trace: &Trace, rows: usize) -> Result<()> {
     let last = trace.records.len().min(rows).saturating_sub(1);
     let span_ms = trace.records[last].timestamp_ms - trace.records[0].timestamp_ms;
     if span_ms <= SPAN_MAX_MS {
         return Ok(());
     }
-    Err(format!(
+    bail!(
         "trace: its rows span {:.0} days, a replay takes 366; look for a wrong time or --time-unit, or give --window FROM..TO",
         span_ms / DAY_MS
-    ))
+    )
 }
 
 /// The published conversation trace where it is, else a seeded look-alike, which says so.
-pub fn default_trace() -> Result<Trace, String> {
+pub fn default_trace() -> Result<Trace> {
     if let Some(path) = baton_traces::locate("conversation_trace.jsonl") {
         note!("trace: {}", path.display());
-        return baton_traces::load(&path, &ReadOptions::default()).map_err(|e| e.to_string());
+        return Ok(baton_traces::load(&path, &ReadOptions::default())?);
     }
     note!(
         "trace: the published conversation trace is not here; a seeded look-alike takes its place (see README)"
@@ -330,14 +326,14 @@ pub(super) fn simulate(
     args: &ReplayArgs,
     trace: &Arc<Trace>,
     bar: &ProgressBar,
-) -> Result<FinishedRun, String> {
+) -> Result<FinishedRun> {
     let (setup, workload) = workload(job, args, trace);
     let (mode, seed) = (setup.scheduler.effective_admission(), setup.seed);
     let longest = setup.pools[0].profile.valid.max_prompt_tokens;
     let started = cpu::thread_cpu_s();
-    let mut world = World::new(setup, Box::new(workload))?;
+    let mut world = World::new(setup, Box::new(workload)).map_err(Error::msg)?;
     let mut seen = 0;
-    while world.advance()? {
+    while world.advance().map_err(Error::msg)? {
         let arrived = world.arrived();
         if arrived >= seen + 512 {
             bar.inc(arrived - seen);
@@ -345,7 +341,7 @@ pub(super) fn simulate(
         }
     }
     bar.inc(world.arrived() - seen);
-    world.rest()?;
+    world.rest().map_err(Error::msg)?;
     let mut metrics = world.into_metrics();
     let mut run = metrics.result((job.policy.name(), mode.name()), job.speed, seed);
     run.cpu_s = cpu::thread_cpu_s() - started;
@@ -358,15 +354,9 @@ pub(super) fn simulate(
     Ok(FinishedRun { figures: run, outcomes: std::mem::take(&mut metrics.outcomes), decisions })
 }
 
-fn write_files(
-    args: &ReplayArgs,
-    config: &Config,
-    done: &[FinishedRun],
-    runs: &[RunResult],
-) -> Result<(), String> {
+fn write_files(args: &ReplayArgs, config: &Config, done: &[FinishedRun], runs: &[RunResult]) -> Result<()> {
     if let Some(path) = &args.json {
-        let text =
-            serde_json::to_string_pretty(&serde_json::json!({ "runs": runs })).map_err(|e| e.to_string())?;
+        let text = serde_json::to_string_pretty(&serde_json::json!({ "runs": runs }))?;
         out::save(path, &text)?;
     }
     if let Some(path) = &args.requests {
@@ -416,7 +406,7 @@ fn known(instance: u32) -> Option<u32> {
 }
 
 /// One JSON line a request.
-pub(super) fn request_lines(done: &[(&RunResult, &[Outcome])]) -> Result<String, String> {
+pub(super) fn request_lines(done: &[(&RunResult, &[Outcome])]) -> Result<String> {
     let mut text = Vec::new();
     for (run, outcomes) in done {
         for o in *outcomes {
@@ -430,10 +420,10 @@ pub(super) fn request_lines(done: &[(&RunResult, &[Outcome])]) -> Result<String,
                 "prefill_instance": known(o.prefill), "decode_instance": known(o.decode),
                 "prediction": o.prediction,
             });
-            writeln!(text, "{line}").map_err(|e| e.to_string())?;
+            writeln!(text, "{line}")?;
         }
     }
-    String::from_utf8(text).map_err(|e| e.to_string())
+    Ok(String::from_utf8(text)?)
 }
 
 /// One JSON line a recorded decision.
@@ -451,12 +441,12 @@ fn decision_lines(run: &RunResult, metrics: &Collector) -> String {
 }
 
 /// Exit code by the conditions asked for.
-pub(super) fn judge(requirements: &[Requirement], runs: &[RunResult]) -> Result<ExitCode, String> {
+pub(super) fn judge(requirements: &[Requirement], runs: &[RunResult]) -> Result<ExitCode> {
     let mut met = true;
     for requirement in requirements {
         for run in runs {
             if let Err(why) = requirement.check(run) {
-                note!("baton: {why}");
+                note!("baton: {why:#}");
                 met = false;
             }
         }

@@ -1,5 +1,6 @@
 //! `--require`: conditions that a run must meet, for use in CI.
 
+use anyhow::{Context as _, Result, bail, ensure};
 use baton_sim::RunResult;
 use serde_json::Value;
 
@@ -73,7 +74,7 @@ const SUMMARIES: [&str; 3] = ["ttft_s", "tbt_ms", "retry_after_s"];
 const PARTS: [&str; 5] = ["mean", "p50", "p90", "p99", "max"];
 
 /// Checks a figure's name, so that a slip is found before any work.
-fn known(path: &[String]) -> Result<(), String> {
+fn known(path: &[String]) -> Result<()> {
     let plain = |name: &str| path.len() == 1 && FIGURES.contains(&name);
     let part = |name: &str| path.len() == 2 && SUMMARIES.contains(&name) && PARTS.contains(&path[1].as_str());
     let name = path.join(".");
@@ -83,24 +84,22 @@ fn known(path: &[String]) -> Result<(), String> {
     let all = FIGURES.into_iter().chain(SUMMARIES);
     let meant =
         baton_types::nearest(&path[0], all).map(|k| format!("; did you mean {k}?")).unwrap_or_default();
-    Err(format!("no figure is called {name}{meant} (a summary takes a part: ttft_s.p99)"))
+    bail!("no figure is called {name}{meant} (a summary takes a part: ttft_s.p99)")
 }
 
 impl std::str::FromStr for Requirement {
-    type Err = String;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self> {
         let wrong = || {
             format!("cannot read {text:?}; write FIGURE>=NUMBER, for example goodput>=0.95 (also <=, >, <)")
         };
         let (sign, comparison) =
-            COMPARISONS.into_iter().find(|(sign, _)| text.contains(sign)).ok_or_else(wrong)?;
-        let (figure, bound) = text.split_once(sign).ok_or_else(wrong)?;
-        let bound = bound.trim().parse::<f64>().ok().filter(|b| b.is_finite()).ok_or_else(wrong)?;
+            COMPARISONS.into_iter().find(|(sign, _)| text.contains(sign)).with_context(wrong)?;
+        let (figure, bound) = text.split_once(sign).with_context(wrong)?;
+        let bound = bound.trim().parse::<f64>().ok().filter(|b| b.is_finite()).with_context(wrong)?;
         let figure = figure.trim();
-        if figure.is_empty() {
-            return Err(wrong());
-        }
+        ensure!(!figure.is_empty(), wrong());
         let path: Vec<String> = figure.split('.').map(str::to_owned).collect();
         known(&path)?;
         Ok(Self { text: text.to_owned(), path, comparison, bound })
@@ -109,14 +108,11 @@ impl std::str::FromStr for Requirement {
 
 impl Requirement {
     /// Whether a run meets it; if not, what was measured.
-    pub fn check(&self, run: &RunResult) -> Result<(), String> {
-        let value = serde_json::to_value(run).map_err(|e| e.to_string())?;
+    pub fn check(&self, run: &RunResult) -> Result<()> {
+        let value = serde_json::to_value(run)?;
         let found = self.path.iter().try_fold(&value, |v, key| v.get(key));
         let Some(measured) = found.and_then(Value::as_f64) else {
-            return Err(format!(
-                "--require {}: {} ×{} measured nothing of that name",
-                self.text, run.policy, run.speed
-            ));
+            bail!("--require {}: {} ×{} measured nothing of that name", self.text, run.policy, run.speed);
         };
         let met = match self.comparison {
             Comparison::AtLeast => measured >= self.bound,
@@ -124,10 +120,8 @@ impl Requirement {
             Comparison::Above => measured > self.bound,
             Comparison::Below => measured < self.bound,
         };
-        if met {
-            return Ok(());
-        }
-        Err(format!("--require {}: {} ×{} measured {measured:.4}", self.text, run.policy, run.speed))
+        ensure!(met, "--require {}: {} ×{} measured {measured:.4}", self.text, run.policy, run.speed);
+        Ok(())
     }
 }
 
@@ -146,7 +140,11 @@ mod tests {
         {
             assert!(wrong.parse::<Requirement>().is_err(), "{wrong}");
         }
-        assert!("godput>=1".parse::<Requirement>().is_err_and(|e| e.contains("did you mean goodput?")));
+        assert!(
+            "godput>=1"
+                .parse::<Requirement>()
+                .is_err_and(|e| e.to_string().contains("did you mean goodput?"))
+        );
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! The JSON schema of the configuration file, for editors, derived from the settings themselves.
 
+use anyhow::Result;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
 use crate::config::Config;
 
 /// The schema as JSON text.
-pub fn text() -> Result<String, String> {
+pub fn text() -> Result<String> {
     let mut schema = schema()?;
     add_short_names(&mut schema);
-    serde_json::to_string_pretty(&schema).map(|text| text + "\n").map_err(|e| e.to_string())
+    Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
 /// Adds the names under which settings are given with their units.
@@ -31,10 +32,10 @@ fn add_short_names(schema: &mut Value) {
 }
 
 /// The schema, every section written where it is used.
-pub fn schema() -> Result<Value, String> {
+pub fn schema() -> Result<Value> {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let mut root = settings.into_generator().into_root_schema_for::<Config>().to_value();
-    let defaults = serde_json::to_value(Config::default()).map_err(|e| e.to_string())?;
+    let defaults = serde_json::to_value(Config::default())?;
     set_defaults(&mut root, &defaults);
     Ok(root)
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Error, Result, bail};
 use baton_membership::election::state::EndReason;
 use baton_membership::{Candidacy, Leadership, Member, MemberRole, Policies, Standing};
 use baton_router::Tokenization;
@@ -69,8 +70,8 @@ pub struct ServeArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(args: ServeArgs) -> Result<ExitCode, String> {
-    crate::log::start(&args.log)?;
+pub fn run(args: ServeArgs) -> Result<ExitCode> {
+    crate::log::start(&args.log).map_err(Error::msg)?;
     let config = settings(&args)?;
     let tokenization = match &args.model {
         Some(folder) => tokenization_in(folder)?,
@@ -83,8 +84,8 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, String> {
 }
 
 /// The configuration in force: the file's, and what the command line says on top.
-fn settings(args: &ServeArgs) -> Result<Config, String> {
-    let mut config = crate::policy::at_start(args.config.as_deref())?;
+fn settings(args: &ServeArgs) -> Result<Config> {
+    let mut config = crate::policy::at_start(args.config.as_deref()).map_err(Error::msg)?;
     args.guard.put(&mut config.service);
     if let Some(listen) = &args.listen {
         config.service.listen.clone_from(listen);
@@ -94,23 +95,25 @@ fn settings(args: &ServeArgs) -> Result<Config, String> {
         None if config.service.control.ends_with(":0") => CONTROL.clone_into(&mut config.service.control),
         None => {}
     }
-    config.validate()?;
+    config.validate().map_err(Error::msg)?;
     Ok(config)
 }
 
-async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> Result<(), String> {
-    let stop = crate::shutdown::on_signal()?;
+async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> Result<()> {
+    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
     let etcd = args.etcd.client()?;
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
     let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();
-    let led = (lead.clone(), policies.map_err(|e| e.to_string())?);
+    let led = (lead.clone(), policies?);
     let read = args.model.as_ref().map(|folder| (folder.as_path(), &tokenization));
     let defaults = Defaults::new(config.scheduler.block_tokens, read)?;
     let servers = args.servers.start(defaults)?;
-    let service = Service::start_led(&config, tokenization, args.config.clone(), led, args.threads).await?;
+    let service = Service::start_led(&config, tokenization, args.config.clone(), led, args.threads)
+        .await
+        .map_err(Error::msg)?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
-        lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
+        lead.stands(Leadership::start(&etcd, candidacy)?);
     }
     if let Some((directory, making)) = servers {
         service.drive(directory, making, lead.clone());
@@ -127,7 +130,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
         why = deposed(&lead) => {
             // Another may lead before long: nothing more is decided here, not even to the end of a drain.
             service.stop().await;
-            return Err(why);
+            bail!(why);
         }
     }
     service.drain().await;
@@ -139,10 +142,10 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
 }
 
 /// This conductor's entry for the other members.
-fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
+fn conductor(service: &Service, args: &ServeArgs) -> Result<Member> {
     let control = service.control;
     if args.advertise.is_none() && control.ip().is_unspecified() {
-        return Err(format!("serve: nodes cannot attach to {control}; say where they can with --advertise"));
+        bail!("serve: nodes cannot attach to {control}; say where they can with --advertise");
     }
     let name = args.name.clone().unwrap_or_else(|| crate::up::conductor_name(control));
     let address = args.advertise.clone().unwrap_or_else(|| format!("{}://{control}", service.guard.scheme()));
@@ -219,9 +222,9 @@ mod tests {
     #[test]
     fn nodes_find_a_fixed_port_unless_another_is_given() {
         let told = |control| settings(&args(control)).map(|config| config.service.control);
-        assert_eq!(told(None).as_deref(), Ok(CONTROL));
-        assert_eq!(told(Some("127.0.0.1:0")).as_deref(), Ok("127.0.0.1:0"));
-        assert!(told(Some("here")).is_err_and(|e| e.contains("service.control = \"here\"")));
+        assert_eq!(told(None).unwrap(), CONTROL);
+        assert_eq!(told(Some("127.0.0.1:0")).unwrap(), "127.0.0.1:0");
+        assert!(told(Some("here")).is_err_and(|e| e.to_string().contains("service.control = \"here\"")));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Context as _, Error, Result, bail};
 use baton_membership::{
     Directory, DnsSource, FileSource, KubernetesSource, ListSource, Member, MemberRole, Source,
 };
@@ -76,7 +77,7 @@ impl Defaults {
     ///
     /// # Errors
     /// When the tokenizer cannot be used.
-    pub fn new(block_tokens: u32, model: Option<(&Path, &Tokenization)>) -> Result<Self, String> {
+    pub fn new(block_tokens: u32, model: Option<(&Path, &Tokenization)>) -> Result<Self> {
         let folder = model.map(|(folder, _)| folder.display().to_string());
         let mut read = BTreeMap::new();
         if let (Some(folder), Some((_, tokenization))) = (&folder, model) {
@@ -85,7 +86,7 @@ impl Defaults {
         Ok(Self { model: folder, block_tokens, read: Mutex::new(read) })
     }
 
-    fn vocabulary(&self, folder: &str) -> Result<Vocabulary, String> {
+    fn vocabulary(&self, folder: &str) -> Result<Vocabulary> {
         let mut known = self.read.lock();
         if let Some(vocabulary) = known.get(folder) {
             return Ok(vocabulary.clone());
@@ -113,7 +114,7 @@ impl ServersArgs {
     ///
     /// # Errors
     /// In words: the source or an option cannot work.
-    pub fn start(&self, defaults: Defaults) -> Result<Option<(Directory, NodeFactory)>, String> {
+    pub fn start(&self, defaults: Defaults) -> Result<Option<(Directory, NodeFactory)>> {
         let Some(text) = &self.servers else { return Ok(None) };
         let each: Vec<String> = self.each.split_whitespace().map(str::to_owned).collect();
         let role = role_of(&each)?;
@@ -124,37 +125,38 @@ impl ServersArgs {
             Source::List(list) => list.members.clone(),
             // A file says the rest of each: what is said here has to be words at least.
             Source::File(_) => {
-                read(&example, &each, &defaults).map_err(|why| format!("--each: {why}"))?;
+                read(&example, &each, &defaults).context("--each")?;
                 Vec::new()
             }
             _ => vec![example],
         };
         let making = move |member: &Member| node(member, &each, &defaults);
         for member in &tried {
-            making(member).map_err(|why| format!("--servers {text}: {}: {why}", member.name))?;
+            making(member).with_context(|| format!("--servers {text}: {}", member.name))?;
         }
-        let directory = Directory::start(source).map_err(|e| format!("--servers {text}: {e}"))?;
+        let directory = Directory::start(source).with_context(|| format!("--servers {text}"))?;
+        let making = move |member: &Member| making(member).map_err(|e| format!("{e:#}"));
         Ok(Some((directory, Arc::new(making))))
     }
 }
 
 /// The role of servers whose source gives none.
-fn role_of(each: &[String]) -> Result<MemberRole, String> {
+fn role_of(each: &[String]) -> Result<MemberRole> {
     let mut words = each.iter();
     let mut role = MemberRole::Both;
     while let Some(word) = words.next() {
         let value = match word.split_once('=') {
             Some(("--role", value)) => value,
-            None if word == "--role" => words.next().ok_or("--each: --role without a role")?,
+            None if word == "--role" => words.next().context("--each: --role without a role")?,
             _ => continue,
         };
-        role = MemberRole::parse(value).map_err(|e| format!("--each: {e}"))?;
+        role = MemberRole::parse(value).context("--each")?;
     }
     Ok(role)
 }
 
 /// Whether these are options that servers may have: a name that all of them have, say, would make them fight for it.
-fn for_servers(each: &[String]) -> Result<(), String> {
+fn for_servers(each: &[String]) -> Result<()> {
     for word in each.iter().filter(|word| word.starts_with('-')) {
         let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
         let known = name.strip_prefix("--").is_some_and(|name| name == "role" || OPTIONS.contains(&name));
@@ -162,61 +164,58 @@ fn for_servers(each: &[String]) -> Result<(), String> {
         if !known || name == "--url" {
             let there_are = OPTIONS.iter().filter(|name| **name != "url").copied();
             let there_are = there_are.collect::<Vec<_>>().join(", --");
-            return Err(format!(
-                "--each: {name} is no option of all servers; there are: --role, --{there_are}"
-            ));
+            bail!("--each: {name} is no option of all servers; there are: --role, --{there_are}");
         }
     }
     Ok(())
 }
 
-fn source(text: &str, role: MemberRole) -> Result<Source, String> {
-    let wrong = |why: &str| format!("--servers {text}: {why}");
+fn source(text: &str, role: MemberRole) -> Result<Source> {
+    let servers = || format!("--servers {text}");
     if let Some(rest) = text.strip_prefix("dns:") {
-        let (name, port) = rest.rsplit_once(':').ok_or_else(|| wrong("write dns:HOST:PORT"))?;
-        let port = port.parse().map_err(|_| wrong("that is no port; write dns:HOST:PORT"))?;
+        let (name, port) = rest.rsplit_once(':').context("write dns:HOST:PORT").with_context(servers)?;
+        let port = port.parse().ok();
+        let port = port.context("that is no port; write dns:HOST:PORT").with_context(servers)?;
         return Ok(Source::Dns(DnsSource::new(name, port, role)));
     }
     if let Some(rest) = text.strip_prefix("kubernetes:") {
         let (service, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
-        let found = KubernetesSource::in_cluster(service, role).map_err(|e| wrong(&e.to_string()))?;
+        let found = KubernetesSource::in_cluster(service, role).with_context(servers)?;
         return Ok(Source::Kubernetes(KubernetesSource { port: port.map(str::to_owned), ..found }));
     }
     if text.contains("://") {
         let members =
             text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(|one| listed(one, role));
-        let members = members.collect::<Result<_, _>>().map_err(|why| wrong(&why))?;
+        let members = members.collect::<Result<_>>().with_context(servers)?;
         return Ok(Source::List(ListSource { members }));
     }
     let end = Path::new(text).extension().and_then(|end| end.to_str());
     match end {
         // It may come later, and be there then.
         Some("toml" | "json") => Ok(Source::File(FileSource { role, ..FileSource::new(text) })),
-        _ => Err(wrong(
-            "no list of servers; give http://HOST:PORT,..., FILE.toml, dns:HOST:PORT or kubernetes:SERVICE",
-        )),
+        _ => bail!(
+            "{}: no list of servers; give http://HOST:PORT,..., FILE.toml, dns:HOST:PORT or kubernetes:SERVICE",
+            servers()
+        ),
     }
 }
 
 /// `http://HOST:PORT`, or `ROLE=http://HOST:PORT`; named after its address.
-fn listed(text: &str, role: MemberRole) -> Result<Member, String> {
+fn listed(text: &str, role: MemberRole) -> Result<Member> {
     let (role, url) = match text.split_once("=http") {
-        Some((word, _)) => (MemberRole::parse(word).map_err(|e| e.to_string())?, &text[word.len() + 1..]),
+        Some((word, _)) => (MemberRole::parse(word)?, &text[word.len() + 1..]),
         None => (role, text),
     };
     let url = url.trim_end_matches('/');
     let name = url.split_once("://").map_or(url, |(_, rest)| rest);
     let member = Member::new(name, role, vec![url.to_owned()]);
-    member.validate().map(|()| member).map_err(|e| e.to_string())
+    member.validate()?;
+    Ok(member)
 }
 
 /// Combines a member's options, the common ones and the defaults: as `baton node` reads them, and the model's folder.
-fn read(
-    member: &Member,
-    each: &[String],
-    defaults: &Defaults,
-) -> Result<(NodeArgs, Role, Option<String>), String> {
-    let role = member.role.instance().ok_or("a conductor is no server")?;
+fn read(member: &Member, each: &[String], defaults: &Defaults) -> Result<(NodeArgs, Role, Option<String>)> {
+    let role = member.role.instance().context("a conductor is no server")?;
     let address = &member.addresses[0];
     let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
     // Later options override earlier ones.
@@ -231,7 +230,7 @@ fn read(
     while let Some(word) = each.next() {
         // The folder is read here, once for all that have it.
         match word.strip_prefix("--model") {
-            Some("") => model = Some(each.next().ok_or("--model without a folder")?.clone()),
+            Some("") => model = Some(each.next().context("--model without a folder")?.clone()),
             Some(rest) if rest.starts_with('=') => model = Some(rest[1..].to_owned()),
             _ => words.push(word.clone()),
         }
@@ -248,7 +247,7 @@ fn read(
     let command = <Words as clap::CommandFactory>::command().mut_arg("etcd", |arg| arg.env(None::<&str>));
     let words = command.try_get_matches_from(&words);
     let words = words.and_then(|words| <Words as clap::FromArgMatches>::from_arg_matches(&words));
-    let words = words.map_err(|e| in_a_line(&e.to_string()))?;
+    let words = words.map_err(|e| Error::msg(in_a_line(&e.to_string())))?;
     Ok((words.node, role, model))
 }
 
@@ -260,26 +259,26 @@ fn in_a_line(error: &str) -> String {
     lines.join("; ").trim_start_matches("error: ").to_owned()
 }
 
-fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode, String> {
+fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode> {
     let (args, role, model) = read(member, each, defaults)?;
     let dialect = args.engines.dialect();
     let dialect =
-        dialect.ok_or("what kind of server is it? give --each '--engine vllm', sglang or openai")?;
-    let folder = model.ok_or_else(|| needs_model(dialect))?;
+        dialect.context("what kind of server is it? give --each '--engine vllm', sglang or openai")?;
+    let folder = model.with_context(|| needs_model(dialect))?;
     let node = args.remote.node(&args, (dialect, role), defaults.vocabulary(&folder)?)?;
     // An address that nobody can call is said now.
-    baton_remote::RemoteEngine::new(node.engine.clone()).map_err(|e| e.to_string()).map(|_| node)
+    baton_remote::RemoteEngine::new(node.engine.clone())?;
+    Ok(node)
 }
 
 /// The nodes of a list in a file, as they would be made.
 #[cfg(test)]
-pub(super) fn listed_in(path: &Path, each: &str) -> Result<Vec<RemoteNode>, String> {
+pub(super) fn listed_in(path: &Path, each: &str) -> Result<Vec<RemoteNode>> {
     let each: Vec<String> = each.split_whitespace().map(str::to_owned).collect();
     let defaults = Defaults::new(16, Some((Path::new("bytes"), &Tokenization::bytes())))?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let directory = Directory::start(Source::File(FileSource::new(path))).map_err(|e| e.to_string())?;
+        let directory = Directory::start(Source::File(FileSource::new(path)))?;
         let all = directory.read_once().await;
         all.members.values().map(|one| node(&one.member, &each, &defaults)).collect()
     })
@@ -294,14 +293,14 @@ mod tests {
         Defaults::new(32, Some((Path::new("bytes"), &Tokenization::bytes()))).unwrap()
     }
 
-    fn members(text: &str) -> Result<Vec<Member>, String> {
+    fn members(text: &str) -> Result<Vec<Member>> {
         match source(text, MemberRole::Both)? {
             Source::List(list) => Ok(list.members),
-            other => Err(format!("{other:?}")),
+            other => bail!("{other:?}"),
         }
     }
 
-    fn made(member: &Member, each: &str) -> Result<RemoteNode, String> {
+    fn made(member: &Member, each: &str) -> Result<RemoteNode> {
         let each: Vec<String> = each.split_whitespace().map(str::to_owned).collect();
         node(member, &each, &defaults())
     }
@@ -321,7 +320,7 @@ mod tests {
             ("dns:a:b", "no port"),
             ("kubernetes:engines", "this is no pod"),
         ] {
-            let error = source(wrong, both).unwrap_err();
+            let error = format!("{:#}", source(wrong, both).unwrap_err());
             assert!(error.contains(said) && error.contains(wrong), "{error}");
         }
         assert!(matches!(source("dns:engines:8000", both), Ok(Source::Dns(_))));
@@ -358,16 +357,16 @@ mod tests {
             ("--engine vllm --model no-such-folder", "no-such-folder"),
             ("--engine vllm --model", "--model without a folder"),
         ] {
-            let error = made(&member, each).unwrap_err();
+            let error = format!("{:#}", made(&member, each).unwrap_err());
             assert!(error.contains(said), "{error}");
         }
         let strange = Member::new("v0", MemberRole::Both, vec!["ftp://10.0.0.7:21".into()]);
-        assert!(made(&strange, "--engine vllm").is_err_and(|why| why.contains("http")));
+        assert!(made(&strange, "--engine vllm").is_err_and(|why| format!("{why:#}").contains("http")));
         assert!(role_of(&["--role".into()]).is_err());
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(role_of(&words("--engine vllm --role decode")), Ok(MemberRole::Decode));
-        assert_eq!(role_of(&words("--role=prefill")), Ok(MemberRole::Prefill));
-        assert!(role_of(&words("--role king")).is_err_and(|e| e.contains("king")));
+        assert_eq!(role_of(&words("--engine vllm --role decode")).unwrap(), MemberRole::Decode);
+        assert_eq!(role_of(&words("--role=prefill")).unwrap(), MemberRole::Prefill);
+        assert!(role_of(&words("--role king")).is_err_and(|e| format!("{e:#}").contains("king")));
     }
 
     #[test]
@@ -375,7 +374,8 @@ mod tests {
         let nothing = Defaults::new(16, None).unwrap();
         let mut member = Member::new("v0", MemberRole::Both, vec!["10.0.0.7:8000".into()]);
         for engine in ["vllm", "sglang", "openai"] {
-            let error = node(&member, &[format!("--engine={engine}")], &nothing).unwrap_err();
+            let error =
+                format!("{:#}", node(&member, &[format!("--engine={engine}")], &nothing).unwrap_err());
             assert!(error.contains(&format!("--engine {engine} needs --model")), "{error}");
             assert!(node(&member, &[format!("--engine={engine}"), "--model=bytes".into()], &nothing).is_ok());
         }
@@ -390,14 +390,14 @@ mod tests {
         for wrong in
             ["--name x", "--url=http://a:1", "--conductor http://a:1", "-c file", "--log info", "--blocks 3"]
         {
-            let error = for_servers(&words(wrong)).unwrap_err();
+            let error = for_servers(&words(wrong)).unwrap_err().to_string();
             assert!(
                 error.contains(wrong.split([' ', '=']).next().unwrap()) && error.contains("--engine"),
                 "{error}"
             );
         }
         for right in ["--engine vllm --role prefill", "--engine=sglang --bootstrap-port=1"] {
-            assert_eq!(for_servers(&words(right)), Ok(()));
+            for_servers(&words(right)).unwrap();
         }
     }
 

@@ -7,6 +7,8 @@ mod serve;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
+
 /// Arguments of `baton store`.
 #[derive(clap::Args)]
 pub struct StoreArgs {
@@ -37,7 +39,7 @@ enum Command {
 }
 
 /// Runs `baton store`.
-pub fn run(args: &StoreArgs) -> Result<ExitCode, String> {
+pub fn run(args: &StoreArgs) -> Result<ExitCode> {
     match &args.what {
         Command::Serve(args) => serve::run(args),
         Command::Ls(args) => ask::ls(args),

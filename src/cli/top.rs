@@ -4,6 +4,8 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result, anyhow, bail};
+
 use super::out;
 use crate::operator::OperatorArgs;
 use crate::top::Watch;
@@ -32,12 +34,12 @@ pub struct TopArgs {
     json: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
+fn seconds(text: &str) -> Result<Duration> {
+    let seconds: f64 = text.parse().map_err(|_| anyhow!("'{text}' is no number of seconds"))?;
     if (0.1..=3600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err(format!("{text} s is outside 0.1..=3600"))
+        bail!("{text} s is outside 0.1..=3600")
     }
 }
 
@@ -45,21 +47,21 @@ fn seconds(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// With one line for the user: what did not answer, and the remedy.
-pub fn run(args: &TopArgs) -> Result<ExitCode, String> {
-    let client = args.service.client("top")?;
+pub fn run(args: &TopArgs) -> Result<ExitCode> {
+    let client = args.service.client("top").map_err(Error::msg)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
-        .map_err(|e| format!("runtime: {e}"))?;
+        .context("runtime")?;
     let done = if args.json {
-        let status = runtime.block_on(client.within(client.get("/admin/status")))?;
+        let status = runtime.block_on(client.within(client.get("/admin/status"))).map_err(Error::msg)?;
         out::print(&format!("{}\n", String::from_utf8_lossy(&status.body).trim_end()))
     } else if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        let text = runtime.block_on(crate::top::once(&client, args.interval))?;
+        let text = runtime.block_on(crate::top::once(&client, args.interval)).map_err(Error::msg)?;
         out::print(&text)
     } else {
-        crate::top::watch(&runtime, Watch { client, every: args.interval })
+        crate::top::watch(&runtime, Watch { client, every: args.interval }).map_err(Error::msg)
     };
     // A look that is still under way is of no use to anybody.
     runtime.shutdown_background();
@@ -72,10 +74,10 @@ mod tests {
 
     #[test]
     fn intervals_are_bounded() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(seconds("3600"), Ok(Duration::from_secs(3600)));
+        assert_eq!(seconds("0.5").unwrap(), Duration::from_millis(500));
+        assert_eq!(seconds("3600").unwrap(), Duration::from_secs(3600));
         for wrong in ["0", "0.05", "-1", "NaN", "inf", "3601", "soon"] {
-            let error = seconds(wrong).expect_err(wrong);
+            let error = seconds(wrong).expect_err(wrong).to_string();
             assert!(error.contains(wrong), "{error}");
         }
     }

@@ -7,6 +7,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::{Result, anyhow, bail};
 use baton_traces::lint::lint;
 use baton_traces::scale::Scaler;
 use baton_traces::summary::{Summariser, SummaryOptions};
@@ -24,7 +25,7 @@ const ROWS_PER_TICK: u64 = 4096;
 const SMALL_FILE_BYTES: u64 = 16 << 20;
 
 /// Runs `baton trace`. The code is 1 where lint found something.
-pub fn run(args: TraceArgs) -> Result<ExitCode, String> {
+pub fn run(args: TraceArgs) -> Result<ExitCode> {
     match args.action {
         Action::Lint(args) => run_lint(&args),
         Action::Stats(args) => run_stats(&args).map(|()| ExitCode::SUCCESS),
@@ -39,12 +40,12 @@ impl Input {
     fn stream(
         &self,
         max_rows: Option<u64>,
-        each: &mut dyn FnMut(&Reader, Record) -> Result<(), String>,
-    ) -> Result<Reader, String> {
-        let mut reader = open(&self.file, &self.options(max_rows)).map_err(|e| e.to_string())?;
+        each: &mut dyn FnMut(&Reader, Record) -> Result<()>,
+    ) -> Result<Reader> {
+        let mut reader = open(&self.file, &self.options(max_rows))?;
         let bar = Bar::new(&reader.progress());
         while let Some(record) = reader.next() {
-            each(&reader, record.map_err(|e| e.to_string())?)?;
+            each(&reader, record?)?;
             bar.tick();
         }
         bar.finish();
@@ -92,27 +93,26 @@ fn print(assumptions: &[String]) {
 }
 
 /// Writes a line to standard output; a reader that went away is no error.
-fn put(text: &str) -> Result<(), String> {
+fn put(text: &str) -> Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(format!("trace write: {error}; remedy: check standard output"))
+            bail!("trace write: {error}; remedy: check standard output")
         }
         _ => Ok(()),
     }
 }
 
-fn put_json(value: &impl serde::Serialize) -> Result<(), String> {
+fn put_json(value: &impl serde::Serialize) -> Result<()> {
     let text =
-        serde_json::to_string_pretty(value).map_err(|e| format!("trace write: {e}; remedy: report this"))?;
+        serde_json::to_string_pretty(value).map_err(|e| anyhow!("trace write: {e}; remedy: report this"))?;
     put(&text)
 }
 
-fn run_lint(args: &LintArgs) -> Result<ExitCode, String> {
+fn run_lint(args: &LintArgs) -> Result<ExitCode> {
     let mut bar: Option<Bar> = None;
     let report = lint(&args.input.file, &args.input.options(None), |reader| {
         bar.get_or_insert_with(|| Bar::new(&reader.progress())).tick();
-    })
-    .map_err(|e| e.to_string())?;
+    })?;
     if let Some(bar) = bar {
         bar.finish();
     }
@@ -125,7 +125,7 @@ fn run_lint(args: &LintArgs) -> Result<ExitCode, String> {
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-fn run_stats(args: &StatsArgs) -> Result<(), String> {
+fn run_stats(args: &StatsArgs) -> Result<()> {
     let options = SummaryOptions { capacities_tokens: args.capacity.clone(), top: args.top };
     let mut summariser: Option<Summariser> = None;
     let reader = args.input.stream(args.max_rows, &mut |reader, record| {
@@ -138,7 +138,7 @@ fn run_stats(args: &StatsArgs) -> Result<(), String> {
         return put(&show::summary_text(&summary));
     }
     let mut json =
-        serde_json::to_value(&summary).map_err(|e| format!("trace write: {e}; remedy: report this"))?;
+        serde_json::to_value(&summary).map_err(|e| anyhow!("trace write: {e}; remedy: report this"))?;
     json["dialect"] = reader.dialect().name().into();
     json["assumptions"] = reader.assumptions().into();
     put_json(&json)
@@ -151,32 +151,32 @@ enum Sink {
 }
 
 impl Sink {
-    fn new(target: &Target) -> Result<Self, String> {
+    fn new(target: &Target) -> Result<Self> {
         if target.output == Path::new("-") {
             let stdout = io::BufWriter::with_capacity(1 << 16, io::stdout());
             return Ok(Self::Stdout(Box::new(Writer::new(stdout, target.to, target.renumber))));
         }
-        let file = create(&target.output, target.to, target.renumber).map_err(|e| e.to_string())?;
+        let file = create(&target.output, target.to, target.renumber)?;
         Ok(Self::File(Box::new(file)))
     }
 
-    fn write(&mut self, record: &Record) -> Result<(), String> {
+    fn write(&mut self, record: &Record) -> Result<()> {
         match self {
-            Self::File(file) => file.write(record).map_err(|e| e.to_string()),
+            Self::File(file) => Ok(file.write(record)?),
             Self::Stdout(writer) => writer.write(record).map_err(stdout_fault),
         }
     }
 
-    fn finish(self) -> Result<(), String> {
+    fn finish(self) -> Result<()> {
         match self {
-            Self::File(file) => file.finish().map_err(|e| e.to_string()),
+            Self::File(file) => Ok(file.finish()?),
             Self::Stdout(writer) => writer.finish().map(|_| ()).map_err(stdout_fault),
         }
     }
 }
 
-fn stdout_fault(error: io::Error) -> String {
-    format!("trace write: standard output: {error}; remedy: write to a file with -o")
+fn stdout_fault(error: io::Error) -> anyhow::Error {
+    anyhow!("trace write: standard output: {error}; remedy: write to a file with -o")
 }
 
 /// Says what was written, and what could not be.
@@ -191,11 +191,11 @@ fn report(target: &Target, rows: u64, block_tokens: u32) {
     }
 }
 
-fn run_convert(args: &ConvertArgs) -> Result<(), String> {
+fn run_convert(args: &ConvertArgs) -> Result<()> {
     let mut sink = Sink::new(&args.target)?;
     let mut rows = 0;
     let (assumptions, block_tokens) = if args.whole {
-        let trace = load(&args.input.file, &args.input.options(args.max_rows)).map_err(|e| e.to_string())?;
+        let trace = load(&args.input.file, &args.input.options(args.max_rows))?;
         rows = trace.records.len() as u64;
         trace.records.iter().try_for_each(|record| sink.write(record))?;
         (trace.assumptions, trace.block_tokens)
@@ -212,11 +212,10 @@ fn run_convert(args: &ConvertArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn run_scale(args: &ScaleArgs) -> Result<(), String> {
+fn run_scale(args: &ScaleArgs) -> Result<()> {
     let scale = args.scale();
-    let block_tokens =
-        open(&args.input.file, &args.input.options(None)).map_err(|e| e.to_string())?.block_tokens();
-    let mut scaler = Scaler::new(&scale, block_tokens).map_err(|e| e.to_string())?;
+    let block_tokens = open(&args.input.file, &args.input.options(None))?.block_tokens();
+    let mut scaler = Scaler::new(&scale, block_tokens)?;
     let mut sink = Sink::new(&args.target)?;
     let (mut rows, mut changed) = (0, Vec::new());
     loop {
@@ -235,11 +234,11 @@ fn run_scale(args: &ScaleArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn run_synth(args: &SynthArgs) -> Result<(), String> {
+fn run_synth(args: &SynthArgs) -> Result<()> {
     let trace = match (args.like, args.kind) {
         (Some(like), _) => synth::like(like, args.seed),
-        (None, Some(kind)) => synth::workload(&args.workload(kind)).map_err(|e| e.to_string())?,
-        (None, None) => return Err("trace synth: nothing to make; remedy: pass --like or --kind".into()),
+        (None, Some(kind)) => synth::workload(&args.workload(kind))?,
+        (None, None) => bail!("trace synth: nothing to make; remedy: pass --like or --kind"),
     };
     let mut sink = Sink::new(&args.target)?;
     trace.records.iter().try_for_each(|record| sink.write(record))?;
@@ -280,8 +279,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_numbers() {
-        assert_eq!(tokens("3e6"), Ok(3_000_000));
-        assert_eq!(tokens("512"), Ok(512));
+        assert_eq!(tokens("3e6").unwrap(), 3_000_000);
+        assert_eq!(tokens("512").unwrap(), 512);
         for wrong in ["0", "-1", "1.5", "much", "inf", "NaN"] {
             assert!(tokens(wrong).is_err(), "{wrong}");
         }
@@ -310,7 +309,7 @@ mod tests {
         std::fs::write(&scaled, "{\"timestamp\":0,\"input_length\":0,\"output_length\":1}\n").unwrap();
         let code = run(parse(&["lint", &scaled]).unwrap()).unwrap();
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(1)));
-        let error = run(parse(&["convert", &scaled, "-o", &csv]).unwrap()).unwrap_err();
+        let error = run(parse(&["convert", &scaled, "-o", &csv]).unwrap()).unwrap_err().to_string();
         assert!(error.contains("row 1") && error.contains("remedy") && !error.contains('\n'), "{error}");
         assert!(std::fs::read_to_string(&csv).unwrap().lines().count() > 1000, "the old file is untouched");
     }

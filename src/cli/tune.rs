@@ -12,6 +12,7 @@ mod space;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Error, Result, bail};
 use baton_sim::interval::FigureInterval;
 use baton_sim::tune::{self, Candidate, RunTally};
 use baton_traces::scale;
@@ -113,23 +114,20 @@ enum TuneGoal {
     Nodes,
 }
 
-fn part(text: &str) -> Result<f64, String> {
+fn part(text: &str) -> Result<f64> {
     let (digits, unit) = text.strip_suffix('%').map_or((text, 1.0), |digits| (digits, 0.01));
     let share = digits.trim().parse::<f64>().map(|share| share * unit);
-    share
-        .ok()
-        .filter(|share| (0.1..=0.9).contains(share))
-        .ok_or_else(|| "give a share from 0.1 to 0.9".into())
+    share.ok().filter(|share| (0.1..=0.9).contains(share)).context("give a share from 0.1 to 0.9")
 }
 
 /// Runs `baton tune`.
-pub fn run(args: TuneArgs) -> Result<ExitCode, String> {
+pub fn run(args: TuneArgs) -> Result<ExitCode> {
     for path in [&args.state, &args.out, &args.json, &args.html].into_iter().flatten() {
         out::has_folder(path)?;
     }
-    let mut config = config::load_or_default(args.config.as_deref())?;
+    let mut config = config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
     classes::apply(&args.class, &mut config);
-    config.validate()?;
+    config.validate().map_err(Error::msg)?;
     let gpus_per_node = args.gpus_per_node.or_else(|| gpus_of(&config.cluster.profile));
     let nodes = nodes(&args, gpus_per_node)?;
     let trace = read(&args)?;
@@ -166,7 +164,7 @@ fn write_files(
     tuner: &TuneDriver,
     (base, found): (&Config, &Config),
     answer: &TuneAnswer,
-) -> Result<(), String> {
+) -> Result<()> {
     if let Some(path) = &args.out {
         let head = format!("Made by baton tune: what differs from the defaults.\n{}", answer.sentence);
         let elsewhere = match (&args.config, base.service != Config::default().service) {
@@ -178,7 +176,7 @@ fn write_files(
         out::save(path, &file::text(found, &(head + &elsewhere))?)?;
     }
     if let Some(path) = &args.json {
-        out::save(path, &serde_json::to_string_pretty(answer).map_err(|e| e.to_string())?)?;
+        out::save(path, &serde_json::to_string_pretty(answer)?)?;
     }
     if let Some(path) = &args.html {
         let whole =
@@ -214,31 +212,31 @@ fn gpus_of(profile: &str) -> Option<u32> {
 }
 
 /// Nodes asked for.
-fn nodes(args: &TuneArgs, gpus_per_node: Option<u32>) -> Result<Option<u32>, String> {
+fn nodes(args: &TuneArgs, gpus_per_node: Option<u32>) -> Result<Option<u32>> {
     let Some(gpus) = args.gpus else { return Ok(args.nodes) };
-    let each = gpus_per_node.ok_or(
+    let each = gpus_per_node.context(
         "--gpus: the profile's name does not say how many GPUs a node has; give --gpus-per-node or --nodes",
     )?;
     if gpus % each != 0 || gpus / each < 2 {
         let near = (gpus / each).max(2) * each;
-        return Err(format!(
+        bail!(
             "--gpus: {gpus} GPUs are not two or more whole nodes of {each}; give {near} or {}, or --gpus-per-node",
             near + each
-        ));
+        );
     }
     Ok(Some(gpus / each))
 }
 
-fn nodes_of(config: &Config) -> Result<u32, String> {
+fn nodes_of(config: &Config) -> Result<u32> {
     split_of(config, None).map(|split| split.prefills + split.decodes)
 }
 
-fn read(args: &TuneArgs) -> Result<Trace, String> {
+fn read(args: &TuneArgs) -> Result<Trace> {
     let mut trace = match &args.file {
         Some(path) => {
             let options =
                 ReadOptions { dialect: args.dialect, time_unit: args.time_unit, ..ReadOptions::default() };
-            baton_traces::load(path, &options).map_err(|e| e.to_string())?
+            baton_traces::load(path, &options)?
         }
         None => replay::default_trace()?,
     };
@@ -264,18 +262,19 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(trace: &Trace, hold_out: f64) -> Result<Self, String> {
+    fn of(trace: &Trace, hold_out: f64) -> Result<Self> {
         let first_ms = trace.records.first().map_or(0.0, |record| record.timestamp_ms);
         let span_ms = trace.span_ms();
         let split_ms = span_ms * (1.0 - hold_out);
         let tuned = trace.records.iter().filter(|record| record.timestamp_ms - first_ms < split_ms).count();
         let rows = [tuned, trace.records.len() - tuned];
         if rows.iter().any(|rows| *rows < LEAST_ROWS) {
-            return Err(format!(
+            bail!(
                 "tune: the trace has {} rows to tune on and {} to hold out, and needs {LEAST_ROWS} of each; give a \
                  longer trace, or another --hold-out",
-                rows[0], rows[1]
-            ));
+                rows[0],
+                rows[1]
+            );
         }
         Ok(Self { split_ms, end_ms: span_ms + 1.0, rows })
     }
@@ -296,20 +295,14 @@ impl TuneDriver {
     }
 
     /// Runs that count the held-out part, one for each seed.
-    fn held_out(
-        &mut self,
-        round: &str,
-        config: &Config,
-        load: f64,
-        seeds: u64,
-    ) -> Result<Vec<RunTally>, String> {
+    fn held_out(&mut self, round: &str, config: &Config, load: f64, seeds: u64) -> Result<Vec<RunTally>> {
         let part = (self.parts.split_ms, self.parts.end_ms);
         let runs: Vec<CountedRun> = (0..seeds).map(|seed| self.run_of(config, seed, load, part)).collect();
         self.runner.tallies(round, &runs)
     }
 
     /// The best configuration with this many nodes, by the part to tune on.
-    fn best(&mut self, config: &Config, nodes: Option<u32>) -> Result<Config, String> {
+    fn best(&mut self, config: &Config, nodes: Option<u32>) -> Result<Config> {
         let space = TuningOptions::new(config, nodes, self.room)?;
         let targets: Vec<f64> = config.scheduler.classes.iter().map(answer::target).collect();
         let split_ms = self.parts.split_ms;
@@ -326,7 +319,7 @@ impl TuneDriver {
                     part_ms,
                 })
             };
-            let runs: Result<Vec<CountedRun>, String> = trials.iter().map(run).collect();
+            let runs: Result<Vec<CountedRun>> = trials.iter().map(run).collect();
             runner.tallies(round, &runs?)
         };
         let found = tune::search(&knobs, &targets, self.seeds, &mut tallies)?;
@@ -337,11 +330,11 @@ impl TuneDriver {
     }
 
     /// The best configuration with the fewest nodes that meet all targets; with all of them where they do not suffice.
-    fn fewest(&mut self, config: &Config, nodes: Option<u32>) -> Result<Config, String> {
+    fn fewest(&mut self, config: &Config, nodes: Option<u32>) -> Result<Config> {
         let most = nodes.map_or_else(|| nodes_of(config), Ok)?;
         let fewest = tune::fewest(most, |nodes| {
             if nodes < 2 {
-                return Ok(false);
+                return anyhow::Ok(false);
             }
             note!("tune: do {nodes} nodes keep the targets?");
             let found = self.best(config, Some(nodes))?;
@@ -354,7 +347,7 @@ impl TuneDriver {
     }
 
     /// The factor of the load up to which a configuration keeps its targets, and what gives out then.
-    fn headroom(&mut self, config: &Config) -> Result<(Option<f64>, Option<String>), String> {
+    fn headroom(&mut self, config: &Config) -> Result<(Option<f64>, Option<String>)> {
         let part = (self.parts.split_ms, self.parts.end_ms);
         let load = tune::largest_load(|loads| {
             let runs: Vec<CountedRun> =
@@ -362,19 +355,14 @@ impl TuneDriver {
             let tallies = self.runner.tallies("head-room", &runs)?;
             let meets =
                 |tally: &RunTally| answer::meets(std::slice::from_ref(tally), &config.scheduler.classes);
-            Ok(tallies.iter().map(meets).collect())
+            anyhow::Ok(tallies.iter().map(meets).collect())
         })?;
         let beyond = load.unwrap_or(0.125) * BEYOND;
         let run = self.held_out("bottleneck", config, beyond, 1)?;
         Ok((load, run.first().and_then(answer::bottleneck).map(str::to_owned)))
     }
 
-    fn answer(
-        &mut self,
-        base: &Config,
-        found: &Config,
-        what_if: &[WhatIfScenario],
-    ) -> Result<TuneAnswer, String> {
+    fn answer(&mut self, base: &Config, found: &Config, what_if: &[WhatIfScenario]) -> Result<TuneAnswer> {
         let seed = base.scheduler.seed;
         let now = self.held_out("held out", base, 1.0, self.seeds)?;
         let tuned = self.held_out("held out", found, 1.0, self.seeds)?;
@@ -437,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_share_is_written_either_way() {
-        assert_eq!([part("0.25"), part("25%")], [Ok(0.25), Ok(0.25)]);
+        assert_eq!([part("0.25").unwrap(), part("25%").unwrap()], [0.25, 0.25]);
         assert!(["0", "1", "95%", "half"].iter().all(|text| part(text).is_err()));
     }
 }

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Error, Result};
+
 use crate::cli::engines::Engines;
 use crate::up::{Layout, Plan};
 
@@ -40,9 +42,9 @@ pub struct UpArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(mut args: UpArgs) -> Result<ExitCode, String> {
-    crate::log::start(&args.log)?;
-    let mut config = crate::policy::at_start(args.config.as_deref())?;
+pub fn run(mut args: UpArgs) -> Result<ExitCode> {
+    crate::log::start(&args.log).map_err(Error::msg)?;
+    let mut config = crate::policy::at_start(args.config.as_deref()).map_err(Error::msg)?;
     // The nodes started here belong to this conductor: what one of the two is given, both have.
     if let Some(block_tokens) = args.engines.block_tokens {
         config.scheduler.block_tokens = block_tokens;
@@ -51,7 +53,7 @@ pub fn run(mut args: UpArgs) -> Result<ExitCode, String> {
     if let Some(listen) = args.listen {
         config.service.listen = listen;
     }
-    config.validate()?;
+    config.validate().map_err(Error::msg)?;
     let plan = Plan {
         config,
         config_path: args.config,
@@ -67,7 +69,8 @@ pub fn run(mut args: UpArgs) -> Result<ExitCode, String> {
         threads: args.threads,
     };
     let runtime = super::runtime(args.threads)?;
-    runtime.block_on(crate::up::run(plan, || args.engines.tokenization()))?;
+    let read = || args.engines.tokenization().map_err(|e| format!("{e:#}"));
+    runtime.block_on(crate::up::run(plan, read)).map_err(Error::msg)?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
 }

@@ -59,12 +59,12 @@ pub struct SearchResult {
 }
 
 /// Does the runs of a round, which has a name, and gives back a tally for each, in order.
-type TrialDriver<'a> = dyn FnMut(&'static str, &[SearchTrial]) -> Result<Vec<RunTally>, String> + 'a;
+type TrialDriver<'a, E> = dyn FnMut(&'static str, &[SearchTrial]) -> Result<Vec<RunTally>, E> + 'a;
 
-struct SearchDriver<'a> {
+struct SearchDriver<'a, E> {
     knobs: &'a [TuningKnob],
     targets: &'a [f64],
-    runner: &'a mut TrialDriver<'a>,
+    runner: &'a mut TrialDriver<'a, E>,
     trials: usize,
 }
 
@@ -72,12 +72,12 @@ struct SearchDriver<'a> {
 ///
 /// # Errors
 /// As the runs.
-pub fn search<'a>(
+pub fn search<'a, E>(
     knobs: &'a [TuningKnob],
     targets: &'a [f64],
     seeds: u64,
-    runner: &'a mut TrialDriver<'a>,
-) -> Result<SearchResult, String> {
+    runner: &'a mut TrialDriver<'a, E>,
+) -> Result<SearchResult, E> {
     let mut search = SearchDriver { knobs, targets, runner, trials: 0 };
     let mut left = search.coarse();
     for window in COARSE {
@@ -100,7 +100,7 @@ pub fn search<'a>(
     Ok(SearchResult { best, best_merit, base_merit, trials: search.trials })
 }
 
-impl SearchDriver<'_> {
+impl<E> SearchDriver<'_, E> {
     fn base(&self) -> Candidate {
         Candidate(self.knobs.iter().map(|knob| knob.base).collect())
     }
@@ -134,7 +134,7 @@ impl SearchDriver<'_> {
         candidates: &[Candidate],
         window_permille: u64,
         seeds: u64,
-    ) -> Result<Vec<(Candidate, f64)>, String> {
+    ) -> Result<Vec<(Candidate, f64)>, E> {
         let trial =
             |candidate: &Candidate, seed| SearchTrial { candidate: candidate.clone(), window_permille, seed };
         let trials: Vec<SearchTrial> =
@@ -149,7 +149,7 @@ impl SearchDriver<'_> {
     }
 
     /// Turns one knob at a time as long as that helps; what it came through, with merits.
-    fn refine(&mut self, start: &Candidate) -> Result<Vec<(Candidate, f64)>, String> {
+    fn refine(&mut self, start: &Candidate) -> Result<Vec<(Candidate, f64)>, E> {
         let mut seen = Vec::new();
         let mut now = start.clone();
         for _ in 0..ROUNDS {
@@ -177,7 +177,7 @@ impl SearchDriver<'_> {
     }
 
     /// Puts each knob back to its base, or nearer to it, where that costs next to nothing.
-    fn simplify(&mut self, found: (Candidate, f64), seeds: u64) -> Result<(Candidate, f64), String> {
+    fn simplify(&mut self, found: (Candidate, f64), seeds: u64) -> Result<(Candidate, f64), E> {
         let (mut best, mut best_merit) = found;
         let floor = best_merit - SIMPLER;
         for (at, knob) in self.knobs.iter().enumerate() {
@@ -204,10 +204,7 @@ impl SearchDriver<'_> {
 ///
 /// # Errors
 /// As `suffices`.
-pub fn fewest(
-    most: u32,
-    mut suffices: impl FnMut(u32) -> Result<bool, String>,
-) -> Result<Option<u32>, String> {
+pub fn fewest<E>(most: u32, mut suffices: impl FnMut(u32) -> Result<bool, E>) -> Result<Option<u32>, E> {
     if !suffices(most)? {
         return Ok(None);
     }
@@ -228,9 +225,7 @@ pub fn fewest(
 ///
 /// # Errors
 /// As `meets`.
-pub fn largest_load(
-    mut meets: impl FnMut(&[f64]) -> Result<Vec<bool>, String>,
-) -> Result<Option<f64>, String> {
+pub fn largest_load<E>(mut meets: impl FnMut(&[f64]) -> Result<Vec<bool>, E>) -> Result<Option<f64>, E> {
     // In powers of two.
     let (mut met, mut missed): (f64, f64) = (-3.0, 3.0);
     let ends = meets(&[met.exp2(), missed.exp2()])?;
@@ -275,7 +270,7 @@ mod tests {
         let mut asked = Vec::new();
         let result = search(knobs, &[0.99], 2, &mut |_, trials| {
             asked.extend(trials.to_vec());
-            Ok(trials.iter().map(hill).collect())
+            Ok::<_, String>(trials.iter().map(hill).collect())
         });
         (result.expect("no run fails"), asked)
     }
@@ -315,15 +310,15 @@ mod tests {
 
     #[test]
     fn a_run_that_fails_ends_the_search() {
-        let result = search(&KNOBS, &[0.99], 1, &mut |_, _| Err("no room".into()));
-        assert_eq!(result, Err("no room".into()));
+        let result = search(&KNOBS, &[0.99], 1, &mut |_, _| Err("no room"));
+        assert_eq!(result, Err("no room"));
     }
 
     #[test]
     fn the_fewest_that_suffice_are_those_that_a_count_finds() {
         for most in 1..20 {
             for need in 1..=most + 1 {
-                let found = fewest(most, |n| Ok(n >= need)).expect("no error");
+                let found = fewest(most, |n| Ok::<_, String>(n >= need)).expect("no error");
                 assert_eq!(found, (1..=most).find(|n| *n >= need), "{need} of {most}");
             }
         }
@@ -331,12 +326,13 @@ mod tests {
 
     #[test]
     fn the_largest_load_is_found_to_within_three_per_cent() {
+        let of = |limit: f64| {
+            largest_load(|loads| Ok::<_, String>(loads.iter().map(|load| *load <= limit).collect()))
+        };
         for limit in [0.13, 0.5, 0.99, 1.0, 1.4, 3.3, 7.9] {
-            let load = largest_load(|loads| Ok(loads.iter().map(|load| *load <= limit).collect()));
-            let load = load.expect("no error").expect("an eighth is met");
+            let load = of(limit).expect("no error").expect("an eighth is met");
             assert!(load <= limit && load >= limit / 1.03, "{load} for {limit}");
         }
-        let of = |limit: f64| largest_load(|loads| Ok(loads.iter().map(|load| *load <= limit).collect()));
         assert_eq!((of(0.1), of(9.0)), (Ok(None), Ok(Some(8.0))));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result};
 use baton_events::Subscriber;
 use baton_remote::{
     ComparisonExtent, EngineRole, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Stage,
@@ -50,13 +51,13 @@ impl Target {
     ///
     /// # Errors
     /// Names what cannot be read, or does not go together.
-    pub fn parse(words: &str, config: &Config, model: Option<&str>) -> Result<Self, String> {
-        let shape = || "give KIND=URL[,OPTION=VALUE]..., KIND being vllm, sglang or openai".to_owned();
+    pub fn parse(words: &str, config: &Config, model: Option<&str>) -> Result<Self> {
+        let shape = "give KIND=URL[,OPTION=VALUE]..., KIND being vllm, sglang or openai";
         let mut parts = words.split(',');
-        let (kind, url) = parts.next().and_then(|first| first.split_once('=')).ok_or_else(shape)?;
+        let (kind, url) = parts.next().and_then(|first| first.split_once('=')).context(shape)?;
         let mut options = vec![format!("--engine={kind}"), format!("--url={url}")];
         for part in parts {
-            let (option, value) = part.split_once('=').ok_or_else(shape)?;
+            let (option, value) = part.split_once('=').context(shape)?;
             options.push(format!("--{option}={value}"));
         }
         let lacks = |option: &str| !options.iter().any(|given| given.starts_with(&format!("--{option}=")));
@@ -76,9 +77,10 @@ impl Target {
             .map(|(option, value)| format!("--{option}={value}"))
             .collect();
         options.extend(more);
-        let read = Options::try_parse_from(options).map_err(|error| first_line(&error.to_string()))?;
-        let dialect = read.node.engines.dialect().ok_or_else(shape)?;
-        let role = crate::conductor::parse_role(&role)?;
+        let read =
+            Options::try_parse_from(options).map_err(|error| Error::msg(first_line(&error.to_string())))?;
+        let dialect = read.node.engines.dialect().context(shape)?;
+        let role = crate::conductor::parse_role(&role).map_err(Error::msg)?;
         let vocabulary = read.node.engines.vocabulary(dialect)?;
         let mut node = read.node.remote.node(&read.node, (dialect, role), vocabulary)?;
         node.engine.timeouts.answer_us = ANSWER_US;
@@ -278,7 +280,11 @@ impl Target {
         };
         match place::connect(&address).await {
             Ok(_) => report.good_at(&check, format!("{address} answers")),
-            Err(why) => report.wrong(&check, why, "start the engine as a prefill one, and open that port"),
+            Err(why) => report.wrong(
+                &check,
+                format!("{why:#}"),
+                "start the engine as a prefill one, and open that port",
+            ),
         }
     }
 

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
 use baton_http::{Client, Identity, Options, by};
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -101,7 +102,7 @@ async fn taken(address: &str) -> AddressState {
     }
     match connect(&reachable(address)).await {
         Ok(_) => AddressState::Listens,
-        Err(why) => AddressState::Away(format!("{failed}; {why}")),
+        Err(why) => AddressState::Away(format!("{failed}; {why:#}")),
     }
 }
 
@@ -118,10 +119,10 @@ fn reachable(address: &str) -> String {
 ///
 /// # Errors
 /// In words.
-pub async fn connect(address: &str) -> Result<TcpStream, String> {
+pub async fn connect(address: &str) -> Result<TcpStream> {
     match tokio::time::timeout(TIME_LIMIT, TcpStream::connect(address)).await {
-        Ok(connected) => connected.map_err(|e| format!("cannot connect to {address}: {e}")),
-        Err(_) => Err(format!("cannot connect to {address} within {} s", TIME_LIMIT.as_secs())),
+        Ok(connected) => connected.with_context(|| format!("cannot connect to {address}")),
+        Err(_) => bail!("cannot connect to {address} within {} s", TIME_LIMIT.as_secs()),
     }
 }
 

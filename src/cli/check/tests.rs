@@ -128,7 +128,7 @@ async fn an_engine_of_another_tokenizer_or_without_one_is_wrong() {
     assert!(!tried.report.good());
     let config = crate::config::parse(&GOOD.replace("CONTROL", "0")).expect("valid");
     let why = Target::parse("openai=http://127.0.0.1:1", &config, None).err().expect("no folder");
-    assert!(why.contains("--engine openai needs --model"), "{why}");
+    assert!(why.to_string().contains("--engine openai needs --model"), "{why}");
     let engine = vllm(FakeRole::Whole, FakeConnector::None, &fabric).await;
     let more = ",capacity-tokens=4096,max-model-tokens=4096";
     let tried = check(GOOD, &[format!("openai={}{more}", engine.url())]).await;

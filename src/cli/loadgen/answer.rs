@@ -1,5 +1,6 @@
 //! One answer as its client saw it, event by event.
 
+use anyhow::{Context as _, Result};
 use baton_sim::engine::GapSummary;
 use serde::Deserialize;
 
@@ -122,13 +123,12 @@ pub struct Answer {
 
 impl Answer {
     /// Takes in the payload of one event that came at `now_us`. An error for one that is not JSON.
-    pub fn event(&mut self, payload: &[u8], now_us: u64) -> Result<(), String> {
+    pub fn event(&mut self, payload: &[u8], now_us: u64) -> Result<()> {
         if payload == b"[DONE]" {
             self.done = true;
             return Ok(());
         }
-        let chunk: Chunk =
-            serde_json::from_slice(payload).map_err(|e| format!("an event is not JSON: {e}"))?;
+        let chunk: Chunk = serde_json::from_slice(payload).context("an event is not JSON")?;
         if chunk.error.is_some() {
             self.error = chunk.error;
             return Ok(());

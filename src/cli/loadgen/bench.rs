@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
 use baton_http::{Client, next_piece};
 use bytes::Bytes;
 use http::Method;
@@ -112,7 +113,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Offers `load` to every side. Blocks; call it outside the runtime.
-    pub fn run(&self, load: &Load, runtime: &Handle) -> Result<Vec<Figures>, String> {
+    pub fn run(&self, load: &Load, runtime: &Handle) -> Result<Vec<Figures>> {
         let mut sums: Vec<Sums> = self.sides.iter().map(|_| Sums::default()).collect();
         let calls = (load.rate_per_s * self.duration.as_secs_f64() / f64::from(self.rounds)).ceil().max(1.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive count")]
@@ -162,7 +163,7 @@ impl Comparison {
         load: &Load,
         (callers, lasts, numbers): (u32, Duration, &Arc<AtomicU64>),
         runtime: &Handle,
-    ) -> Result<Sums, String> {
+    ) -> Result<Sums> {
         let (sums, until) = (Arc::new(Mutex::new(Sums::default())), Instant::now() + lasts);
         let calling = (0..callers).map(|_| {
             let (client, sums, load) = (self.client.clone(), Arc::clone(&sums), load.clone());
@@ -177,7 +178,7 @@ impl Comparison {
             })
         });
         for caller in calling.collect::<Vec<_>>() {
-            runtime.block_on(caller).map_err(|e| format!("bench: a caller: {e}"))?;
+            runtime.block_on(caller).context("bench: a caller")?;
         }
         let sums = std::mem::take(&mut *sums.lock());
         Ok(sums)
@@ -190,7 +191,7 @@ impl Comparison {
         load: &Load,
         numbers: std::ops::Range<u64>,
         runtime: &Handle,
-    ) -> Result<Sums, String> {
+    ) -> Result<Sums> {
         // Bodies are made before the clock runs.
         let bodies: Vec<Bytes> = numbers.map(|n| (load.body)(n)).collect();
         let (permits, sums) =
@@ -203,7 +204,7 @@ impl Comparison {
                 permit
             } else {
                 sums.lock().waited += 1;
-                runtime.block_on(Arc::clone(&permits).acquire_owned()).map_err(|e| format!("bench: {e}"))?
+                runtime.block_on(Arc::clone(&permits).acquire_owned()).context("bench")?
             };
             let (client, sums) = (self.client.clone(), Arc::clone(&sums));
             let request = side.target.request(Method::POST, "/v1/chat/completions", body);
@@ -213,15 +214,13 @@ impl Comparison {
                 drop(permit);
             });
         }
-        runtime
-            .block_on(async { permits.acquire_many(MOST_IN_FLIGHT).await.map(drop) })
-            .map_err(|e| format!("bench: {e}"))?;
+        runtime.block_on(async { permits.acquire_many(MOST_IN_FLIGHT).await.map(drop) }).context("bench")?;
         let sums = std::mem::take(&mut *sums.lock());
         Ok(sums)
     }
 }
 
-fn times(pids: &[u32]) -> Result<Vec<CpuTime>, String> {
+fn times(pids: &[u32]) -> Result<Vec<CpuTime>> {
     pids.iter().map(|pid| CpuTime::of(*pid)).collect()
 }
 

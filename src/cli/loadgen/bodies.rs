@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use anyhow::{Context as _, Result};
 use baton_sim::TraceWorkload;
 use baton_sim::workload::{Arrival, Workload as _};
 use baton_traces::Trace;
@@ -47,12 +48,12 @@ pub struct BodyPlan {
 impl BodyPlan {
     /// Builds requests on a thread of its own, in order, at most a few dozen ahead of the receiver. The thread ends
     /// when the receiver is dropped.
-    pub fn start(self) -> Result<Receiver<PlannedRequest>, String> {
+    pub fn start(self) -> Result<Receiver<PlannedRequest>> {
         let (send, receive) = sync_channel(AHEAD);
         std::thread::Builder::new()
             .name("bodies".into())
             .spawn(move || self.build(&send))
-            .map_err(|e| format!("live: no thread to build requests on: {e}"))?;
+            .context("live: no thread to build requests on")?;
         Ok(receive)
     }
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context as _, Result, anyhow};
+
 /// Processor time of a process so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
@@ -16,11 +18,11 @@ const TICK_US: u64 = 10_000;
 
 impl CpuTime {
     /// Of the process `pid`; an error when there is none or it may not be looked at.
-    pub fn of(pid: u32) -> Result<Self, String> {
+    pub fn of(pid: u32) -> Result<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let stat = std::fs::read_to_string(folder.join("stat"))
-            .map_err(|e| format!("bench: processor time of process {pid}: {e}; check --pid"))?;
-        let ticks = ticks(&stat).ok_or_else(|| format!("bench: /proc/{pid}/stat is in no known form"))?;
+            .map_err(|e| anyhow!("bench: processor time of process {pid}: {e}; check --pid"))?;
+        let ticks = ticks(&stat).with_context(|| format!("bench: /proc/{pid}/stat is in no known form"))?;
         let tasks = std::fs::read_dir(folder.join("task")).into_iter().flatten().flatten();
         let ns: u64 = tasks.filter_map(|task| thread_ns(&task.path().join("schedstat"))).sum();
         Ok(Self { ticks_us: ticks * TICK_US, threads_us: ns / 1000 })
@@ -67,7 +69,7 @@ mod tests {
         let spent_us = CpuTime::of(std::process::id()).unwrap().since_us(before);
         // Less than the whole where others share the processor; never nothing.
         assert!(spent_us > 10_000, "{spent_us} µs");
-        assert!(CpuTime::of(u32::MAX).is_err_and(|e| e.contains("--pid")));
+        assert!(CpuTime::of(u32::MAX).is_err_and(|e| e.to_string().contains("--pid")));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use anyhow::{Error, Result, ensure};
 use baton_router::{Lineage, Tokenization};
 use baton_sim::workload::Arrival;
 use baton_types::BlockKey;
@@ -25,12 +26,11 @@ const WORD_LETTERS: std::ops::RangeInclusive<usize> = 2..=4;
 
 impl Vocabulary {
     /// The ids below `tokens`; an error for fewer than two.
-    pub fn new(tokens: u32) -> Result<Self, String> {
-        if tokens < 2 {
-            return Err(format!(
-                "live: a vocabulary of {tokens} tokens cannot tell blocks apart; give --vocab 2 or more"
-            ));
-        }
+    pub fn new(tokens: u32) -> Result<Self> {
+        ensure!(
+            tokens >= 2,
+            "live: a vocabulary of {tokens} tokens cannot tell blocks apart; give --vocab 2 or more"
+        );
         Ok(Self { tokens, texts: None })
     }
 
@@ -43,7 +43,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// If the tokenizer has fewer than two such words, or reads a row of them as other tokens.
-    pub fn words(tokenization: &Tokenization) -> Result<Self, String> {
+    pub fn words(tokenization: &Tokenization) -> Result<Self> {
         let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: 16 };
         let tokens =
             |text: &str| tokenization.prompt_now(text, false, &lineage).map(|prompt| prompt.tokens.to_vec());
@@ -56,12 +56,14 @@ impl Vocabulary {
         };
         let ids = 0..tokenization.vocab_tokens();
         let (ids, texts): (Vec<u32>, Vec<String>) = ids.filter_map(|id| word(&id)).unzip();
-        if ids.len() < 2 {
-            return Err("live: --tokenizer: no short English words are single tokens of it; give a byte-level BPE, or leave --tokenizer out".into());
-        }
-        if tokens(&texts.concat())? != ids {
-            return Err("live: --tokenizer: it joins neighbouring words into other tokens; give a byte-level BPE, or leave --tokenizer out".into());
-        }
+        ensure!(
+            ids.len() >= 2,
+            "live: --tokenizer: no short English words are single tokens of it; give a byte-level BPE, or leave --tokenizer out"
+        );
+        ensure!(
+            tokens(&texts.concat()).map_err(Error::msg)? == ids,
+            "live: --tokenizer: it joins neighbouring words into other tokens; give a byte-level BPE, or leave --tokenizer out"
+        );
         Ok(Self::of(texts))
     }
 
@@ -266,7 +268,9 @@ mod tests {
             assert_eq!(tokens.len() as u64, prompt_tokens, "{text}");
         }
         let lacks = bpe(&["Ġab", "Ġaa"], &["Ġ a", "Ġa b"]);
-        assert!(Vocabulary::words(&lacks).is_err_and(|why| why.contains("no short English words")));
+        assert!(
+            Vocabulary::words(&lacks).is_err_and(|why| why.to_string().contains("no short English words"))
+        );
     }
 
     #[test]
@@ -280,6 +284,6 @@ mod tests {
 
     #[test]
     fn one_token_is_no_vocabulary() {
-        assert!(Vocabulary::new(1).is_err_and(|e| e.contains("--vocab")));
+        assert!(Vocabulary::new(1).is_err_and(|e| e.to_string().contains("--vocab")));
     }
 }

@@ -1,5 +1,7 @@
 //! Server-sent events as they come in, in pieces of any size.
 
+use anyhow::{Result, ensure};
+
 /// Longest line that is taken in, bytes.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
@@ -15,7 +17,7 @@ pub struct EventReader {
 impl EventReader {
     /// Takes in the next piece and calls `each` with every payload that it completes. An error for a
     /// line longer than 1 MiB; nothing more may be fed then.
-    pub fn push(&mut self, mut piece: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), String> {
+    pub fn push(&mut self, mut piece: &[u8], mut each: impl FnMut(&[u8])) -> Result<()> {
         while let Some(end) = piece.iter().position(|b| *b == b'\n') {
             let (line, rest) = (&piece[..end], &piece[end + 1..]);
             piece = rest;
@@ -27,9 +29,10 @@ impl EventReader {
                 self.partial.clear();
             }
         }
-        if self.partial.len() + piece.len() > MAX_LINE_BYTES {
-            return Err(format!("an event line is longer than {MAX_LINE_BYTES} bytes"));
-        }
+        ensure!(
+            self.partial.len() + piece.len() <= MAX_LINE_BYTES,
+            "an event line is longer than {MAX_LINE_BYTES} bytes"
+        );
         self.partial.extend_from_slice(piece);
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, anyhow, ensure};
 use baton_http::{Client, Error, Options, Url, bearer, by};
 use baton_types::Secret;
 use bytes::Bytes;
@@ -31,8 +32,8 @@ pub fn client_options() -> Options {
 pub type ClassKeys = BTreeMap<String, HeaderValue>;
 
 /// The header with a key.
-pub fn authorization(key: &Secret<String>) -> Result<HeaderValue, String> {
-    bearer(key.expose()).map_err(|_| "the API key holds characters that no header may".to_owned())
+pub fn authorization(key: &Secret<String>) -> Result<HeaderValue> {
+    bearer(key.expose()).ok().context("the API key holds characters that no header may")
 }
 
 /// Where an endpoint is and how it is addressed.
@@ -55,11 +56,9 @@ pub struct ModelCard {
 
 impl Target {
     /// The endpoint at `url`, with or without a trailing `/v1`; requests carry `api_key` when given.
-    pub fn new(url: &str, api_key: Option<&Secret<String>>) -> Result<Self, String> {
-        let parsed = Url::parse(url).map_err(|e| format!("{url}: {e}; give one like http://host:8000"))?;
-        if parsed.is_secure() {
-            return Err(format!("{url}: only plain http is spoken here; offer the load behind TLS"));
-        }
+    pub fn new(url: &str, api_key: Option<&Secret<String>>) -> Result<Self> {
+        let parsed = Url::parse(url).map_err(|e| anyhow!("{url}: {e}; give one like http://host:8000"))?;
+        ensure!(!parsed.is_secure(), "{url}: only plain http is spoken here; offer the load behind TLS");
         let authorization = api_key.map(authorization).transpose()?;
         Ok(Self { base: parsed.api_base(), authorization })
     }
@@ -83,8 +82,8 @@ impl Target {
     }
 
     /// The models that the endpoint lists.
-    pub async fn models(&self, client: &Client) -> Result<Vec<ModelCard>, String> {
-        let failed = |why: String| format!("{}/v1/models: {why}", self.base);
+    pub async fn models(&self, client: &Client) -> Result<Vec<ModelCard>> {
+        let failed = |why: String| anyhow!("{}/v1/models: {why}", self.base);
         let check = "check the URL and that the server is up";
         let request = self.request(Method::GET, "/v1/models", Bytes::new());
         let asked = client.send_and_collect(request, MAX_BODY_BYTES);
@@ -138,10 +137,12 @@ mod tests {
     #[test]
     fn what_is_no_plain_http_url_is_refused_with_a_remedy() {
         for (url, word) in [("h:1", "http://host"), ("https://h", "plain http"), ("/x", "http://host")] {
-            let error = Target::new(url, None).unwrap_err();
+            let error = Target::new(url, None).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
-        assert!(Target::new("http://h", Some(&"a\nb".into())).is_err_and(|e| e.contains("API key")));
+        assert!(
+            Target::new("http://h", Some(&"a\nb".into())).is_err_and(|e| e.to_string().contains("API key"))
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Error, Result};
 use baton_sim::paper::eviction::{Line, OPTIMUM, RUNS, compare};
 use baton_traces::ReadOptions;
 use indicatif::{ProgressBar, ProgressDrawTarget};
@@ -25,16 +26,16 @@ pub struct EvictionArgs {
 }
 
 /// Runs `baton paper eviction`.
-pub fn run(args: &EvictionArgs) -> Result<ExitCode, String> {
+pub fn run(args: &EvictionArgs) -> Result<ExitCode> {
     let bar = ProgressBar::new((args.traces.len() * args.tokens.len() * RUNS) as u64);
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
     let mut lines = Vec::new();
     for path in &args.traces {
-        let trace = baton_traces::load(path, &ReadOptions::default()).map_err(|e| e.to_string())?;
+        let trace = baton_traces::load(path, &ReadOptions::default())?;
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
-        let ours = compare(&name, &trace, &args.tokens, &|| bar.inc(1))?;
+        let ours = compare(&name, &trace, &args.tokens, &|| bar.inc(1)).map_err(Error::msg)?;
         if bar.is_hidden() {
             note!("{name}: {} runs done", args.tokens.len() * RUNS);
         }
@@ -43,7 +44,7 @@ pub fn run(args: &EvictionArgs) -> Result<ExitCode, String> {
     bar.finish_and_clear();
     out::print(&table(&lines))?;
     if let Some(path) = &args.json {
-        out::save(path, &serde_json::to_string_pretty(&lines).map_err(|e| e.to_string())?)?;
+        out::save(path, &serde_json::to_string_pretty(&lines)?)?;
         note!("written: {}", path.display());
     }
     Ok(ExitCode::SUCCESS)

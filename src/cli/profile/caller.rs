@@ -327,7 +327,7 @@ async fn read(
                 counts.push(answer.seen_tokens() - before);
             })
             .and(told)
-            .map_err(AnswerFailure::Failed)?;
+            .map_err(|e| AnswerFailure::Failed(format!("{e:#}")))?;
         for count in counts.into_iter().filter(|count| *count > 0) {
             // Full only where an engine sends more than it was asked for.
             let _ = sender.try_send(StreamEvent::Tokens { at_us, count });

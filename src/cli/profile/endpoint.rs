@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result, bail, ensure};
 use baton_http::{Client, by};
 use baton_remote::{Dialect, RemoteEngine, RemoteSettings};
 use baton_types::Secret;
@@ -24,17 +25,17 @@ const METRICS_BYTES: usize = 8 << 20;
 const PAGE_TIME: Duration = Duration::from_secs(5);
 
 /// Chooses the model: the one that was named, or the first that the endpoint lists.
-pub async fn model(target: &Target, client: &Client, wanted: Option<&str>) -> Result<ModelCard, String> {
+pub async fn model(target: &Target, client: &Client, wanted: Option<&str>) -> Result<ModelCard> {
     let listed = target.models(client).await?;
     let names: Vec<&str> = listed.iter().map(|card| card.name.as_str()).take(8).collect();
     let at = target.base();
     match wanted {
-        None => listed.first().cloned().ok_or_else(|| {
+        None => listed.first().cloned().with_context(|| {
             format!(
                 "{at} lists no model; wait until it is ready, or give the URL of an OpenAI-compatible API"
             )
         }),
-        Some(name) => listed.iter().find(|card| card.name == name).cloned().ok_or_else(|| {
+        Some(name) => listed.iter().find(|card| card.name == name).cloned().with_context(|| {
             format!(
                 "{at} does not serve '{name}'; it serves: {}. Name one of them with --model",
                 names.join(", ")
@@ -54,7 +55,7 @@ struct Trial {
 ///
 /// # Errors
 /// What each way came to, and what to do.
-pub async fn find_way(caller: &mut Caller) -> Result<f64, String> {
+pub async fn find_way(caller: &mut Caller) -> Result<f64> {
     let chat = PromptWay::Chat { template_tokens: 0.0, tokens_per_letter: 1.0 };
     let ways = [(PromptWay::Ids, true), (chat.clone(), true), (chat, false)];
     let mut reasons: Vec<String> = Vec::new();
@@ -68,19 +69,16 @@ pub async fn find_way(caller: &mut Caller) -> Result<f64, String> {
         match works(caller).await {
             Ok(per_event) => return Ok(per_event),
             Err(AnswerFailure::Refused(status @ (401 | 403), why)) => {
-                return Err(format!(
-                    "{}: {status}: {why}; give --api-key, or set BATON_API_KEY",
-                    caller.target.base()
-                ));
+                bail!("{}: {status}: {why}; give --api-key, or set BATON_API_KEY", caller.target.base());
             }
             Err(halt) => reasons.push(format!("{name}: {halt}")),
         }
     }
-    Err(format!(
+    bail!(
         "{} cannot be measured; it has to stream completions with usage. {}",
         caller.target.base(),
         reasons.join("; ")
-    ))
+    )
 }
 
 /// Tries the caller's way of sending prompts; one of text learns the lengths of its letters.
@@ -162,18 +160,18 @@ pub async fn capacity_tokens(target: &Target, key: Option<&Secret<String>>) -> O
 ///
 /// # Errors
 /// What it does, and what to do.
-pub async fn check_idle(caller: &Caller, engine: Option<&RemoteEngine>) -> Result<(), String> {
+pub async fn check_idle(caller: &Caller, engine: Option<&RemoteEngine>) -> Result<()> {
     let until = Instant::now() + IDLE_WITHIN;
     loop {
         let page = metrics(caller).await;
         let nodes = |role: &str| total(&page, &format!("baton_nodes{{role=\"{role}\""));
         let (prefill, decode, both) = (nodes("prefill"), nodes("decode"), nodes("both"));
         if prefill + both > 1 || decode + both > 1 {
-            return Err(format!(
+            bail!(
                 "{} nodes serve behind {}; measure one engine at a time: `baton up --nodes 1b`, or the URL of an engine itself",
                 prefill + decode + both,
                 caller.target.base()
-            ));
+            );
         }
         let mut others = total(&page, "baton_node_running_sequences{");
         if let Some(engine) = engine
@@ -184,11 +182,10 @@ pub async fn check_idle(caller: &Caller, engine: Option<&RemoteEngine>) -> Resul
         if others == 0 {
             return Ok(());
         }
-        if Instant::now() > until {
-            return Err(format!(
-                "the engine works on {others} requests of others; take it out of service, or measure when it is idle"
-            ));
-        }
+        ensure!(
+            Instant::now() <= until,
+            "the engine works on {others} requests of others; take it out of service, or measure when it is idle"
+        );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use baton_http::Client;
 use baton_remote::Dialect;
 use baton_sim::fit::measured::Measurements;
@@ -85,30 +86,29 @@ pub struct MeasureArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy. Nothing is written then.
-pub fn run(args: &MeasureArgs) -> Result<ExitCode, String> {
-    let failed = |why: String| format!("measure: {why}");
+pub fn run(args: &MeasureArgs) -> Result<ExitCode> {
     [&args.out, &args.table].into_iter().flatten().try_for_each(|path| out::has_folder(path))?;
-    let kv = kv_facts(args).map_err(failed)?;
-    let runtime = Runtime::new().map_err(|e| failed(format!("no threads to send from: {e}")))?;
+    let kv = kv_facts(args).context("measure")?;
+    let runtime = Runtime::new().context("measure: no threads to send from")?;
     let measured = runtime.block_on(async {
         tokio::select! {
             measured = measure(args) => measured,
-            _ = tokio::signal::ctrl_c() => Err("stopped; nothing is written".into()),
+            _ = tokio::signal::ctrl_c() => bail!("stopped; nothing is written"),
         }
     });
     runtime.shutdown_background();
-    let measured = measured.map_err(failed)?;
-    report(args, kv, &measured).map_err(failed)
+    let measured = measured.context("measure")?;
+    report(args, kv, &measured).context("measure")
 }
 
-fn kv_facts(args: &MeasureArgs) -> Result<KvFacts, String> {
+fn kv_facts(args: &MeasureArgs) -> Result<KvFacts> {
     match (&args.model_folder, args.layers, args.kv_bytes_per_token) {
         (Some(folder), ..) => shape::read(folder),
         (None, Some(layers), Some(kv_bytes_per_token)) => Ok(KvFacts { layers, kv_bytes_per_token }),
-        _ => Err(String::from(
+        _ => bail!(
             "no request shows the model's layers and the size of its KV; give --model-folder (with its config.json), or \
-             --layers and --kv-bytes-per-token",
-        )),
+             --layers and --kv-bytes-per-token"
+        ),
     }
 }
 
@@ -121,7 +121,7 @@ struct MeasuredEngine {
     way: PromptWay,
 }
 
-async fn measure(args: &MeasureArgs) -> Result<MeasuredEngine, String> {
+async fn measure(args: &MeasureArgs) -> Result<MeasuredEngine> {
     let key = args.api_key.as_ref();
     let (target, client) = (Target::new(&args.url, key)?, Client::new(client_options()));
     let card = endpoint::model(&target, &client, args.model.as_deref()).await?;
@@ -131,8 +131,7 @@ async fn measure(args: &MeasureArgs) -> Result<MeasuredEngine, String> {
         Some(tokens) => Some(tokens),
         None => endpoint::capacity_tokens(&target, key).await,
     };
-    let capacity_tokens = stated.ok_or(
-        "the endpoint does not say how many tokens its KV pool holds; give --kv-capacity-tokens (vLLM logs it at its start: \
+    let capacity_tokens = stated.context("the endpoint does not say how many tokens its KV pool holds; give --kv-capacity-tokens (vLLM logs it at its start: \
          GPU KV cache size)",
     )?;
     let engine = endpoint::engine(&target, key, Dialect::Plain);
@@ -162,7 +161,7 @@ async fn measure(args: &MeasureArgs) -> Result<MeasuredEngine, String> {
 }
 
 /// Fits, judges and writes.
-fn report(args: &MeasureArgs, kv: KvFacts, engine: &MeasuredEngine) -> Result<ExitCode, String> {
+fn report(args: &MeasureArgs, kv: KvFacts, engine: &MeasuredEngine) -> Result<ExitCode> {
     let name = args.name.clone().unwrap_or_else(|| profile_name(&engine.model));
     let (mut profile, measured, notes) = fitted(args, kv, engine, &name)?;
     for note in engine.points.notes.iter().chain(&notes) {
@@ -181,7 +180,7 @@ fn report(args: &MeasureArgs, kv: KvFacts, engine: &MeasuredEngine) -> Result<Ex
     }
     judge(args, &profile, &measured, (noise, drift))?;
     profile.source = source(args, engine, &profile, &measured);
-    let text = profiles::to_toml(&profile).map_err(|e| e.to_string())?;
+    let text = profiles::to_toml(&profile)?;
     let Some(path) = &args.out else { return out::print(&text).map(|()| ExitCode::SUCCESS) };
     out::save(path, &text)?;
     note!("wrote {}: baton node --profile {0}, or profile = \"{0}\" under [cluster]", path.display());
@@ -193,7 +192,7 @@ fn fitted(
     kv: KvFacts,
     engine: &MeasuredEngine,
     name: &str,
-) -> Result<(CostProfile, Measurements, Vec<String>), String> {
+) -> Result<(CostProfile, Measurements, Vec<String>)> {
     let points = &engine.points;
     let (decode, ascending) = points.decode_points();
     let mut measured = Measurements {
@@ -204,9 +203,10 @@ fn fitted(
         decode,
         mixed: Vec::new(),
     };
-    if measured.decode.is_empty() {
-        return Err("no batch was timed at two contexts; give more --requests or a longer --budget".into());
-    }
+    ensure!(
+        !measured.decode.is_empty(),
+        "no batch was timed at two contexts; give more --requests or a longer --budget"
+    );
     let spec = || FitSpec {
         name: name.to_owned(),
         source: args.url.clone(),
@@ -215,7 +215,7 @@ fn fitted(
     };
     let mut smooth = Measurements { decode: ascending, ..measured.clone() };
     let too_few = |e| {
-        format!(
+        anyhow!(
             "too little was measured ({e}); give a longer --budget, more --requests or a longer --max-context"
         )
     };
@@ -228,7 +228,7 @@ fn fitted(
         )),
     }
     smooth.mixed.clone_from(&measured.mixed);
-    profile = fit(&smooth, spec()).map_err(|e| e.to_string())?;
+    profile = fit(&smooth, spec())?;
     profile.fit = errors_over(&profile, &measured);
     Ok((profile, measured, notes))
 }
@@ -239,7 +239,7 @@ fn judge(
     profile: &CostProfile,
     measured: &Measurements,
     (noise, drift): (f64, f64),
-) -> Result<(), String> {
+) -> Result<()> {
     let most = args.max_error;
     let mut wrong = Vec::new();
     for (section, errors) in sections(profile, measured) {
@@ -257,11 +257,11 @@ fn judge(
     if wrong.is_empty() {
         return Ok(());
     }
-    Err(format!(
+    bail!(
         "no profile is written: {}; more than the {most} % of --max-error. See that the engine serves nobody else and its \
          machine is quiet, raise --repeats, or lower --max-batch and --max-context; --max-error accepts it as it is",
         wrong.join(", ")
-    ))
+    )
 }
 
 /// Where the profile comes from, and what its errors leave out.

@@ -1,5 +1,7 @@
 //! What a measurement asks of an engine, decided before the first request of it.
 
+use anyhow::{Result, bail, ensure};
+
 use super::caller::PREFIX_GRAIN;
 
 /// Shortest prompt, tokens.
@@ -67,16 +69,15 @@ impl MeasurementPlan {
     ///
     /// # Errors
     /// When the context or the number of requests is too small for any profile.
-    pub fn new(mut bounds: PlanBounds) -> Result<Self, String> {
+    pub fn new(mut bounds: PlanBounds) -> Result<Self> {
         let capacity =
             bounds.capacity_tokens.map_or(u32::MAX, |most| u32::try_from(most * 4 / 5).unwrap_or(u32::MAX));
         bounds.max_context = bounds.max_context.min(capacity);
-        if bounds.max_context < 512 {
-            return Err(format!(
-                "a context of {} tokens is too short; a profile needs 512 or more (--max-context, the model's length, its KV room)",
-                bounds.max_context
-            ));
-        }
+        ensure!(
+            bounds.max_context >= 512,
+            "a context of {} tokens is too short; a profile needs 512 or more (--max-context, the model's length, its KV room)",
+            bounds.max_context
+        );
         loop {
             let plan = Self::within(bounds, capacity);
             let fits = plan.ramps[0].kv_tokens() <= u64::from(capacity);
@@ -87,11 +88,11 @@ impl MeasurementPlan {
                 PlanBounds { repeats: 2.., .. } if fits => bounds.repeats -= 1,
                 PlanBounds { max_batch: 4.., .. } => bounds.max_batch /= 2,
                 _ => {
-                    return Err(format!(
+                    bail!(
                         "--requests {} is too few; the smallest plan has {}",
                         bounds.requests,
                         plan.requests()
-                    ));
+                    );
                 }
             }
         }
@@ -267,11 +268,13 @@ mod tests {
         assert!(
             MeasurementPlan::new(PlanBounds { requests: 20, ..BOUNDS })
                 .unwrap_err()
+                .to_string()
                 .contains("--requests 20")
         );
         assert!(
             MeasurementPlan::new(PlanBounds { max_context: 300, ..BOUNDS })
                 .unwrap_err()
+                .to_string()
                 .contains("300 tokens")
         );
     }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result, bail};
+
 use super::caller::{AnswerFailure, AnswerStream, Caller, PATIENCE, PromptSpec, median};
 use super::plan::{MeasurementPlan, RampPlan, SHORT_CONTEXT, STEPS};
 use super::samples::{MixedSample, PointSamples, spread};
@@ -35,7 +37,7 @@ impl<'a> MeasurementRun<'a> {
     ///
     /// # Errors
     /// When the endpoint fails, or refuses even the shortest requests.
-    pub async fn run(mut self) -> Result<PointSamples, String> {
+    pub async fn run(mut self) -> Result<PointSamples> {
         self.warm_up().await?;
         self.prefills().await?;
         for round in 0..self.plan.repeats {
@@ -43,10 +45,10 @@ impl<'a> MeasurementRun<'a> {
                 if round > 0 && self.caller.is_spent() {
                     continue;
                 }
-                self.ramp(at).await.map_err(|halt| format!("decode: {halt}"))?;
+                self.ramp(at).await.context("decode")?;
             }
         }
-        self.beside().await.map_err(|halt| format!("mixed: {halt}"))?;
+        self.beside().await.context("mixed")?;
         self.check_drift().await?;
         if self.caller.is_spent() {
             self.note("the bounds (--requests, --budget) ended the measurement before its plan did");
@@ -62,27 +64,26 @@ impl<'a> MeasurementRun<'a> {
     }
 
     /// Requests of every kind that compile kernels, fill pages and open connections.
-    async fn warm_up(&self) -> Result<(), String> {
+    async fn warm_up(&self) -> Result<()> {
         let longest = *self.plan.lengths.last().unwrap_or(&SHORT_CONTEXT);
         let mut first: Vec<AnswerStream> =
             (0..4).map(|_| self.caller.send(PromptSpec::unique(SHORT_CONTEXT), 16)).collect();
         first.push(self.caller.send(PromptSpec::unique(longest), 1));
         for answer in &mut first {
-            answer.end(Instant::now() + PATIENCE).await.map_err(|halt| format!("warm-up: {halt}"))?;
+            answer.end(Instant::now() + PATIENCE).await.context("warm-up")?;
         }
         Ok(())
     }
 
-    async fn prefills(&mut self) -> Result<(), String> {
+    async fn prefills(&mut self) -> Result<()> {
         let half = Instant::now() + (self.caller.deadline - Instant::now()) / 2;
-        let wrong =
-            |(new, prefix): (u32, u32), halt| format!("prefill of {new} tokens behind {prefix}: {halt}");
+        let pass = |new: u32, prefix: u32| move || format!("prefill of {new} tokens behind {prefix}");
         for new in self.plan.lengths.iter().copied() {
             if self.points.prefill.len() >= 4 && (Instant::now() > half || self.caller.is_spent()) {
                 self.note(format!("prompts of {new} tokens and more were left out for want of time"));
                 break;
             }
-            self.chain(new, 0).await.map_err(|halt| wrong((new, 0), halt))?;
+            self.chain(new, 0).await.with_context(pass(new, 0))?;
         }
         self.check_one_engine()?;
         let longest = self.points.prefill.keys().map(|(new, _)| *new).max().unwrap_or(0);
@@ -91,7 +92,7 @@ impl<'a> MeasurementRun<'a> {
             if self.caller.is_spent() {
                 break;
             }
-            self.chain(new, prefix).await.map_err(|halt| wrong((new, prefix), halt))?;
+            self.chain(new, prefix).await.with_context(pass(new, prefix))?;
         }
         Ok(())
     }
@@ -183,17 +184,17 @@ impl<'a> MeasurementRun<'a> {
     }
 
     /// Two prompts at once take twice the time of one where one engine computes them.
-    fn check_one_engine(&self) -> Result<(), String> {
+    fn check_one_engine(&self) -> Result<()> {
         let longest = self.points.prefill.iter().zip(&self.points.outside_us).next_back();
         let Some(((_, times), outside_us)) = longest else { return Ok(()) };
         let (pass_us, alone_us) = (median(times), median(times) + outside_us);
         if pass_us < PARALLEL_SHARE * alone_us && alone_us > 50_000.0 {
-            return Err(format!(
+            bail!(
                 "two long prompts at once end {:.0} ms apart, and one alone takes {:.0} ms: more than one engine is behind \
                  the URL; give the URL of one (of Baton: `baton up --nodes 1b`)",
                 pass_us / 1e3,
                 alone_us / 1e3
-            ));
+            );
         }
         Ok(())
     }
@@ -360,7 +361,7 @@ impl<'a> MeasurementRun<'a> {
     }
 
     /// The first kind of prefill again: an engine that has become faster or slower did something else, then or now.
-    async fn check_drift(&mut self) -> Result<(), String> {
+    async fn check_drift(&mut self) -> Result<()> {
         let Some(((new, _), before)) =
             self.points.prefill.range((256, 0)..).find(|((_, prefix), _)| *prefix == 0)
         else {
@@ -371,7 +372,7 @@ impl<'a> MeasurementRun<'a> {
         if self.caller.left() < self.plan.prefill_repeats(new) + 4 {
             return Ok(());
         }
-        self.chain(new, 0).await.map_err(|halt| format!("prefill of {new} tokens: {halt}"))?;
+        self.chain(new, 0).await.with_context(|| format!("prefill of {new} tokens"))?;
         if let Some(times) = self.points.prefill.get(&(new, 0)).filter(|times| times.len() > count) {
             self.points.drift = (median(&times[count..]) / before_us - 1.0).abs();
         }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::{Context as _, Result, anyhow};
 use serde_json::Value;
 
 /// Layers, and the KV of a token over all of them.
@@ -18,12 +19,13 @@ pub struct KvFacts {
 ///
 /// # Errors
 /// Names the file, and the field that is missing.
-pub fn read(folder: &Path) -> Result<KvFacts, String> {
+pub fn read(folder: &Path) -> Result<KvFacts> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let json: Value = serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+    let named = || path.display().to_string();
+    let text = std::fs::read_to_string(&path).with_context(named)?;
+    let json: Value = serde_json::from_str(&text).with_context(named)?;
     facts(&json).map_err(|field| {
-        format!("{}: no usable {field}; give --layers and --kv-bytes-per-token", path.display())
+        anyhow!("{}: no usable {field}; give --layers and --kv-bytes-per-token", path.display())
     })
 }
 
@@ -70,6 +72,6 @@ mod tests {
 
     #[test]
     fn a_folder_without_a_configuration_is_named() {
-        assert!(read(Path::new("nowhere")).unwrap_err().contains("nowhere/config.json"));
+        assert!(read(Path::new("nowhere")).unwrap_err().to_string().contains("nowhere/config.json"));
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result, anyhow};
 use baton_transports::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
 use baton_transports::mover::{
     Completion, CompletionQueue, Exposure, Fault, Notice, NoticeReceiver, PathId, PeerId, Transport as _,
@@ -27,28 +28,28 @@ impl NoticeReceiver for NullReceiver {
     fn notice(&self, _from: &PeerId, _notice: Notice) {}
 }
 
-fn start(address: &str, devices: &[String]) -> Result<Arc<RdmaTransport>, String> {
-    let failed = |error: std::io::Error| format!("rdma doctor: listening at {address}: {error}");
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?.to_string();
+fn start(address: &str, devices: &[String]) -> Result<Arc<RdmaTransport>> {
+    let failed = || format!("rdma doctor: listening at {address}");
+    let listener = TcpListener::bind(address).with_context(failed)?;
+    let address = listener.local_addr().with_context(failed)?.to_string();
     let id = PeerId { address, epoch: EPOCH };
     let config = RdmaConfig { devices: devices.to_vec(), ..RdmaConfig::default() };
     let node = RdmaNode { id, exposure: Exposure::new(), inbound: Arc::new(NullReceiver) };
-    RdmaTransport::start(config, listener, node).map_err(|fault| format!("rdma doctor: {fault:?}"))
+    RdmaTransport::start(config, listener, node).map_err(|fault| anyhow!("rdma doctor: {fault:?}"))
 }
 
 /// Is the peer of another node's doctor, until interrupted.
-pub(super) fn listen(address: &str, devices: &[String]) -> Result<ExitCode, String> {
+pub(super) fn listen(address: &str, devices: &[String]) -> Result<ExitCode> {
     let transport = start(address, devices)?;
     out::print(&format!("waiting for `baton rdma doctor --peer` at {address}; interrupt to end\n"))?;
     let runtime = crate::cli::runtime(Some(1))?;
     let ended = runtime.block_on(tokio::signal::ctrl_c());
     transport.shutdown();
-    ended.map(|()| ExitCode::SUCCESS).map_err(|error| format!("rdma doctor: {error}"))
+    ended.map(|()| ExitCode::SUCCESS).context("rdma doctor")
 }
 
 /// Opens a path from every device to a doctor that listens, and times answers over RDMA.
-pub(super) fn preflight(peer: &str, devices: &[String]) -> Result<ExitCode, String> {
+pub(super) fn preflight(peer: &str, devices: &[String]) -> Result<ExitCode> {
     let transport = start("0.0.0.0:0", devices)?;
     let peer = PeerId { address: peer.to_owned(), epoch: EPOCH };
     let (mut text, mut reached) = (String::new(), true);

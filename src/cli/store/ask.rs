@@ -5,6 +5,7 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use baton_objects::client::{Cluster, ClusterConfig, ConflictRule, PutOutcome, PutWords, Trouble};
 
 use crate::cli::out;
@@ -24,15 +25,15 @@ pub(super) struct StoreArgs {
 }
 
 impl StoreArgs {
-    pub(super) fn cluster(&self) -> Result<Cluster, String> {
-        let mut config = ClusterConfig::of(&self.url).map_err(|e| format!("store: {e}"))?;
+    pub(super) fn cluster(&self) -> Result<Cluster> {
+        let mut config = ClusterConfig::of(&self.url).context("store")?;
         if let Some(ca) = &self.ca {
             for trust in config.servers.iter_mut().filter_map(|url| url.tls.as_mut()) {
                 trust.ca.clone_from(ca);
             }
         }
         let config = ClusterConfig { replicas: usize::from(self.replicas), ..config };
-        Cluster::new(config).map_err(|e| format!("store: {e}"))
+        Cluster::new(config).context("store")
     }
 }
 
@@ -98,7 +99,7 @@ pub(super) struct DelArgs {
 }
 
 /// Runs `baton store ls`: by cursor, in bounded steps; a key that several stores hold is listed once.
-pub(super) fn ls(args: &LsArgs) -> Result<ExitCode, String> {
+pub(super) fn ls(args: &LsArgs) -> Result<ExitCode> {
     let mut cluster = args.at.cluster()?;
     let (mut listed, mut silent) = (BTreeSet::new(), 0);
     let servers: Vec<String> = cluster.servers().map(str::to_owned).collect();
@@ -111,9 +112,7 @@ pub(super) fn ls(args: &LsArgs) -> Result<ExitCode, String> {
             }
             Listing::Lost(why) => {
                 silent += 1;
-                if silent >= args.at.replicas {
-                    return Err(format!("store: ls: {why}"));
-                }
+                ensure!(silent < args.at.replicas, "store: ls: {why}");
                 note!("baton: store: ls: {why}; the others hold copies");
             }
         }
@@ -134,13 +133,13 @@ fn list(
     server: &str,
     args: &LsArgs,
     listed: &mut BTreeSet<Vec<u8>>,
-) -> Result<Listing, String> {
+) -> Result<Listing> {
     let (mut cursor, pattern) = ("0".to_owned(), args.pattern.as_deref().unwrap_or("*"));
     loop {
         let (keys, next) = match cluster.scan(server, &cursor, pattern) {
             Ok(some) => some,
             Err(why @ Trouble::Gone(_)) => return Ok(Listing::Lost(why)),
-            Err(why) => return Err(format!("store: ls: {why}")),
+            Err(why) => bail!("store: ls: {why}"),
         };
         for key in keys {
             if listed.contains(&key) {
@@ -160,38 +159,38 @@ fn list(
 }
 
 /// The stores' entries of a key: names and values, in their order.
-fn known(cluster: &mut Cluster, key: &str) -> Result<Vec<(String, String)>, String> {
-    let known = cluster.stat(key.as_bytes()).map_err(|e| format!("store: stat: {e}"))?;
-    known.ok_or_else(|| format!("store: no such key: {key}"))
+fn known(cluster: &mut Cluster, key: &str) -> Result<Vec<(String, String)>> {
+    let known = cluster.stat(key.as_bytes()).context("store: stat")?;
+    known.with_context(|| format!("store: no such key: {key}"))
 }
 
 /// Runs `baton store stat`.
-pub(super) fn stat(args: &KeyArgs) -> Result<ExitCode, String> {
+pub(super) fn stat(args: &KeyArgs) -> Result<ExitCode> {
     let known = known(&mut args.at.cluster()?, &args.key)?;
     let lines = known.iter().map(|(name, value)| format!("{name:<12} {value}\n"));
     out::print(&lines.collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(cluster: &mut Cluster, key: &str) -> Result<Vec<u8>, String> {
-    let value = cluster.get(key.as_bytes()).map_err(|e| format!("store: get: {e}"))?;
-    value.ok_or_else(|| format!("store: no such key: {key}"))
+fn read(cluster: &mut Cluster, key: &str) -> Result<Vec<u8>> {
+    let value = cluster.get(key.as_bytes()).context("store: get")?;
+    value.with_context(|| format!("store: no such key: {key}"))
 }
 
 /// Runs `baton store get`.
-pub(super) fn get(args: &GetArgs) -> Result<ExitCode, String> {
+pub(super) fn get(args: &GetArgs) -> Result<ExitCode> {
     let value = read(&mut args.at.cluster()?, &args.key)?;
     let written = match &args.output {
         Some(path) => {
-            std::fs::write(path, &value).map_err(|e| format!("store: write {}: {e}", path.display()))
+            std::fs::write(path, &value).with_context(|| format!("store: write {}", path.display()))
         }
-        None => std::io::stdout().write_all(&value).map_err(|e| format!("store: output: {e}")),
+        None => std::io::stdout().write_all(&value).context("store: output"),
     };
     written.map(|()| ExitCode::SUCCESS)
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, String> {
-    let failed = |e: std::io::Error| format!("store: read {}: {e}; give a file or -", path.display());
+fn contents(path: &Path) -> Result<Vec<u8>> {
+    let failed = |e: std::io::Error| anyhow!("store: read {}: {e}; give a file or -", path.display());
     if path != Path::new("-") {
         return std::fs::read(path).map_err(failed);
     }
@@ -201,12 +200,12 @@ fn contents(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// Runs `baton store put`.
-pub(super) fn put(args: &PutArgs) -> Result<ExitCode, String> {
+pub(super) fn put(args: &PutArgs) -> Result<ExitCode> {
     let value = contents(&args.file)?;
     let words = PutWords { ttl_ms: args.ttl.map(|seconds| seconds.saturating_mul(1_000)), keep: args.keep };
     let put = args.at.cluster()?.put(args.key.as_bytes(), &value, &words);
-    match put.map_err(|e| format!("store: put: {e}"))? {
-        PutOutcome::Present => Err(format!("store: put: {} is there already", args.key)),
+    match put.context("store: put")? {
+        PutOutcome::Present => bail!("store: put: {} is there already", args.key),
         PutOutcome::Stored(_, None) => Ok(ExitCode::SUCCESS),
         PutOutcome::Stored(count, Some(why)) => {
             note!("baton: store: put: on {count} instead of {} stores: {why}", args.at.replicas);
@@ -216,10 +215,10 @@ pub(super) fn put(args: &PutArgs) -> Result<ExitCode, String> {
 }
 
 /// Runs `baton store verify`.
-pub(super) fn verify(args: &KeyArgs) -> Result<ExitCode, String> {
+pub(super) fn verify(args: &KeyArgs) -> Result<ExitCode> {
     let mut cluster = args.at.cluster()?;
     let before = known(&mut cluster, &args.key)?;
-    let good = cluster.verify(args.key.as_bytes()).map_err(|e| format!("store: verify there: {e}"))?;
+    let good = cluster.verify(args.key.as_bytes()).context("store: verify there")?;
     let value = read(&mut cluster, &args.key)?;
     let here = format!("{:08x}", baton_objects::checksum(&value));
     let find = |name: &str| before.iter().find(|(other, _)| other == name).map_or("-", |(_, value)| value);
@@ -230,18 +229,18 @@ pub(super) fn verify(args: &KeyArgs) -> Result<ExitCode, String> {
             out::print(&format!("{} bytes, crc32c {here}: good{copies}\n", value.len()))?
         }
         there => {
-            return Err(format!("store: verify: crc32c {here} here, {there} there; put the value again"));
+            bail!("store: verify: crc32c {here} here, {there} there; put the value again");
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `baton store del`.
-pub(super) fn del(args: &DelArgs) -> Result<ExitCode, String> {
+pub(super) fn del(args: &DelArgs) -> Result<ExitCode> {
     let mut cluster = args.at.cluster()?;
     let mut removed = 0;
     for key in &args.keys {
-        let was_there = cluster.del(key.as_bytes()).map_err(|e| format!("store: del: {e}"))?;
+        let was_there = cluster.del(key.as_bytes()).context("store: del")?;
         removed += u32::from(was_there);
     }
     out::print(&format!("{removed} removed\n"))?;
@@ -272,15 +271,15 @@ enum ValueSource {
 }
 
 /// Runs `baton store drain`.
-pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
+pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode> {
     let mut cluster = args.at.cluster()?;
-    let mut drain = cluster.drain(&args.server).map_err(|e| format!("store: drain: {e}"))?;
+    let mut drain = cluster.drain(&args.server).context("store: drain")?;
     drain = drain.newer(args.newer.map(|whose| match whose {
         ValueSource::Drained => ConflictRule::Drained,
         ValueSource::Other => ConflictRule::Other,
     }));
     let shown = std::io::stderr().is_terminal();
-    while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {
+    while drain.step().map_err(|e| anyhow!("store: drain: {e}; start it again"))? {
         if shown {
             out::redraw(&format!("moved {}  ", drain.so_far().moved));
         }
@@ -294,8 +293,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
         done.moved, done.moved_bytes, done.had, done.left
     ))?;
     match drain.trouble() {
-        Some(why) => Err(format!("store: drain: {} is not empty yet: {why}", args.server)),
-        None if done.left > 0 => Err(format!("store: drain: {} is not empty yet", args.server)),
+        Some(why) => bail!("store: drain: {} is not empty yet: {why}", args.server),
+        None if done.left > 0 => bail!("store: drain: {} is not empty yet", args.server),
         None => Ok(ExitCode::SUCCESS),
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result, ensure};
 use baton_objects::measure::{self, Bar, Effort, Figure};
 use serde_json::json;
 
@@ -54,22 +55,21 @@ enum Group {
 }
 
 impl Group {
-    fn run(self, effort: Effort) -> Result<Vec<Figure>, String> {
+    fn run(self, effort: Effort) -> Result<Vec<Figure>> {
         let mut report = |what: &str| note!("measuring: {what}");
-        match self {
+        let figures = match self {
             Self::Copies => measure::copies(effort, &mut report),
             Self::Metadata => measure::metadata(effort, &mut report),
             Self::Pressure => measure::pressure(effort, &mut report),
             Self::Socket => measure::socket(effort, &mut report),
-        }
+        };
+        figures.map_err(Error::msg)
     }
 }
 
 /// Runs `baton store bench`.
-pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
-    if !(256 << 20..=1 << 40).contains(&args.memory) {
-        return Err("bench: --memory: give from 256MiB to 1TiB".into());
-    }
+pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    ensure!((256 << 20..=1 << 40).contains(&args.memory), "bench: --memory: give from 256MiB to 1TiB");
     if let Some(url) = &args.url {
         let load = super::load::Load {
             url,
@@ -88,12 +88,12 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     report(args, figures)
 }
 
-fn report(args: &BenchArgs, figures: Vec<Figure>) -> Result<ExitCode, String> {
+fn report(args: &BenchArgs, figures: Vec<Figure>) -> Result<ExitCode> {
     out::print(&format!("{}\n", table(&figures)))?;
     if let Some(path) = &args.json {
         let rows: Vec<_> = figures.iter().map(row).collect();
         let text = serde_json::to_string_pretty(&json!({ "figures": rows }));
-        out::save(path, &text.map_err(|e| format!("bench: report: {e}"))?)?;
+        out::save(path, &text.context("bench: report")?)?;
         note!("written: {}", path.display());
     }
     let missed = args.strict && figures.iter().any(|figure| !figure.holds());

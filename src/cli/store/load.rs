@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result, ensure};
 use baton_objects::client::{Cluster, ClusterConfig, PutWords, Trouble};
 use baton_objects::measure::Figure;
 
@@ -21,14 +22,11 @@ pub(super) struct Load<'a> {
 
 impl Load<'_> {
     /// Puts and gets, and removes what it put.
-    pub(super) fn run(&self) -> Result<Vec<Figure>, String> {
-        let failed = |e: Trouble| format!("bench: {e}");
-        let config = ClusterConfig::of(self.url).map_err(failed)?;
+    pub(super) fn run(&self) -> Result<Vec<Figure>> {
+        let config = ClusterConfig::of(self.url).context("bench")?;
         let mut cluster =
-            Cluster::new(ClusterConfig { replicas: self.replicas, ..config }).map_err(failed)?;
-        if !VALUE_BYTES.contains(&self.value_bytes) {
-            return Err("bench: --value: give from 8 bytes to 256MiB".into());
-        }
+            Cluster::new(ClusterConfig { replicas: self.replicas, ..config }).context("bench")?;
+        ensure!(VALUE_BYTES.contains(&self.value_bytes), "bench: --value: give from 8 bytes to 256MiB");
         let mut value = vec![0; usize::try_from(self.value_bytes).expect("checked")];
         let mut rng = baton_types::Rng::new(1);
         for chunk in value.chunks_mut(8) {
@@ -44,7 +42,7 @@ impl Load<'_> {
         if left > 0 {
             note!("baton: bench: {left} keys {prefix}* may be left");
         }
-        let (puts, gets) = measured.map_err(failed)?;
+        let (puts, gets) = measured.context("bench")?;
         let named = |what: &str, times: Vec<Duration>| figures(what, times, value.len());
         Ok(named("put", puts).into_iter().chain(named("get", gets)).collect())
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Error, Result, anyhow, bail};
 use baton_http::Identity;
 use baton_http::{Bounds, PAGE_TYPE, reply};
 use baton_objects::resp::{Login, RespConfig, Server};
@@ -149,7 +150,7 @@ fn in_options(why: String) -> String {
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Runs `baton store serve`.
-pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
+pub(super) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let logins = args.auth.as_deref().map(logins).transpose()?.unwrap_or_default();
     let open = logins.is_empty() && !args.listen.ip().is_loopback();
     let config = StoreConfig {
@@ -162,7 +163,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     };
     let files = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
     let tls = files.map(|(certificate, key)| Identity::of_files(certificate, key)).transpose();
-    let tls = tls.map_err(|e| format!("store: tls {e}"))?;
+    let tls = tls.map_err(|e| anyhow!("store: tls {e}"))?;
     let scheme = if tls.is_some() { "rediss" } else { "redis" };
     let resp = RespConfig {
         logins,
@@ -172,14 +173,15 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         ..RespConfig::default()
     };
     raise_files(args.connections);
-    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower()).map_err(in_options)?;
+    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower());
+    let store = store.map_err(|why| Error::msg(in_options(why)))?;
     let settling = store.clone();
-    let server = Server::new(store.clone(), resp)?;
+    let server = Server::new(store.clone(), resp).map_err(Error::msg)?;
     if open {
         note!("baton: store: everybody who reaches {} may read and write; give --auth", args.listen);
     }
     let served = crate::cli::runtime(args.threads)?.block_on(async {
-        let stop = shutdown::on_signal()?;
+        let stop = shutdown::on_signal().map_err(Error::msg)?;
         let (listener, address) = bind(args.listen).await?;
         if let Some(metrics) = args.metrics {
             let (listener, address) = bind(metrics).await?;
@@ -188,7 +190,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         }
         out::print(&format!("listening on {scheme}://{address}\n"))?;
         server.serve(listener, stop.cancelled()).await;
-        Ok::<_, String>(())
+        anyhow::Ok(())
     });
     served?;
     if !settling.settle(SETTLE_WITHIN) {
@@ -218,21 +220,21 @@ fn raise_files(connections: u32) {
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), String> {
-    let failed = |e| format!("store: listen on {address}: {e}; give another address");
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    let failed = |e| anyhow!("store: listen on {address}: {e}; give another address");
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }
 
 /// Reads users, passwords, tenants and quotas. Empty lines and those that begin with `#` say nothing.
-fn logins(path: &Path) -> Result<Vec<Login>, String> {
+fn logins(path: &Path) -> Result<Vec<Login>> {
     let text = std::fs::read_to_string(path);
-    let text = text.map_err(|e| format!("store: logins {}: {e}; give a file to --auth", path.display()))?;
+    let text = text.map_err(|e| anyhow!("store: logins {}: {e}; give a file to --auth", path.display()))?;
     let lines =
         text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
     let logins = lines.map(|(at, line)| {
-        let wrong = |what: &str| format!("store: logins {} line {}: {what}", path.display(), at + 1);
+        let wrong = |what: &str| anyhow!("store: logins {} line {}: {what}", path.display(), at + 1);
         let words: Vec<&str> = line.split_whitespace().collect();
         let (user, password, tenant, quota) = match words[..] {
             [user, password, tenant] => (user, password, tenant, None),
@@ -243,11 +245,7 @@ fn logins(path: &Path) -> Result<Vec<Login>, String> {
         Ok(Login { user: user.into(), password: password.into(), tenant: tenant.into(), quota_bytes })
     });
     let logins: Vec<Login> = logins.collect::<Result<_, _>>()?;
-    if logins.is_empty() {
-        Err(format!("store: logins {}: no line of it", path.display()))
-    } else {
-        Ok(logins)
-    }
+    if logins.is_empty() { bail!("store: logins {}: no line of it", path.display()) } else { Ok(logins) }
 }
 
 /// The limits for scrapers: they are few, and each asks for one page.
@@ -285,10 +283,10 @@ mod tests {
         let good = read("# who\n\ndefault secret team-a 8GiB\nother word team-b\n").expect("two lines");
         assert_eq!(good.len(), 2);
         assert_eq!((good[0].quota_bytes, good[1].quota_bytes), (8 << 30, u64::MAX));
-        assert!(read("a b").expect_err("too short").contains("line 1"));
-        assert!(read("a b c 1GB").expect_err("no such unit").contains("line 1"));
+        assert!(read("a b").expect_err("too short").to_string().contains("line 1"));
+        assert!(read("a b c 1GB").expect_err("no such unit").to_string().contains("line 1"));
         assert!(read("# nobody").is_err());
-        assert!(logins(&place.path().join("none")).expect_err("no file").contains("--auth"));
+        assert!(logins(&place.path().join("none")).expect_err("no file").to_string().contains("--auth"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use baton_traces::scale::Scale;
 use baton_traces::synth::{Kind, PublishedTrace, Workload};
 use baton_traces::write::Output;
@@ -268,11 +269,12 @@ impl SynthArgs {
     }
 }
 
-fn column(text: &str) -> Result<(String, String), String> {
-    let (column, name) = text.split_once('=').ok_or("write COLUMN=NAME")?;
-    if !["timestamp", "input_length", "output_length", "hash_ids"].contains(&column) {
-        return Err(format!("no column is called {column:?}"));
-    }
+fn column(text: &str) -> Result<(String, String)> {
+    let (column, name) = text.split_once('=').context("write COLUMN=NAME")?;
+    ensure!(
+        ["timestamp", "input_length", "output_length", "hash_ids"].contains(&column),
+        "no column is called {column:?}"
+    );
     Ok((column.to_string(), name.to_string()))
 }
 
@@ -282,11 +284,11 @@ fn column(text: &str) -> Result<(String, String), String> {
     clippy::cast_sign_loss,
     reason = "checked to be whole and in range"
 )]
-pub(super) fn tokens(text: &str) -> Result<u64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+pub(super) fn tokens(text: &str) -> Result<u64> {
+    let number: f64 = text.parse().map_err(|_| anyhow!("{text:?} is not a number"))?;
     if (1.0..9e15).contains(&number) && number.fract() == 0.0 {
         Ok(number as u64)
     } else {
-        Err(format!("{text} is not a whole number of tokens"))
+        bail!("{text} is not a whole number of tokens")
     }
 }

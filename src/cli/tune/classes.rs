@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use anyhow::{Context as _, Error, Result, bail};
 use baton_traces::Trace;
 use baton_types::SloClass;
 
@@ -17,13 +18,13 @@ pub struct ClassObjective {
 }
 
 impl FromStr for ClassObjective {
-    type Err = String;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "give NAME=TTFT/TBT@SHARE, such as interactive=2s/50ms@99%".to_owned();
-        let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = "give NAME=TTFT/TBT@SHARE, such as interactive=2s/50ms@99%";
+        let (name, rest) = text.split_once('=').context(wrong)?;
         let (times, share) = rest.split_once('@').map_or((rest, None), |(times, share)| (times, Some(share)));
-        let (ttft, tbt) = times.split_once('/').ok_or_else(wrong)?;
+        let (ttft, tbt) = times.split_once('/').context(wrong)?;
         let quoted = |text: &str| toml::Value::String(text.trim().to_owned()).to_string();
         let mut file = format!(
             "[[scheduler.classes]]\nname = {}\nttft = {}\ntbt = {}\n",
@@ -39,7 +40,7 @@ impl FromStr for ClassObjective {
         // As in a file: the same units, the same bounds.
         let read = config::parse(&file).map_err(|error| {
             let why = error.split_once("TOML line ").and_then(|(_, rest)| rest.split_once(", "));
-            why.map_or(error.clone(), |(_, why)| why.to_owned())
+            Error::msg(why.map_or(error.clone(), |(_, why)| why.to_owned()))
         })?;
         let class = &read.scheduler.classes[0];
         let target_permille = share.map(|_| class.target_permille);
@@ -68,7 +69,7 @@ pub fn apply(asked: &[ClassObjective], config: &mut Config) {
 ///
 /// # Errors
 /// A class that only one of the two has.
-pub fn check(trace: &Trace, classes: &[SloClass]) -> Result<(), String> {
+pub fn check(trace: &Trace, classes: &[SloClass]) -> Result<()> {
     let there = || classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut rows = vec![0; classes.len()];
     for record in &trace.records {
@@ -78,19 +79,19 @@ pub fn check(trace: &Trace, classes: &[SloClass]) -> Result<(), String> {
             (Some(at), _) => rows[at] += 1,
             (None, name) => {
                 let name = name.map_or("", String::as_str);
-                return Err(format!(
+                bail!(
                     "tune: rows of the trace are of class {name}, and there is none of that name (there are: {}); \
                      give --class {name}=TTFT/TBT@SHARE",
                     there()
-                ));
+                );
             }
         }
     }
     match rows.iter().position(|rows| *rows == 0) {
-        Some(at) => Err(format!(
+        Some(at) => bail!(
             "tune: no row of the trace is of class {}; leave that class out, or name it in the rows' field \"class\"",
             classes[at].name
-        )),
+        ),
         None => Ok(()),
     }
 }
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!((class.ttft_us, class.tbt_us, class.target_permille), (2_000_000, 50_000, Some(990)));
         let class: ClassObjective = "batch=1m/200ms".parse().expect("a class");
         assert_eq!((class.name.as_str(), class.ttft_us, class.target_permille), ("batch", 60_000_000, None));
-        assert_eq!("a=1s/1ms@0.95".parse::<ClassObjective>().map(|c| c.target_permille), Ok(Some(950)));
+        assert_eq!("a=1s/1ms@0.95".parse::<ClassObjective>().unwrap().target_permille, Some(950));
     }
 
     #[test]
@@ -119,7 +120,7 @@ mod tests {
             ("interactive=2s/50ms@1000%", "target"),
             ("interactive=2s/50ms@lots", "target"),
         ] {
-            let error = text.parse::<ClassObjective>().expect_err(text);
+            let error = text.parse::<ClassObjective>().expect_err(text).to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -1,5 +1,6 @@
 //! A configuration as a file that has only what differs from the defaults.
 
+use anyhow::{Context as _, Result};
 use baton_types::SloClass;
 use serde::Serialize;
 use toml::{Table, Value};
@@ -13,7 +14,7 @@ const SECTIONS: [&str; 6] = ["scheduler", "store", "cluster", "network", "client
 ///
 /// # Errors
 /// The configuration cannot be written as TOML.
-pub fn text(config: &Config, head: &str) -> Result<String, String> {
+pub fn text(config: &Config, head: &str) -> Result<String> {
     let mut kept = Table::new();
     let (mut all, defaults) = (table(config)?, table(&Config::default())?);
     for section in SECTIONS {
@@ -33,11 +34,11 @@ pub fn text(config: &Config, head: &str) -> Result<String, String> {
         }
     }
     let comment: String = head.lines().map(|line| format!("# {line}\n")).collect();
-    Ok(comment + &toml::to_string(&kept).map_err(|e| format!("output: {e}"))?)
+    Ok(comment + &toml::to_string(&kept).context("output")?)
 }
 
-fn table(of: &impl Serialize) -> Result<Table, String> {
-    Table::try_from(of).map_err(|e| format!("output: {e}"))
+fn table(of: &impl Serialize) -> Result<Table> {
+    Table::try_from(of).context("output")
 }
 
 #[cfg(test)]
@@ -47,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_defaults_need_no_line_and_a_tuned_file_reads_back_as_it_was() {
-        assert_eq!(text(&Config::default(), "one\ntwo"), Ok("# one\n# two\n".into()));
+        assert_eq!(text(&Config::default(), "one\ntwo").unwrap(), "# one\n# two\n");
         let mut config = crate::config::parse(
             "[scheduler]\nlocal_prefill = false\n[[scheduler.classes]]\nname = \"a\"\npriority = 1\n\
              [[scheduler.classes]]\nname = \"b\"\nttft = \"60s\"\n[clients]\nretries = 1\n",

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 
+use anyhow::{Result, anyhow};
 use baton_sim::tune::RunTally;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -27,17 +28,17 @@ impl RunLedger {
     ///
     /// # Errors
     /// The file cannot be read and written, or it is another kind of file.
-    pub fn open(path: Option<&Path>) -> Result<Self, String> {
+    pub fn open(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(Self { known: HashMap::new(), file: None }) };
-        let wrong = |why: String| {
-            format!("state {}: {why}; give the path of a file of baton tune, or of a new one", path.display())
+        let wrong = |why: &dyn std::fmt::Display| {
+            anyhow!("state {}: {why}; give the path of a file of baton tune, or of a new one", path.display())
         };
         let options = || OpenOptions::new().read(true).append(true).create(true).open(path);
-        let mut file = options().map_err(|e| wrong(e.to_string()))?;
+        let mut file = options().map_err(|e| wrong(&e))?;
         let mut known = HashMap::new();
         let (mut lines, mut whole) = (0, true);
         for line in BufReader::new(&file).split(b'\n') {
-            let line = line.map_err(|e| wrong(e.to_string()))?;
+            let line = line.map_err(|e| wrong(&e))?;
             lines += 1;
             match serde_json::from_slice::<LedgerLine>(&line) {
                 Ok(line) => drop(known.insert(line.key, line.tally)),
@@ -45,11 +46,11 @@ impl RunLedger {
             }
         }
         if lines > 1 && known.is_empty() {
-            return Err(wrong("it holds something else".into()));
+            return Err(wrong(&"it holds something else"));
         }
         if !whole {
             // What comes next starts on a line of its own.
-            file.write_all(b"\n").map_err(|e| wrong(e.to_string()))?;
+            file.write_all(b"\n").map_err(|e| wrong(&e))?;
         }
         Ok(Self { known, file: Some(Mutex::new(file)) })
     }
@@ -63,11 +64,11 @@ impl RunLedger {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&self, key: &str, tally: &RunTally) -> Result<(), String> {
+    pub fn write(&self, key: &str, tally: &RunTally) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let line = LedgerLine { key: key.to_owned(), tally: tally.clone() };
-        let text = serde_json::to_string(&line).map_err(|e| e.to_string())? + "\n";
-        file.lock().write_all(text.as_bytes()).map_err(|e| format!("state: {e}; free some space"))
+        let text = serde_json::to_string(&line)? + "\n";
+        file.lock().write_all(text.as_bytes()).map_err(|e| anyhow!("state: {e}; free some space"))
     }
 
     /// Keeps a run's tally.
@@ -102,7 +103,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a temporary folder");
         let path = place.path().join("notes.txt");
         std::fs::write(&path, "one\ntwo\n").expect("written");
-        assert!(RunLedger::open(Some(&path)).is_err_and(|e| e.contains("something else")));
+        assert!(RunLedger::open(Some(&path)).is_err_and(|e| e.to_string().contains("something else")));
         assert_eq!(std::fs::read_to_string(&path).expect("there"), "one\ntwo\n");
     }
 }

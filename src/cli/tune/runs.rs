@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Error, Result, anyhow};
 use baton_sim::metrics::Collector;
 use baton_sim::tune::RunTally;
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
@@ -42,12 +43,7 @@ impl RunDriver {
     ///
     /// # Errors
     /// As [`RunLedger::open`].
-    pub fn new(
-        trace: Trace,
-        speed: f64,
-        state: Option<&Path>,
-        threads: Option<usize>,
-    ) -> Result<Self, String> {
+    pub fn new(trace: Trace, speed: f64, state: Option<&Path>, threads: Option<usize>) -> Result<Self> {
         let threads = threads.unwrap_or(0);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         Ok(Self {
@@ -55,7 +51,7 @@ impl RunDriver {
             trace: Arc::new(trace),
             speed,
             ledger: RunLedger::open(state)?,
-            pool: pool.map_err(|e| format!("tune: {e}"))?,
+            pool: pool.map_err(|e| anyhow!("tune: {e}"))?,
         })
     }
 
@@ -68,8 +64,8 @@ impl RunDriver {
     ///
     /// # Errors
     /// A configuration that cannot be, or a state file that cannot be written.
-    pub fn tallies(&mut self, round: &str, runs: &[CountedRun]) -> Result<Vec<RunTally>, String> {
-        let setups: Result<Vec<Setup>, String> = runs.iter().map(|run| self.setup(run)).collect();
+    pub fn tallies(&mut self, round: &str, runs: &[CountedRun]) -> Result<Vec<RunTally>> {
+        let setups: Result<Vec<Setup>> = runs.iter().map(|run| self.setup(run)).collect();
         let setups = setups?;
         let keys: Vec<String> = runs.iter().zip(&setups).map(|(run, setup)| self.key(run, setup)).collect();
         let mut open: Vec<usize> = Vec::new();
@@ -81,7 +77,7 @@ impl RunDriver {
         note!("tune: {round}: {} runs, {} of them known", runs.len(), runs.len() - open.len());
         let rows = open.iter().map(|at| self.rows(&runs[*at]) as u64).sum();
         let bar = replay::progress(rows);
-        let done: Result<Vec<RunTally>, String> = self.pool.install(|| {
+        let done: Result<Vec<RunTally>> = self.pool.install(|| {
             let one = |at: &usize| {
                 let tally = self.run(&runs[*at], setups[*at].clone())?.1;
                 bar.inc(self.rows(&runs[*at]) as u64);
@@ -101,7 +97,7 @@ impl RunDriver {
     ///
     /// # Errors
     /// As [`RunDriver::tallies`].
-    pub fn result(&self, run: &CountedRun) -> Result<RunResult, String> {
+    pub fn result(&self, run: &CountedRun) -> Result<RunResult> {
         let mut setup = self.setup(run)?;
         setup.sample_us = 1_000_000;
         let scheduler = &setup.scheduler;
@@ -110,22 +106,22 @@ impl RunDriver {
         Ok(self.run(run, setup)?.0.result((policy, mode), speed, seed))
     }
 
-    fn setup(&self, run: &CountedRun) -> Result<Setup, String> {
+    fn setup(&self, run: &CountedRun) -> Result<Setup> {
         let mut setup = cluster::setup(&run.config, run.config.scheduler.seed.wrapping_add(run.seed))?;
         setup.scheduler.block_tokens = self.trace.block_tokens;
         (setup.keep_outcomes, setup.sample_us) = (true, 0);
-        setup.validate()?;
+        setup.validate().map_err(Error::msg)?;
         Ok(setup)
     }
 
-    fn run(&self, run: &CountedRun, setup: Setup) -> Result<(Collector, RunTally), String> {
+    fn run(&self, run: &CountedRun, setup: Setup) -> Result<(Collector, RunTally)> {
         let classes = setup.scheduler.classes.clone();
         let names = classes.iter().map(|class| class.name.clone()).collect();
         let workload = TraceWorkload::new(Arc::clone(&self.trace), self.speed * run.load)
             .with_classes(names)
             .limited(self.rows(run));
-        let mut world = World::new(setup, Box::new(workload))?;
-        world.run()?;
+        let mut world = World::new(setup, Box::new(workload)).map_err(Error::msg)?;
+        world.run().map_err(Error::msg)?;
         let metrics = world.into_metrics();
         let mut tally = RunTally::of(&metrics.outcomes, &classes, self.part_us(run));
         tally.refusals =

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use anyhow::{Context as _, Result, bail};
+
 use crate::cli::tune::space::split_of;
 use crate::config::{Config, PoolConfig};
 
@@ -20,22 +22,20 @@ pub enum WhatIfScenario {
 }
 
 impl FromStr for WhatIfScenario {
-    type Err = String;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            "give traffic=FACTOR, dram=FACTOR, ssd=FACTOR (0 to 100), or nodes=+COUNT or -COUNT".to_owned()
-        };
-        let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = "give traffic=FACTOR, dram=FACTOR, ssd=FACTOR (0 to 100), or nodes=+COUNT or -COUNT";
+        let (name, value) = text.split_once('=').context(wrong)?;
         let factor = |least: f64| {
-            value.parse::<f64>().ok().filter(|factor| (least..=100.0).contains(factor)).ok_or_else(wrong)
+            value.parse::<f64>().ok().filter(|factor| (least..=100.0).contains(factor)).context(wrong)
         };
         match name {
             "traffic" => Ok(Self::Traffic(factor(0.01)?)),
             "dram" => Ok(Self::Dram(factor(0.0)?)),
             "ssd" => Ok(Self::Ssd(factor(0.0)?)),
-            "nodes" if value.starts_with(['+', '-']) => value.parse().map(Self::Nodes).map_err(|_| wrong()),
-            _ => Err(wrong()),
+            "nodes" if value.starts_with(['+', '-']) => value.parse().map(Self::Nodes).ok().context(wrong),
+            _ => bail!(wrong),
         }
     }
 }
@@ -56,7 +56,7 @@ impl WhatIfScenario {
     ///
     /// # Errors
     /// There is nothing of what it changes, or too little is left.
-    pub fn apply(self, config: &Config) -> Result<(Config, f64), String> {
+    pub fn apply(self, config: &Config) -> Result<(Config, f64)> {
         let mut config = config.clone();
         match self {
             Self::Traffic(factor) => return Ok((config, factor)),
@@ -83,11 +83,9 @@ fn scale(
     factor: f64,
     name: &str,
     tier: impl Fn(&mut PoolConfig) -> &mut u64,
-) -> Result<(), String> {
+) -> Result<()> {
     if config.cluster.pools.iter_mut().all(|pool| *tier(pool) == 0) {
-        return Err(format!(
-            "what-if: the tuned nodes hold no KV in {name}, so a part of it is nothing; leave that out"
-        ));
+        bail!("what-if: the tuned nodes hold no KV in {name}, so a part of it is nothing; leave that out");
     }
     for pool in &mut config.cluster.pools {
         let tokens = tier(pool);
@@ -116,11 +114,15 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for text in ["traffic", "traffic=0", "traffic=-1", "nodes=2", "nodes=+x", "disk=2", "dram=nan"] {
-            let error = text.parse::<WhatIfScenario>().expect_err(text);
+            let error = text.parse::<WhatIfScenario>().expect_err(text).to_string();
             assert!(error.contains("traffic=FACTOR"), "{text}: {error}");
         }
         let config = Config::default();
-        assert!(WhatIfScenario::Ssd(0.5).apply(&config).is_err_and(|e| e.contains("no KV in SSD")));
-        assert!(WhatIfScenario::Nodes(-15).apply(&config).is_err_and(|e| e.contains("2 or more")));
+        assert!(
+            WhatIfScenario::Ssd(0.5).apply(&config).is_err_and(|e| e.to_string().contains("no KV in SSD"))
+        );
+        assert!(
+            WhatIfScenario::Nodes(-15).apply(&config).is_err_and(|e| e.to_string().contains("2 or more"))
+        );
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A knob is here because runs of other loads differed by it by more than chance; docs/tune.md says why for each.
 
+use anyhow::{Error, Result, ensure};
 use baton_scheduler::AdmissionMode;
 use baton_sim::tune::{Candidate, TuningKnob};
 use baton_types::Role;
@@ -75,24 +76,21 @@ fn beside<T: Copy + PartialEq>(base: T, others: &[T]) -> (Vec<T>, usize) {
 ///
 /// # Errors
 /// Where there are no nodes of each role to take the ratio from.
-pub fn split_of(config: &Config, nodes: Option<u32>) -> Result<RoleSplit, String> {
+pub fn split_of(config: &Config, nodes: Option<u32>) -> Result<RoleSplit> {
     let count =
         |role| config.cluster.pools.iter().filter(|pool| pool.role == role).map(|pool| pool.count).sum();
     let (prefills, decodes): (u32, u32) = (count(Role::Prefill), count(Role::Decode));
-    if prefills == 0 || decodes == 0 || count(Role::Both) > 0 {
-        return Err(
-            "tune: it looks for a ratio of prefill to decode nodes; give [[cluster.pools]] of these \
-                    two roles, and none of role \"both\""
-                .into(),
-        );
-    }
+    ensure!(
+        prefills > 0 && decodes > 0 && count(Role::Both) == 0,
+        "tune: it looks for a ratio of prefill to decode nodes; give [[cluster.pools]] of these two roles, and none of \
+         role \"both\""
+    );
     let all = prefills + decodes;
     let nodes = nodes.unwrap_or(all);
-    if nodes < 2 {
-        return Err(format!(
-            "tune: {nodes} nodes are too few for one that prefills and one that decodes; give 2 or more"
-        ));
-    }
+    ensure!(
+        nodes >= 2,
+        "tune: {nodes} nodes are too few for one that prefills and one that decodes; give 2 or more"
+    );
     let scaled = (u64::from(nodes) * u64::from(prefills) * 2 + u64::from(all)) / (2 * u64::from(all));
     let prefills = u32::try_from(scaled).unwrap_or(nodes).clamp(1, nodes - 1);
     Ok(RoleSplit { prefills, decodes: nodes - prefills })
@@ -103,7 +101,7 @@ impl TuningOptions {
     ///
     /// # Errors
     /// As [`split_of`] and [`RoleSplit::apply`].
-    pub fn new(config: &Config, nodes: Option<u32>, room: NodeRoom) -> Result<Self, String> {
+    pub fn new(config: &Config, nodes: Option<u32>, room: NodeRoom) -> Result<Self> {
         let mut base = config.clone();
         let split = split_of(&base, nodes)?;
         split.apply(&mut base)?;
@@ -196,18 +194,18 @@ impl TuningOptions {
     ///
     /// # Errors
     /// Where a combination is none that a configuration may have.
-    pub fn config(&self, candidate: &Candidate) -> Result<Config, String> {
+    pub fn config(&self, candidate: &Candidate) -> Result<Config> {
         let mut config = self.base.clone();
         for ((setting, knob), &level) in self.settings.iter().zip(&self.knobs).zip(&candidate.0) {
             if level != knob.base {
                 self.turn(&mut config, setting, level)?;
             }
         }
-        config.validate()?;
+        config.validate().map_err(Error::msg)?;
         Ok(config)
     }
 
-    fn turn(&self, config: &mut Config, setting: &LevelList, level: usize) -> Result<(), String> {
+    fn turn(&self, config: &mut Config, setting: &LevelList, level: usize) -> Result<()> {
         let order = self.by_ttft();
         let scheduler = &mut config.scheduler;
         let computing = config.cluster.pools.iter_mut().filter(|pool| pool.role != Role::Store);
@@ -258,7 +256,7 @@ mod tests {
     #[test]
     fn the_base_is_the_configuration_at_hand() {
         let space = space("", None, NodeRoom::default());
-        assert_eq!(space.config(&base(&space)), Ok(Config::default()));
+        assert_eq!(space.config(&base(&space)).unwrap(), Config::default());
         let names: Vec<&str> = space.knobs().iter().map(|knob| knob.name).collect();
         let of_one_class =
             ["prefill and decode nodes", "local prefill", "mixed step", "admission", "replication"];
@@ -300,9 +298,9 @@ mod tests {
         );
         let of = |nodes| split_of(&three, nodes).expect("a ratio").to_string();
         assert_eq!([of(None), of(Some(16)), of(Some(2))], ["3P1D", "12P4D", "1P1D"]);
-        assert!(split_of(&three, Some(1)).is_err_and(|e| e.contains("2 or more")));
+        assert!(split_of(&three, Some(1)).is_err_and(|e| e.to_string().contains("2 or more")));
         let both = config("[[cluster.pools]]\nrole = \"both\"\ncount = 4\n");
-        assert!(split_of(&both, None).is_err_and(|e| e.contains("\"both\"")));
+        assert!(split_of(&both, None).is_err_and(|e| e.to_string().contains("\"both\"")));
         assert!(space("", Some(400), NodeRoom::default()).knobs()[0].levels <= 17);
     }
 }

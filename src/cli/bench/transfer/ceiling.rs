@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
 use baton_transports::mover::{Location, Memory, Pages};
 
 use super::ends::{LocalEndpoint, Peer};
@@ -40,8 +41,7 @@ pub fn memcpy(near: &LocalEndpoint, load: &Load) -> Figures {
 }
 
 /// Sends blocks over plain sockets, as many outstanding as the load has.
-pub fn socket(peer: &Peer, load: &Load, threads: u32) -> Result<Figures, String> {
-    let failed = |error: io::Error| format!("bench: plain socket: {error}");
+pub fn socket(peer: &Peer, load: &Load, threads: u32) -> Result<Figures> {
     let clock = Clock::start(Some(peer.pid()));
     let tallies = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| send(peer.port, load))).collect();
@@ -49,7 +49,7 @@ pub fn socket(peer: &Peer, load: &Load, threads: u32) -> Result<Figures, String>
     });
     let (mut blocks, mut latency_ns) = (0, Vec::new());
     for tally in tallies {
-        let (more, latencies) = tally.map_err(failed)?;
+        let (more, latencies) = tally.context("bench: plain socket")?;
         blocks += more;
         latency_ns.extend(latencies);
     }

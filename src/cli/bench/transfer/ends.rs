@@ -5,9 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use anyhow::{Context as _, Result, anyhow, bail};
 use baton_transports::mover::{
-    Exposure, Grant, Location, Memory, Notice, NoticeReceiver, Pages, PeerId, RemoteSegment, ShmConfig,
-    ShmTransport, TcpConfig, TcpTransport, Transport, WindowId,
+    Exposure, Fault, Grant, Location, Memory, Notice, NoticeReceiver, Pages, PeerId, RemoteSegment,
+    ShmConfig, ShmTransport, TcpConfig, TcpTransport, Transport, WindowId,
 };
 
 use super::ceiling;
@@ -47,8 +48,8 @@ pub struct LocalEndpoint {
 }
 
 impl LocalEndpoint {
-    pub fn start(kind: Kind, memory_bytes: u64, lanes: u32, poll: bool) -> Result<Self, String> {
-        let failed = |why: String| format!("bench: start {}: {why}", kind.name());
+    pub fn start(kind: Kind, memory_bytes: u64, lanes: u32, poll: bool) -> Result<Self> {
+        let failed = || format!("bench: start {}", kind.name());
         let epoch = u64::from(std::process::id());
         let (exposure, inbound) = (Exposure::new(), Arc::new(NoNotices));
         let (transport, id): (Arc<dyn Transport>, PeerId) = match kind {
@@ -56,7 +57,7 @@ impl LocalEndpoint {
                 let mut config = TcpConfig::new(([127, 0, 0, 1], 0).into(), epoch);
                 config.lanes = usize::try_from(lanes).expect("at most 16");
                 let tcp = TcpTransport::start(config, exposure.clone(), inbound);
-                let tcp = tcp.map_err(|error| failed(error.to_string()))?;
+                let tcp = tcp.with_context(failed)?;
                 (tcp.clone(), tcp.peer_id())
             }
             Kind::Shm => {
@@ -65,12 +66,12 @@ impl LocalEndpoint {
                 let mut config = ShmConfig::new(format!("bench-{epoch}:{number}"), epoch);
                 config.poll = poll;
                 let shm = ShmTransport::start(config, exposure.clone(), inbound);
-                let shm = shm.map_err(|error| failed(error.to_string()))?;
+                let shm = shm.with_context(failed)?;
                 (shm.clone(), shm.peer_id())
             }
         };
-        let memory = filled(memory_bytes).map_err(|error| failed(format!("memory: {error}")))?;
-        transport.register(&memory).map_err(|fault| failed(format!("{fault:?}")))?;
+        let memory = filled(memory_bytes).context("memory").with_context(failed)?;
+        transport.register(&memory).map_err(|fault| anyhow!("{}: {fault:?}", failed()))?;
         Ok(Self { transport, exposure, id, memory })
     }
 }
@@ -102,20 +103,16 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn start(kind: Kind, memory_mib: u32, poll: bool) -> Result<Self, String> {
-        let failed = |why: String| format!("bench: start the peer's process: {why}");
-        let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    pub fn start(kind: Kind, memory_mib: u32, poll: bool) -> Result<Self> {
+        let failed = "bench: start the peer's process";
+        let program = std::env::current_exe().context(failed)?;
         let mut command = Command::new(program);
         command.args(["bench", "transfer-peer", "--transport", kind.name()]);
         command.args(["--memory-mib", &memory_mib.to_string()]);
         if poll {
             command.arg("--poll");
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| failed(error.to_string()))?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context(failed)?;
         let mut line = String::new();
         let read = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
         match (read, parse(&line, u64::from(memory_mib) << 20)) {
@@ -124,7 +121,7 @@ impl Peer {
                 // Its own error is on the terminal.
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(failed("it did not start".into()))
+                bail!("{failed}: it did not start")
             }
         }
     }
@@ -155,15 +152,15 @@ fn parse(line: &str, bytes: u64) -> Option<(PeerId, RemoteSegment, u16)> {
 }
 
 /// The body of the peer's process.
-pub fn serve(kind: Kind, memory_bytes: u64, poll: bool) -> Result<(), String> {
-    let failed = |why: String| format!("bench: the peer's process: {why}");
+pub fn serve(kind: Kind, memory_bytes: u64, poll: bool) -> Result<()> {
+    let failed = |fault: Fault| anyhow!("bench: the peer's process: {fault:?}");
     let near = LocalEndpoint::start(kind, memory_bytes, 1, poll)?;
     let opened = near.exposure.open(near.memory.clone(), 0, memory_bytes, Grant::ReadWrite);
-    let window = opened.map_err(|fault| failed(format!("{fault:?}")))?;
+    let window = opened.map_err(failed)?;
     let access = near.transport.access(window, &near.memory, 0, memory_bytes);
-    let access = access.map_err(|fault| failed(format!("{fault:?}")))?;
+    let access = access.map_err(failed)?;
     let access: String = access.iter().map(|byte| format!("{byte:02x}")).collect();
-    let port = ceiling::serve(memory_bytes).map_err(|error| failed(error.to_string()))?;
+    let port = ceiling::serve(memory_bytes).context("bench: the peer's process")?;
     let (id, name) = (&near.id, kind.name());
     out::print(&format!("peer {} {} {} {port} {name} {access}\n", id.address, id.epoch, window.0))?;
     // Runs until the parent process ends. A read that fails is an end too.

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use anyhow::{Context as _, Result, anyhow, bail};
 use baton_transfer::Priority;
-use baton_transports::mover::{Batch, Mover, MoverSettings, Op, Outcome, Region};
+use baton_transports::mover::{Batch, Fault, Mover, MoverSettings, Op, Outcome, Region};
 
 use super::ends::{LocalEndpoint, Peer};
 use super::load::{Clock, Figures, Load, TIME_LIMIT, nanos};
@@ -19,16 +20,13 @@ pub struct Engine {
     next: u64,
 }
 
-fn failed(why: &str) -> String {
-    format!("bench: mover: {why}")
-}
-
 impl Engine {
-    pub fn start(near: LocalEndpoint) -> Result<Self, String> {
+    pub fn start(near: LocalEndpoint) -> Result<Self> {
         let transports = vec![near.transport.clone()];
         let mover = Mover::new(MoverSettings::default(), near.exposure.clone(), transports);
-        let mover = mover.map_err(|fault| failed(&format!("{fault:?}")))?;
-        mover.register(&near.memory).map_err(|fault| failed(&format!("{fault:?}")))?;
+        let failed = |fault: Fault| anyhow!("bench: mover: {fault:?}");
+        let mover = mover.map_err(failed)?;
+        mover.register(&near.memory).map_err(failed)?;
         Ok(Self { mover, near, next: 0 })
     }
 
@@ -47,14 +45,14 @@ impl Engine {
     }
 
     /// Goes over all memory once.
-    pub fn warm_up(&mut self, load: &Load, peer: &Peer) -> Result<(), String> {
+    pub fn warm_up(&mut self, load: &Load, peer: &Peer) -> Result<()> {
         let blocks = self.near.memory.bytes() as u64 / u64::from(load.block_bytes);
         let end = self.next + blocks;
         self.drive(load, peer, |next| next < end).map(|_| ())
     }
 
     /// Runs the load; latencies are those of whole batches.
-    pub fn run(&mut self, load: &Load, peer: &Peer) -> Result<Figures, String> {
+    pub fn run(&mut self, load: &Load, peer: &Peer) -> Result<Figures> {
         let clock = Clock::start(Some(peer.pid()));
         let until = Instant::now() + load.duration;
         let latency_ns = self.drive(load, peer, |_| Instant::now() < until)?;
@@ -62,19 +60,19 @@ impl Engine {
         Ok(clock.stop(blocks, load.block_bytes.into(), latency_ns))
     }
 
-    fn drive(&mut self, load: &Load, peer: &Peer, goes_on: impl Fn(u64) -> bool) -> Result<Vec<u32>, String> {
+    fn drive(&mut self, load: &Load, peer: &Peer, goes_on: impl Fn(u64) -> bool) -> Result<Vec<u32>> {
         let (mut running, mut latency_ns) = (VecDeque::new(), Vec::new());
         loop {
             while running.len() < RUNNING && goes_on(self.next) {
                 let began = Instant::now();
                 let batch = self.batch(load, peer);
-                let id = self.mover.submit(batch).map_err(|refusal| failed(&refusal.to_string()))?;
+                let id = self.mover.submit(batch).context("bench: mover")?;
                 running.push_back((began, id));
             }
             let Some((began, id)) = running.pop_front() else { return Ok(latency_ns) };
             match self.mover.wait(id, 2 * TIME_LIMIT) {
                 Some(Outcome::Done { .. }) => latency_ns.push(nanos(began.elapsed())),
-                other => return Err(failed(&format!("a batch ended as {other:?}"))),
+                other => bail!("bench: mover: a batch ended as {other:?}"),
             }
         }
     }

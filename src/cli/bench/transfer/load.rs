@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, anyhow, bail, ensure};
 use baton_transports::mover::{
     Completion, CompletionQueue, Completions, Direction, Memory, Path, PathId, Region, RemoteSegment, Slice,
 };
@@ -26,10 +27,11 @@ pub struct Load {
 
 impl Load {
     /// Whether a batch fits into the memory of one thread.
-    pub fn check(&self, memory_bytes: u64) -> Result<(), String> {
-        if u64::from(self.batch) * u64::from(self.block_bytes) > memory_bytes {
-            return Err("bench: a batch is larger than its memory; raise --memory-mib".into());
-        }
+    pub fn check(&self, memory_bytes: u64) -> Result<()> {
+        ensure!(
+            u64::from(self.batch) * u64::from(self.block_bytes) <= memory_bytes,
+            "bench: a batch is larger than its memory; raise --memory-mib"
+        );
         Ok(())
     }
 }
@@ -120,21 +122,21 @@ struct OneWay {
 }
 
 impl Ways {
-    pub fn open(near: &LocalEndpoint, peer: &Peer, threads: u32) -> Result<Self, String> {
+    pub fn open(near: &LocalEndpoint, peer: &Peer, threads: u32) -> Result<Self> {
         let bytes = near.memory.bytes() as u64 / u64::from(threads);
         let device = near.transport.devices().remove(0);
         let one = |number: u32| {
             let queue = Arc::new(CompletionQueue::default());
             let opened = near.transport.open(PathId(number), &peer.id, &device, queue.clone());
-            let path = opened.map_err(|fault| format!("bench: open a path: {fault:?}"))?;
+            let path = opened.map_err(|fault| anyhow!("bench: open a path: {fault:?}"))?;
             let (memory, window) = (near.memory.clone(), peer.window.clone());
             Ok(OneWay { path, queue, memory, window, from: u64::from(number) * bytes, bytes, next: 0 })
         };
-        Ok(Self { ways: (0..threads).map(one).collect::<Result<_, String>>()? })
+        Ok(Self { ways: (0..threads).map(one).collect::<Result<_>>()? })
     }
 
     /// Goes over all memory once.
-    pub fn warm_up(&mut self, load: &Load) -> Result<(), String> {
+    pub fn warm_up(&mut self, load: &Load) -> Result<()> {
         for way in &mut self.ways {
             let blocks = way.bytes / u64::from(load.block_bytes);
             way.run(load, &|done| done >= blocks)?;
@@ -143,11 +145,11 @@ impl Ways {
     }
 
     /// Runs the load on all of them at once.
-    pub fn run(&mut self, load: &Load, peer: &Peer) -> Result<Figures, String> {
+    pub fn run(&mut self, load: &Load, peer: &Peer) -> Result<Figures> {
         let clock = Clock::start(Some(peer.pid()));
         let until = Instant::now() + load.duration;
         let over = |_| Instant::now() >= until;
-        let tallies: Vec<Result<Vec<u32>, String>> = std::thread::scope(|scope| {
+        let tallies: Vec<Result<Vec<u32>>> = std::thread::scope(|scope| {
             let start = |way| scope.spawn(|| OneWay::run(way, load, &over));
             let threads: Vec<_> = self.ways.iter_mut().map(start).collect();
             threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
@@ -160,16 +162,14 @@ impl Ways {
     }
 
     /// Closes all, and waits for their ends.
-    pub fn close(self) -> Result<(), String> {
+    pub fn close(self) -> Result<()> {
         for way in self.ways {
             way.path.close();
             let limit = Instant::now() + TIME_LIMIT;
             let mut taken = Vec::new();
             while !taken.iter().any(|completion| matches!(completion, Completion::Closed { .. })) {
                 way.queue.wait(&mut taken, Duration::from_millis(100));
-                if Instant::now() > limit {
-                    return Err("bench: a path did not close".into());
-                }
+                ensure!(Instant::now() <= limit, "bench: a path did not close");
             }
         }
         Ok(())
@@ -193,7 +193,7 @@ impl OneWay {
     }
 
     /// Keeps blocks outstanding until it is over; says how long each took.
-    fn run(&mut self, load: &Load, over: &dyn Fn(u64) -> bool) -> Result<Vec<u32>, String> {
+    fn run(&mut self, load: &Load, over: &dyn Fn(u64) -> bool) -> Result<Vec<u32>> {
         let batch = usize::try_from(load.batch).expect("a usize has 32 bits");
         let mut free: Vec<u64> = (0..u64::from(load.batch)).rev().collect();
         let mut posted = vec![Instant::now(); batch];
@@ -221,20 +221,20 @@ impl OneWay {
                         free.push(ticket);
                     }
                     Completion::PathCapacity { .. } | Completion::Notified { .. } => {}
-                    other => return Err(format!("bench: a block did not arrive: {other:?}")),
+                    other => bail!("bench: a block did not arrive: {other:?}"),
                 }
             }
         }
     }
 
-    fn wait(&self, load: &Load, came: &mut Vec<Completion>) -> Result<(), String> {
+    fn wait(&self, load: &Load, came: &mut Vec<Completion>) -> Result<()> {
         if !load.poll {
             self.queue.wait(came, TIME_LIMIT);
         }
         let began = Instant::now();
         while came.is_empty() {
             if !load.poll || began.elapsed() > TIME_LIMIT {
-                return Err("bench: a block took longer than 10 s".into());
+                bail!("bench: a block took longer than 10 s");
             }
             self.path.poll();
             self.queue.drain(came);

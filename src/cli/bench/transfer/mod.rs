@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Result, anyhow};
 use baton_transports::mover::Direction;
 
 use self::ends::{Kind, LocalEndpoint, Peer};
@@ -83,8 +84,8 @@ pub struct PeerArgs {
 }
 
 /// Block sizes that make sense: a slice has at most 16 MiB.
-fn block_bytes(text: &str) -> Result<u32, String> {
-    let wrong = || format!("{text:?}: give a size from 1KiB to 16MiB, as in 64KiB");
+fn block_bytes(text: &str) -> Result<u32> {
+    let wrong = || anyhow!("{text:?}: give a size from 1KiB to 16MiB, as in 64KiB");
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let shift = match unit {
         "KiB" => 10,
@@ -99,7 +100,7 @@ fn block_bytes(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// With one line: what failed, and the remedy.
-pub fn run(args: &TransferArgs) -> Result<ExitCode, String> {
+pub fn run(args: &TransferArgs) -> Result<ExitCode> {
     let rows = if args.latency { latency(args)? } else { throughput(args)? };
     report::print(&rows, args.latency)?;
     if let Some(path) = &args.json {
@@ -112,11 +113,11 @@ pub fn run(args: &TransferArgs) -> Result<ExitCode, String> {
 ///
 /// # Errors
 /// As above.
-pub fn run_peer(args: &PeerArgs) -> Result<ExitCode, String> {
+pub fn run_peer(args: &PeerArgs) -> Result<ExitCode> {
     ends::serve(args.transport, u64::from(args.memory_mib) << 20, args.poll).map(|()| ExitCode::SUCCESS)
 }
 
-fn throughput(args: &TransferArgs) -> Result<Vec<Row>, String> {
+fn throughput(args: &TransferArgs) -> Result<Vec<Row>> {
     let memory_bytes = u64::from(args.memory_mib) << 20;
     let near = LocalEndpoint::start(args.transport, memory_bytes, args.lanes, false)?;
     let peer = Peer::start(args.transport, args.memory_mib, false)?;
@@ -146,7 +147,7 @@ fn block(
     load: &Load,
     (near, peer): (&LocalEndpoint, &Peer),
     (ways, engine): (&mut Ways, &mut Engine),
-) -> Result<Vec<Row>, String> {
+) -> Result<Vec<Row>> {
     // Every page is touched on both sides before it counts.
     ways.warm_up(load)?;
     engine.warm_up(load, peer)?;
@@ -167,7 +168,7 @@ fn block(
     Ok(names.into_iter().zip(&middles).map(row).collect())
 }
 
-fn latency(args: &TransferArgs) -> Result<Vec<Row>, String> {
+fn latency(args: &TransferArgs) -> Result<Vec<Row>> {
     let memory_mib = 16;
     let mut rows = Vec::new();
     let polls: &[bool] = if args.transport == Kind::Shm { &[false, true] } else { &[false] };
@@ -203,10 +204,10 @@ mod tests {
 
     #[test]
     fn sizes_of_blocks_have_a_unit_and_bounds() {
-        assert_eq!(block_bytes("64KiB"), Ok(65_536));
-        assert_eq!(block_bytes("16MiB"), Ok(16 << 20));
+        assert_eq!(block_bytes("64KiB").unwrap(), 65_536);
+        assert_eq!(block_bytes("16MiB").unwrap(), 16 << 20);
         for wrong in ["64", "KiB", "17MiB", "64kb", "-1KiB", "0KiB", "99999999999KiB"] {
-            assert!(block_bytes(wrong).is_err_and(|error| error.contains("64KiB")), "{wrong}");
+            assert!(block_bytes(wrong).is_err_and(|error| error.to_string().contains("64KiB")), "{wrong}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::{Context as _, Result};
 use baton_transports::mover::Direction;
 
 use super::load::{Figures, Load};
@@ -49,7 +50,7 @@ impl Row {
 }
 
 /// Prints the table. Latency runs have no ceiling to be a ratio of.
-pub fn print(rows: &[Row], latency: bool) -> Result<(), String> {
+pub fn print(rows: &[Row], latency: bool) -> Result<()> {
     let mut header = vec!["block", "direction", "what", "GB/s", "blocks/s", "CPU s/GB", "p50", "p99"];
     if !latency {
         header.extend(["rate ratio", "CPU ratio"]);
@@ -75,8 +76,8 @@ pub fn print(rows: &[Row], latency: bool) -> Result<(), String> {
 }
 
 /// Writes the figures to a file.
-pub fn save(path: &Path, rows: &[Row]) -> Result<(), String> {
-    let text = serde_json::to_string_pretty(rows).map_err(|error| format!("bench: report: {error}"))?;
+pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
+    let text = serde_json::to_string_pretty(rows).context("bench: report")?;
     out::save(path, &text)?;
     note!("written: {}", path.display());
     Ok(())
