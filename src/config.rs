@@ -15,12 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::spans::CollectorUrl;
 
+mod error;
 #[cfg(test)]
 mod fuzz;
 mod read;
 mod simulated;
 mod units;
 
+pub use error::{ConfigError, TextPosition};
 pub use read::{bytes, load, load_or_default, parse, place, read, renamed};
 pub use simulated::{
     ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
@@ -204,12 +206,12 @@ impl RouterSection {
     /// Both, if there are such.
     ///
     /// # Errors
-    /// In words: which is not one, and which there are.
-    pub fn parsers(&self) -> Result<(ToolParser, ReasoningParser), String> {
-        let tools =
-            ToolParser::from_name(&self.tool_parser).map_err(|e| format!("router.tool_parser: {e}"))?;
+    /// One of them is none.
+    pub fn parsers(&self) -> Result<(ToolParser, ReasoningParser), ConfigError> {
+        let wrong = |setting| move |why| ConfigError::Parser { setting, why };
+        let tools = ToolParser::from_name(&self.tool_parser).map_err(wrong("tool_parser"))?;
         let reasoning = ReasoningParser::from_name(&self.reasoning_parser);
-        Ok((tools, reasoning.map_err(|e| format!("router.reasoning_parser: {e}"))?))
+        Ok((tools, reasoning.map_err(wrong("reasoning_parser"))?))
     }
 }
 
@@ -295,25 +297,23 @@ impl Default for ServiceConfig {
 }
 
 impl ServiceConfig {
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ConfigError> {
         let whole = |name: &str, value: u64, low: f64, high: f64| {
             within(&format!("service.{name}"), value as f64, low, high)
         };
         for (name, address) in [("listen", &self.listen), ("control", &self.control)] {
-            address
-                .parse::<std::net::SocketAddr>()
-                .map_err(|e| format!("service.{name} = \"{address}\": {e}; give ADDRESS:PORT"))?;
+            let parsed = address.parse::<std::net::SocketAddr>();
+            parsed.map_err(|why| ConfigError::Address { setting: name, address: address.clone(), why })?;
         }
         if self.tls_cert.is_empty() != self.tls_key.is_empty() {
-            return Err("service.tls_cert and service.tls_key go together: give both or neither".into());
+            let both = "service.tls_cert and service.tls_key go together: give both or neither";
+            return Err(ConfigError::Incomplete(both));
         }
         let tls = [&self.cluster_tls_cert, &self.cluster_tls_key, &self.cluster_tls_ca];
         if tls.iter().any(|file| file.is_empty()) && tls.iter().any(|file| !file.is_empty()) {
-            return Err(
-                "service.cluster_tls_cert, cluster_tls_key and cluster_tls_ca go together: give all three \
-                        or none"
-                    .into(),
-            );
+            return Err(ConfigError::Incomplete(
+                "service.cluster_tls_cert, cluster_tls_key and cluster_tls_ca go together: give all three or none",
+            ));
         }
         whole("heartbeat_us", self.heartbeat_us, 1e4, 6e7)?;
         whole("lost_after_us", self.lost_after_us, 2.0 * self.heartbeat_us as f64, 6e8)?;
@@ -333,8 +333,8 @@ impl ServiceConfig {
 
 impl Config {
     /// Checks every bound.
-    pub fn validate(&self) -> Result<(), String> {
-        self.scheduler.validate().map_err(|e| e.to_string())?;
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.scheduler.validate().map_err(ConfigError::Scheduler)?;
         self.service.validate()?;
         self.check_names()?;
         self.check_key_classes()?;
@@ -347,71 +347,55 @@ impl Config {
     }
 
     /// Each class has a name of its own, by which requests, reports and metrics know it, and each key one tenant.
-    fn check_names(&self) -> Result<(), String> {
+    fn check_names(&self) -> Result<(), ConfigError> {
         let (classes, keys) = (&self.scheduler.classes, &self.service.api_keys);
         for (at, class) in classes.iter().enumerate() {
             if classes[..at].iter().any(|other| other.name == class.name) {
-                return Err(format!(
-                    "scheduler.classes[{at}].name = \"{}\": another class has this name; give each its own",
-                    class.name
-                ));
+                return Err(ConfigError::ClassTwice { at, name: class.name.clone() });
             }
         }
         for (at, key) in keys.iter().enumerate() {
             if let Some(other) = keys[..at].iter().position(|other| other.key == key.key) {
-                return Err(format!(
-                    "service.api_keys[{at}].key is that of service.api_keys[{other}], and one key has one tenant; \
-                     give each its own"
-                ));
+                return Err(ConfigError::KeyTwice { at, other });
             }
         }
         Ok(())
     }
 
     /// Rules name classes that there are, and say which requests they are about.
-    fn check_class_rules(&self) -> Result<(), String> {
+    fn check_class_rules(&self) -> Result<(), ConfigError> {
         let there: Vec<&str> = self.scheduler.classes.iter().map(|class| class.name.as_str()).collect();
         for (at, rule) in self.service.class_rules.iter().enumerate() {
             if !there.contains(&rule.class.as_str()) {
-                return Err(format!(
-                    "service.class_rules[{at}].class is \"{}\", and there is no such class in scheduler.classes, which \
-                     has: {}; add the class, or name one of these",
-                    rule.class,
-                    there.join(", ")
-                ));
+                let known = there.join(", ");
+                return Err(ConfigError::RuleOfNoClass { at, class: rule.class.clone(), known });
             }
             if rule.tenant.is_none() && rule.model.is_none() && rule.priority.is_none() {
-                return Err(format!(
-                    "service.class_rules[{at}] has no tenant, model or priority, so that no request would come to a later \
-                     rule or to its key's class; name one, or put the class first in scheduler.classes"
-                ));
+                return Err(ConfigError::RuleOfAll(at));
             }
         }
         Ok(())
     }
 
     /// Keys name classes that there are, also after a policy has changed.
-    fn check_key_classes(&self) -> Result<(), String> {
+    fn check_key_classes(&self) -> Result<(), ConfigError> {
         let there = || self.scheduler.classes.iter().map(|class| class.name.as_str());
         for (at, key) in self.service.api_keys.iter().enumerate() {
             if let Some(missing) = key.classes.iter().find(|name| there().all(|class| class != name.as_str()))
             {
-                let there = there().collect::<Vec<_>>().join(", ");
-                return Err(format!(
-                    "service.api_keys[{at}].classes names \"{missing}\", and there is no such class in \
-                     scheduler.classes, which has: {there}; add the class, or take it from the key"
-                ));
+                let known = there().collect::<Vec<_>>().join(", ");
+                return Err(ConfigError::KeyOfNoClass { at, class: missing.clone(), known });
             }
         }
         Ok(())
     }
 }
 
-fn within(name: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
+fn within(name: &str, value: f64, low: f64, high: f64) -> Result<(), ConfigError> {
     if value.is_finite() && (low..=high).contains(&value) {
         Ok(())
     } else {
-        Err(format!("{name} = {value} is outside {low}..={high}"))
+        Err(ConfigError::Outside { setting: name.to_owned(), value, low, high })
     }
 }
 
@@ -451,24 +435,24 @@ mod tests {
             ("tenent = \"lab\", class = \"batch\"", "tenent"),
             ("priority = 1.5, class = \"batch\"", "`1.5`, expected i64"),
         ] {
-            let error = parse(&file(rule)).expect_err(rule);
+            let error = parse(&file(rule)).expect_err(rule).to_string();
             assert!(error.contains(said), "{rule}: {error}");
         }
     }
 
     #[test]
     fn an_unknown_key_is_answered_with_the_right_one() {
-        let error = parse("[scheduler]\nadmision = \"early\"").expect_err("misspelt");
+        let error = parse("[scheduler]\nadmision = \"early\"").expect_err("misspelt").to_string();
         assert!(error.contains("admision") && error.contains("did you mean `admission`"), "{error}");
-        let error = parse("[schedular]\n").expect_err("misspelt");
+        let error = parse("[schedular]\n").expect_err("misspelt").to_string();
         assert!(error.contains("did you mean `scheduler`"), "{error}");
-        let error = parse("[scheduler]\npolicy = \"moncake\"").expect_err("misspelt");
+        let error = parse("[scheduler]\npolicy = \"moncake\"").expect_err("misspelt").to_string();
         assert!(error.contains("did you mean `mooncake`"), "{error}");
     }
 
     #[test]
     fn a_setting_of_an_earlier_release_is_answered_with_what_to_do() {
-        let error = parse("[transfer]\nfloor_permille = 16").expect_err("it has moved");
+        let error = parse("[transfer]\nfloor_permille = 16").expect_err("it has moved").to_string();
         assert_eq!(
             error,
             "[transfer] is no longer a section: its settings are the simulator's, and have moved to [network] under \
@@ -476,14 +460,14 @@ mod tests {
         );
         // Not all of that section has moved.
         let gone = "max_predicted_events is no longer a setting: nothing read the predictions";
-        let error = parse("[transfer]\nmax_predicted_events = 16").expect_err("it is gone");
+        let error = parse("[transfer]\nmax_predicted_events = 16").expect_err("it is gone").to_string();
         assert!(error.contains("[transfer] is no longer") && error.contains(gone), "{error}");
-        let error = parse("[network]\nmax_predicted_events = 16").expect_err("it is gone");
+        let error = parse("[network]\nmax_predicted_events = 16").expect_err("it is gone").to_string();
         assert!(error.contains(gone), "{error}");
-        let error = parse("[scheduler]\nfirst_token = \"prefill\"").expect_err("it has moved");
+        let error = parse("[scheduler]\nfirst_token = \"prefill\"").expect_err("it has moved").to_string();
         let moved = "scheduler.first_token is no longer a setting";
         assert!(error.contains(moved) && error.contains("[cluster]"), "{error}");
-        let error = parse("transfers = 16").expect_err("it never was there");
+        let error = parse("transfers = 16").expect_err("it never was there").to_string();
         assert!(error.contains("unknown field"), "{error}");
     }
 
@@ -497,7 +481,7 @@ mod tests {
             ("[service]\nadmin_key = \"a\"\nadmin_key = \"sesame\"", 3),
             ("[service]\nadmin_key = [\"sesame\"]", 2),
         ] {
-            let error = parse(text).expect_err(text);
+            let error = parse(text).expect_err(text).to_string();
             assert!(error.starts_with(&format!("TOML line {line}, column ")), "{text}: {error}");
             assert!(!error.contains("sesame"), "{text}: {error}");
         }
@@ -508,9 +492,12 @@ mod tests {
         let class = |name: &str| format!("[[scheduler.classes]]\nname = \"{name}\"\n");
         let key = |key: &str| format!("[[service.api_keys]]\nkey = \"{key}\"\ntenant = \"t\"\n");
         assert!(parse(&[class("a"), class("b"), key("sesame"), key("mellon")].concat()).is_ok());
-        let error = parse(&[class("a"), class("b"), class("a")].concat()).expect_err("a is there twice");
+        let error =
+            parse(&[class("a"), class("b"), class("a")].concat()).expect_err("a is there twice").to_string();
         assert!(error.contains("scheduler.classes[2].name = \"a\""), "{error}");
-        let error = parse(&[key("mellon"), key("sesame"), key("sesame")].concat()).expect_err("one twice");
+        let error = parse(&[key("mellon"), key("sesame"), key("sesame")].concat())
+            .expect_err("one twice")
+            .to_string();
         assert!(error.contains("service.api_keys[2].key is that of service.api_keys[1]"), "{error}");
         assert!(!error.contains("sesame"), "{error}");
     }
@@ -527,7 +514,7 @@ mod tests {
             parse(&file("batch")).expect("there is such a class").service.api_keys[0].classes,
             ["batch"]
         );
-        let error = parse(&file("gold")).expect_err("there is none");
+        let error = parse(&file("gold")).expect_err("there is none").to_string();
         assert!(
             error.contains("service.api_keys[0].classes names \"gold\"") && error.contains("has: batch"),
             "{error}"
@@ -537,22 +524,23 @@ mod tests {
 
     #[test]
     fn an_impossible_value_is_answered_with_its_bound() {
-        let error = parse("[[cluster.pools]]\ncount = 0").expect_err("no instances");
+        let error = parse("[[cluster.pools]]\ncount = 0").expect_err("no instances").to_string();
         assert!(error.contains("cluster.pools[0].count = 0") && error.contains("1..=65535"), "{error}");
-        let error = parse("[service]\notlp_endpoint = \"https://c:4317\"").expect_err("no endpoint");
+        let error =
+            parse("[service]\notlp_endpoint = \"https://c:4317\"").expect_err("no endpoint").to_string();
         assert!(error.contains("service.otlp_endpoint = \"https://c:4317\": "), "{error}");
         parse("[service]\notlp_endpoint = \"http://127.0.0.1:4317\"").expect("an endpoint");
-        let error = parse("[router]\ntool_parser = \"qwen\"").expect_err("no parser");
+        let error = parse("[router]\ntool_parser = \"qwen\"").expect_err("no parser").to_string();
         assert!(error.contains("router.tool_parser") && error.contains("hermes"), "{error}");
-        let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens");
+        let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens").to_string();
         assert!(error.contains("block_tokens = 0 is outside 1..=65536"), "{error}");
         let chunks = "[[cluster.pools]]\nmixed_chunk_tokens = 512";
-        let error = parse(chunks).expect_err("engines cut prompts by the step target");
+        let error = parse(chunks).expect_err("engines cut prompts by the step target").to_string();
         assert!(error.contains("mixed_chunk_tokens = 512") && error.contains("mix = \"fixed\""), "{error}");
         parse(&format!("{chunks}\nmix = \"fixed\"")).expect("a fixed budget");
         let changes =
             |role: &str| parse(&format!("[[cluster.pools]]\nrole = \"{role}\"\nmay_change_role = true"));
-        let error = changes("both").expect_err("it does both parts");
+        let error = changes("both").expect_err("it does both parts").to_string();
         assert!(error.contains("cluster.pools[0].may_change_role has no effect on the role both"), "{error}");
         changes("decode").expect("one part");
     }

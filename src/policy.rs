@@ -5,18 +5,19 @@
 //! requests rely on. All other settings describe what was built at the start. The column "hot" of `docs/config.md` is
 //! made by asking [`cold`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use baton_membership::MembershipError;
 use baton_scheduler::{FirstToken, SchedulerConfig};
 use toml::Value;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 
 /// The configuration that a service starts with: its file's, or the defaults.
 ///
 /// # Errors
 /// What is wrong with the file, and where.
-pub fn at_start(path: Option<&Path>) -> Result<Config, String> {
+pub fn at_start(path: Option<&Path>) -> Result<Config, ConfigError> {
     let mut config = crate::config::load_or_default(path)?;
     as_served(&mut config.scheduler);
     Ok(config)
@@ -37,6 +38,75 @@ const HOT: [&str; 5] = [
     "service.stage_slack",
     "service.stage_floor_us",
 ];
+
+/// Why a policy cannot come into force.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PolicyError {
+    /// It is no valid configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// It changes settings that take a restart.
+    #[error(
+        "it changes what is read at the start alone (hot \"no\" in docs/config.md); restart to change {0}, or put it back"
+    )]
+    ReadAtStart(String),
+    /// It is to be shared, and has nothing that is shared.
+    #[error("it has no [scheduler], which is what a cluster shares")]
+    NoScheduler,
+    /// It is shared, and has a section that is not.
+    #[error("[{0}] is each conductor's own; a cluster shares [scheduler] alone: take it out")]
+    OwnSection(String),
+    /// It has a section that cannot change.
+    #[error("[{0}] is a section that a running service cannot take")]
+    UnknownSection(String),
+    /// It cannot be written as TOML.
+    #[error("{0}")]
+    Unwritable(toml::ser::Error),
+    /// It changes keys, and did not come from the configuration file.
+    #[error(
+        "service.admin_key and service.api_keys are read from the configuration file alone: change them there, and the \
+         service follows"
+    )]
+    Keys,
+    /// It is to come from the configuration file, and there is none.
+    #[error("there is no configuration file; send the policy as {0}")]
+    NoFile(&'static str),
+    /// The configuration file cannot be read.
+    #[error("config {}: {why}", .file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// The system's words.
+        why: String,
+    },
+    /// Clients use service classes that it drops.
+    #[error(
+        "clients use what it drops: service class {0}; if the file is whole and this is meant, confirm it with SIGHUP or \
+         POST /admin/policy with an empty body"
+    )]
+    DropsClasses(String),
+    /// It asks for no key where one is asked for now.
+    #[error(
+        "it has no {0}, so all would be let in; if the file is whole and this is meant, confirm it with SIGHUP or POST \
+         /admin/policy with an empty body"
+    )]
+    DropsKeys(String),
+    /// It is the beginning of the file in force.
+    #[error(
+        "it is the beginning of the file in force and ends early: it may be half-written; if it is whole, confirm it with \
+         SIGHUP or POST /admin/policy with an empty body"
+    )]
+    EndsEarly,
+    /// The scheduler cannot change to it with what is live.
+    #[error("{0}")]
+    Scheduler(baton_scheduler::ConfigError),
+    /// There is none before it.
+    #[error("no change of policy to take back")]
+    NothingBefore,
+    /// The cluster's members do not take it.
+    #[error("{0}")]
+    Cluster(MembershipError),
+}
 
 /// One setting that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,30 +236,26 @@ pub fn keep_what_is_fixed(own: &Config, new: &mut Config) {
 ///
 /// # Errors
 /// Names each setting that takes a restart, with both values.
-pub fn can_reload(old: &Config, new: &Config) -> Result<(), String> {
+pub fn can_reload(old: &Config, new: &Config) -> Result<(), PolicyError> {
     new.validate()?;
     let changes = changes(old, new);
     let cold: Vec<String> = cold(old, new, &changes).into_iter().map(Change::to_string).collect();
     if cold.is_empty() {
         return Ok(());
     }
-    Err(format!("{READ_AT_START}; restart to change {}, or put it back", cold.join("; ")))
+    Err(PolicyError::ReadAtStart(cold.join("; ")))
 }
-
-/// Begins the errors about settings that take a restart.
-pub const READ_AT_START: &str = "it changes what is read at the start alone (hot \"no\" in docs/config.md)";
 
 /// The policy of a configuration file, as a cluster shares it: its `[scheduler]` and nothing else.
 ///
 /// # Errors
 /// What is wrong with the file, and where; or that it says nothing of the policy.
-pub fn to_share(text: &str) -> Result<String, String> {
+pub fn to_share(text: &str) -> Result<String, PolicyError> {
     crate::config::parse(text)?;
     let mut whole = table(text)?;
-    let scheduler =
-        whole.remove("scheduler").ok_or("it has no [scheduler], which is what a cluster shares")?;
+    let scheduler = whole.remove("scheduler").ok_or(PolicyError::NoScheduler)?;
     let shared = toml::Table::from_iter([("scheduler".to_owned(), scheduler)]);
-    toml::to_string(&shared).map_err(|e| e.to_string())
+    toml::to_string(&shared).map_err(PolicyError::Unwritable)
 }
 
 /// The policy in force as a file that can be edited and sent back.
@@ -208,7 +274,7 @@ pub fn tag(revision: u64, config: &Config) -> String {
     format!("\"{revision}-{:016x}\"", xxhash_rust::xxh3::xxh3_64(text(config).as_bytes()))
 }
 
-fn table(text: &str) -> Result<toml::Table, String> {
+fn table(text: &str) -> Result<toml::Table, ConfigError> {
     let plain = crate::config::plain(text)?;
     plain.parse().map_err(|e: toml::de::Error| crate::config::place(&e, &plain))
 }
@@ -217,7 +283,7 @@ fn table(text: &str) -> Result<toml::Table, String> {
 ///
 /// # Errors
 /// The mistake in the text, and its place.
-pub fn over(own: &Config, text: &str) -> Result<Config, String> {
+pub fn over(own: &Config, text: &str) -> Result<Config, PolicyError> {
     let given = crate::config::parse(text)?;
     let named = table(text)?;
     let mut whole = own.clone();
@@ -231,7 +297,7 @@ pub fn over(own: &Config, text: &str) -> Result<Config, String> {
             "router" => whole.router = given.router.clone(),
             "clients" => whole.clients = given.clients.clone(),
             "faults" => whole.faults = given.faults.clone(),
-            unknown => return Err(format!("[{unknown}] is a section that a running service cannot take")),
+            unknown => return Err(PolicyError::UnknownSection(unknown.to_owned())),
         }
     }
     if !sets_block_tokens(&named) {
@@ -249,16 +315,14 @@ fn sets_block_tokens(text: &toml::Table) -> bool {
 ///
 /// # Errors
 /// What is wrong with the policy, and where.
-pub fn under(own: &Config, shared: &str) -> Result<Config, String> {
+pub fn under(own: &Config, shared: &str) -> Result<Config, PolicyError> {
     let mut scheduler = crate::config::parse(shared)?.scheduler;
     let whole = table(shared)?;
     if !sets_block_tokens(&whole) {
         scheduler.block_tokens = own.scheduler.block_tokens;
     }
     if let Some(other) = whole.keys().find(|section| *section != "scheduler") {
-        return Err(format!(
-            "[{other}] is each conductor's own; a cluster shares [scheduler] alone: take it out"
-        ));
+        return Err(PolicyError::OwnSection(other.clone()));
     }
     as_served(&mut scheduler);
     let both = Config { scheduler, ..own.clone() };
@@ -324,11 +388,14 @@ mod tests {
         let both = under(&own, &shared).expect("a valid policy");
         assert_eq!((both.service.heartbeat_us, both.scheduler.prior_output_tokens), (300_000, 500));
         assert_eq!(both.scheduler.max_retries, Config::default().scheduler.max_retries, "it is whole");
-        let wrong = |text: &str| under(&own, text).expect_err("wrong");
+        let wrong = |text: &str| under(&own, text).expect_err("wrong").to_string();
         assert!(wrong(file).contains("[service] is each conductor's own"));
         assert!(wrong("[scheduler]\npolicy = \"moncake\"").contains("did you mean `mooncake`"));
-        assert!(to_share("[service]\n").is_err_and(|e| e.contains("no [scheduler]")));
-        assert!(to_share("[scheduler]\nblock_tokens = 0").is_err_and(|e| e.contains("block_tokens = 0")));
+        assert!(to_share("[service]\n").is_err_and(|e| e.to_string().contains("no [scheduler]")));
+        assert!(
+            to_share("[scheduler]\nblock_tokens = 0")
+                .is_err_and(|e| e.to_string().contains("block_tokens = 0"))
+        );
     }
 
     #[test]
@@ -345,7 +412,8 @@ mod tests {
             assert!(error.contains(setting), "{setting}: {error}");
         }
         let more = lines(&config(""), &keys("two", 1147));
-        let refused = can_reload(&keys("one", 4711), &keys("one", 1147)).expect_err("it takes a restart");
+        let refused =
+            can_reload(&keys("one", 4711), &keys("one", 1147)).expect_err("it takes a restart").to_string();
         assert!(refused.contains("service.chain_seed") && !refused.contains("4711"), "{refused}");
         assert_eq!(can_reload(&keys("one", 4711), &keys("two", 4711)), Ok(()), "keys follow the file");
         for secret in ["one", "two", "4711", "1147"] {
@@ -408,7 +476,7 @@ mod tests {
             ("[scheduler]\nseed = 16", "scheduler.seed"),
             ("[scheduler]\npolicy = \"random\"", "scheduler.policy"),
         ] {
-            let error = can_reload(&config(""), &config(text)).expect_err(named);
+            let error = can_reload(&config(""), &config(text)).expect_err(named).to_string();
             assert!(error.contains(named) && error.contains("restart"), "{error}");
         }
     }
@@ -424,8 +492,8 @@ mod tests {
         let dropped = "[[scheduler.classes]]\nname = \"fast\"";
         let named = "service.api_keys[0].classes names \"batch\"";
         let reload = over(&own, dropped).and_then(|new| can_reload(&own, &new));
-        assert!(reload.is_err_and(|e| e.contains(named)));
-        assert!(under(&own, dropped).is_err_and(|e| e.contains(named)), "a cluster's policy too");
+        assert!(reload.is_err_and(|e| e.to_string().contains(named)));
+        assert!(under(&own, dropped).is_err_and(|e| e.to_string().contains(named)), "a cluster's policy too");
         let both = config(&with("", "fast"));
         assert_eq!(can_reload(&own, &both), Ok(()), "the key leaves it, too");
         let lines = in_lines(&changes(&own, &both));
@@ -444,13 +512,15 @@ mod tests {
         }
         let reload =
             over(&one, "[[scheduler.classes]]\nname = \"chat\"").and_then(|new| can_reload(&one, &new));
-        assert!(reload.is_err_and(|e| e.contains("service.class_rules[0].class is \"batch\"")));
+        assert!(reload.is_err_and(|e| e.to_string().contains("service.class_rules[0].class is \"batch\"")));
     }
 
     #[test]
     fn a_file_out_of_bounds_is_never_taken_on() {
         let mut new = Config::default();
         new.scheduler.max_retries = 17;
-        assert!(can_reload(&Config::default(), &new).is_err_and(|e| e.contains("max_retries = 17")));
+        assert!(
+            can_reload(&Config::default(), &new).is_err_and(|e| e.to_string().contains("max_retries = 17"))
+        );
     }
 }

@@ -27,7 +27,7 @@ use baton_types::Rng;
 use tokio::sync::mpsc;
 
 use collector_client::CollectorClient;
-pub(crate) use collector_url::CollectorUrl;
+pub(crate) use collector_url::{CollectorUrl, CollectorUrlError};
 pub(crate) use exporter::ExportTask;
 pub(crate) use story::{Place, Story, Summary};
 
@@ -111,7 +111,7 @@ impl Spans {
             return Ok((spans, None));
         }
         let (sender, receiver) = mpsc::channel(QUEUED_STORIES);
-        let collector = CollectorUrl::parse(&config.otlp_endpoint)?;
+        let collector = CollectorUrl::parse(&config.otlp_endpoint).map_err(|e| e.to_string())?;
         let client = CollectorClient::new(if collector.is_secure() { trust() } else { Trust::nobody() });
         let exporting = ExportTask::start((collector, client), instance, receiver, counts)?;
         spans.stories = Some(sender);

@@ -345,7 +345,7 @@ fn router(
     admin: admin::Admin,
 ) -> Result<Arc<Router>, String> {
     let service = &config.service;
-    let (tool_parser, reasoning_parser) = config.router.parsers()?;
+    let (tool_parser, reasoning_parser) = config.router.parsers().map_err(|e| e.to_string())?;
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let (body_bytes, held_bytes) = (bytes(service.max_body_bytes), bytes(service.max_held_bytes));
     let files = (Path::new(&service.tls_cert), Path::new(&service.tls_key));

@@ -60,7 +60,11 @@ async fn examine(args: &CheckArgs) -> Report {
     let config = match config::load(&args.config) {
         Ok(config) => config,
         Err(why) => {
-            report.wrong(&subject, why, "fix the file; `baton config reference` has every setting");
+            report.wrong(
+                &subject,
+                why.to_string(),
+                "fix the file; `baton config reference` has every setting",
+            );
             report.untried("all else", "the configuration cannot be read");
             return report;
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Error, Result, anyhow};
+use anyhow::{Context as _, Result};
 use baton_membership::Policies;
 
 use super::etcd::EtcdArgs;
@@ -59,7 +59,7 @@ enum Action {
 pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
     match &args.action {
         Action::Check { file } => {
-            let config = load(file)?;
+            let config = config::load(file)?;
             let setup = cluster::setup(&config, config.scheduler.seed)?;
             out::print(&format!(
                 "{}: valid, {} instances in a simulation\n",
@@ -68,21 +68,17 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
             ))?;
         }
         Action::Explain { file } => {
-            let config = config::load_or_default(file.as_deref()).map_err(Error::msg)?;
+            let config = config::load_or_default(file.as_deref())?;
             let own = file.as_ref().map_or_else(|| Ok(toml::Table::new()), |f| keys_of(f))?;
             out::print(&explain(&config, &own.into())?)?;
         }
-        Action::Diff { old, new } => return diff(&load(old)?, &load(new)?),
+        Action::Diff { old, new } => return diff(&config::load(old)?, &config::load(new)?),
         Action::Push { file, etcd } => out::print(&push(file, etcd)?)?,
         Action::Rollback { etcd } => out::print(&rollback(etcd)?)?,
         Action::Reference => out::print(&super::reference::page()?)?,
         Action::Schema => out::print(&super::schema::text()?)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn load(file: &Path) -> Result<Config> {
-    config::load(file).map_err(Error::msg)
 }
 
 /// The policies of the cluster that the arguments name, used to the end of `call`.
@@ -101,7 +97,7 @@ fn shared<T, F: Future<Output = baton_membership::Result<T>>>(
 fn push(file: &Path, etcd: &EtcdArgs) -> Result<String> {
     let named = || format!("config {}", file.display());
     let text = std::fs::read_to_string(file).with_context(named)?;
-    let text = policy::to_share(&text).map_err(Error::msg).with_context(named)?;
+    let text = policy::to_share(&text).with_context(named)?;
     let (before, version) = shared(etcd, async |policies| {
         let before = policies.get().await?;
         let version = policies.put(&text, before.as_ref().map_or(0, |policy| policy.version)).await?;
@@ -111,7 +107,7 @@ fn push(file: &Path, etcd: &EtcdArgs) -> Result<String> {
     let defaults = Config::default();
     let known = before.and_then(|policy| policy::under(&defaults, &policy.text).ok());
     if let Some(before) = known {
-        for change in policy::changes(&before, &policy::under(&defaults, &text).map_err(Error::msg)?) {
+        for change in policy::changes(&before, &policy::under(&defaults, &text)?) {
             told.push_str(&format!("{change}\n"));
         }
     }
@@ -135,8 +131,8 @@ fn rollback(etcd: &EtcdArgs) -> Result<String> {
 fn keys_of(file: &Path) -> Result<toml::Table> {
     let named = || format!("config {}", file.display());
     let text = std::fs::read_to_string(file).with_context(named)?;
-    let plain = config::plain(&text).map_err(Error::msg).with_context(named)?;
-    plain.parse().map_err(|e| anyhow!("{}: {}", named(), config::place(&e, &plain)))
+    let plain = config::plain(&text).with_context(named)?;
+    plain.parse().map_err(|e| config::place(&e, &plain)).with_context(named)
 }
 
 /// The effective file, each setting with where it comes from.
@@ -190,7 +186,7 @@ fn diff(old: &Config, new: &Config) -> Result<ExitCode> {
     let lines = policy::changes(old, new);
     let text: String = lines.iter().map(|change| format!("{change}\n")).collect();
     out::print(if text.is_empty() { "nothing changes\n" } else { &text })?;
-    policy::can_reload(old, new).map_err(Error::msg).context("reload")?;
+    policy::can_reload(old, new).context("reload")?;
     Ok(ExitCode::SUCCESS)
 }
 

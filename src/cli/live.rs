@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use baton_http::Client;
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, TraceWorkload, Workload};
@@ -129,7 +129,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode> {
     let [speed] = args.speed[..] else {
         bail!("live: a live replay has one --speed; replay once for each");
     };
-    let config = config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
+    let config = config::load_or_default(args.config.as_deref())?;
     let mut predicted = if args.live.compare { replay::jobs(args, &config)? } else { Vec::new() };
     predicted.iter_mut().for_each(|job| {
         job.setup.clients.retries = args.live.obey_retry_after;

@@ -93,9 +93,9 @@ const LINGER: Duration = Duration::from_secs(2);
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: NodeArgs) -> Result<ExitCode> {
     crate::log::start(&args.log).map_err(Error::msg)?;
-    let mut config = crate::config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
+    let mut config = crate::config::load_or_default(args.config.as_deref())?;
     args.guard.put(&mut config.service);
-    config.validate().map_err(Error::msg)?;
+    config.validate()?;
     let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone()).map_err(Error::msg)?;
     if let Some(address) = &args.conductor {
         // Before the engine is loaded, which may take minutes.

@@ -8,7 +8,7 @@ use http::HeaderValue;
 use serde_json::Value;
 
 use super::{out, reference};
-use crate::config;
+use crate::config::{self, ConfigError};
 use crate::operator::{OperatorAnswer, OperatorArgs, OperatorClient};
 
 /// Arguments of `baton policy`.
@@ -145,9 +145,8 @@ async fn diff(client: &OperatorClient, file: Option<&Path>) -> Result<String> {
     let text = match file {
         None => String::new(),
         Some(path) => {
-            let (text, _) = config::read(path).map_err(Error::msg)?;
-            let shared = crate::policy::to_share(&text).map_err(Error::msg);
-            shared.with_context(|| format!("config {}", path.display()))?
+            let (text, _) = config::read(path)?;
+            crate::policy::to_share(&text).with_context(|| format!("config {}", path.display()))?
         }
     };
     let answer = client.within(client.post("/admin/policy/diff", &text, None)).await.map_err(Error::msg)?;
@@ -233,8 +232,8 @@ fn edit(file: &mut toml::Table, given: &str) -> Result<()> {
     let named = class.filter(|_| setting != "name").map(|class| toml::Value::from(class).to_string());
     let named = named.map_or_else(String::new, |name| format!("name = {name}\n"));
     let file = format!("{section}\n{named}{setting} = {}\n", literal(value));
-    let plain = config::plain(&file).map_err(|e| Error::msg(without_place(&e)))?;
-    config::parse(&file).map_err(|e| Error::msg(without_place(&e)))?;
+    let plain = config::plain(&file).map_err(without_place)?;
+    config::parse(&file).map_err(without_place)?;
     let (setting, value) = given_in(&plain)?;
     table.insert(setting, value);
     Ok(())
@@ -254,9 +253,11 @@ fn literal(value: &str) -> String {
 }
 
 /// An error without the place in a file that nobody wrote.
-fn without_place(error: &str) -> String {
-    let rest = error.strip_prefix("TOML line ").and_then(|rest| rest.split_once(": "));
-    rest.map_or(error, |(_, why)| why).to_owned()
+fn without_place(error: ConfigError) -> Error {
+    match error {
+        ConfigError::Syntax { message, .. } => Error::msg(message),
+        other => other.into(),
+    }
 }
 
 fn class_of<'t>(scheduler: &'t mut toml::Table, class: &str) -> Result<&'t mut toml::Table> {
@@ -303,7 +304,7 @@ mod tests {
 
     fn changed(settings: &[&str]) -> Result<config::Config> {
         let settings: Vec<String> = settings.iter().map(|&text| text.to_owned()).collect();
-        config::parse(&edited(NOW, &settings)?).map_err(Error::msg)
+        Ok(config::parse(&edited(NOW, &settings)?)?)
     }
 
     #[test]

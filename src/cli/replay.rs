@@ -156,7 +156,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode> {
     if let Some(journal) = &args.journal {
         return super::journal::run(journal, args.json.as_deref());
     }
-    let config = config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
+    let config = config::load_or_default(args.config.as_deref())?;
     let mut jobs = jobs(&args, &config)?;
     let asked = jobs.len();
     if args.bound {

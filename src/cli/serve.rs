@@ -85,7 +85,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode> {
 
 /// The configuration in force: the file's, and what the command line says on top.
 fn settings(args: &ServeArgs) -> Result<Config> {
-    let mut config = crate::policy::at_start(args.config.as_deref()).map_err(Error::msg)?;
+    let mut config = crate::policy::at_start(args.config.as_deref())?;
     args.guard.put(&mut config.service);
     if let Some(listen) = &args.listen {
         config.service.listen.clone_from(listen);
@@ -95,7 +95,7 @@ fn settings(args: &ServeArgs) -> Result<Config> {
         None if config.service.control.ends_with(":0") => CONTROL.clone_into(&mut config.service.control),
         None => {}
     }
-    config.validate().map_err(Error::msg)?;
+    config.validate()?;
     Ok(config)
 }
 

@@ -12,7 +12,7 @@ mod space;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Error, Result, bail};
+use anyhow::{Context as _, Result, bail};
 use baton_sim::interval::FigureInterval;
 use baton_sim::tune::{self, Candidate, RunTally};
 use baton_traces::scale;
@@ -125,9 +125,9 @@ pub fn run(args: TuneArgs) -> Result<ExitCode> {
     for path in [&args.state, &args.out, &args.json, &args.html].into_iter().flatten() {
         out::has_folder(path)?;
     }
-    let mut config = config::load_or_default(args.config.as_deref()).map_err(Error::msg)?;
+    let mut config = config::load_or_default(args.config.as_deref())?;
     classes::apply(&args.class, &mut config);
-    config.validate().map_err(Error::msg)?;
+    config.validate()?;
     let gpus_per_node = args.gpus_per_node.or_else(|| gpus_of(&config.cluster.profile));
     let nodes = nodes(&args, gpus_per_node)?;
     let trace = read(&args)?;

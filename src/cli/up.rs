@@ -44,7 +44,7 @@ pub struct UpArgs {
 /// With one line for the user: what failed, and the remedy.
 pub fn run(mut args: UpArgs) -> Result<ExitCode> {
     crate::log::start(&args.log).map_err(Error::msg)?;
-    let mut config = crate::policy::at_start(args.config.as_deref()).map_err(Error::msg)?;
+    let mut config = crate::policy::at_start(args.config.as_deref())?;
     // The nodes started here belong to this conductor: what one of the two is given, both have.
     if let Some(block_tokens) = args.engines.block_tokens {
         config.scheduler.block_tokens = block_tokens;
@@ -53,7 +53,7 @@ pub fn run(mut args: UpArgs) -> Result<ExitCode> {
     if let Some(listen) = args.listen {
         config.service.listen = listen;
     }
-    config.validate().map_err(Error::msg)?;
+    config.validate()?;
     let plan = Plan {
         config,
         config_path: args.config,

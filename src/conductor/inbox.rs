@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::policy::{PolicyChange, PolicyOutcome, PolicyRefusal};
 use super::status::Status;
 use crate::config::Config;
+use crate::policy::PolicyError;
 
 /// Messages that may wait for the conductor; a node that has more to say waits, a client is refused.
 const INBOX_MESSAGES: usize = 16_384;
@@ -124,7 +125,7 @@ pub enum Question {
     /// Sets the policy from now on.
     Policy(Box<PolicyChange>, oneshot::Sender<Result<PolicyOutcome, PolicyRefusal>>),
     /// What such a policy would change, without a change.
-    CheckPolicy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
+    CheckPolicy(Box<Config>, oneshot::Sender<Result<Vec<String>, PolicyError>>),
     /// A node, by name, shall take no new work, or take it again.
     Drain {
         /// The node's name.

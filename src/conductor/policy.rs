@@ -11,7 +11,7 @@ use baton_types::ClassId;
 
 use super::driver::Driver;
 use crate::config::Config;
-use crate::policy::{Change, in_lines};
+use crate::policy::{Change, PolicyError, in_lines};
 
 /// A policy that shall be in force.
 pub struct PolicyChange {
@@ -41,11 +41,11 @@ pub struct PolicyOutcome {
 }
 
 /// Why a policy did not come into force.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub enum PolicyRefusal {
     /// The policy is wrong: sending it again cannot help.
-    #[error("{0}")]
-    Wrong(String),
+    #[error(transparent)]
+    Wrong(#[from] PolicyError),
     /// Another policy is in force than the one that the change was made from.
     #[error("{0}")]
     Stale(String),
@@ -93,50 +93,36 @@ pub(super) fn class_named(
 
 impl Driver {
     /// Whether a policy that nobody confirmed leaves clients the classes that they ask for.
-    fn keeps_classes(&self, config: &Config) -> Result<(), String> {
+    fn keeps_classes(&self, config: &Config) -> Result<(), PolicyError> {
         let has = |config: &Config, name: &str| config.scheduler.classes.iter().any(|c| c.name == name);
         let lost = |name: &&Arc<str>| has(&self.config, name) && !has(config, name);
         let lost: Vec<&str> = self.classes_in_use.iter().filter(lost).map(|name| &**name).collect();
-        if lost.is_empty() {
-            return Ok(());
-        }
-        Err(format!(
-            "clients use what it drops: service class {}; if the file is whole and this is meant, confirm it with SIGHUP \
-             or POST /admin/policy with an empty body",
-            lost.join(", ")
-        ))
+        if lost.is_empty() { Ok(()) } else { Err(PolicyError::DropsClasses(lost.join(", "))) }
     }
 
     /// Whether a file that nobody confirmed still asks for the keys that are asked for now.
-    fn keeps_keys(&self, config: &Config) -> Result<(), String> {
+    fn keeps_keys(&self, config: &Config) -> Result<(), PolicyError> {
         let (before, after) = (&self.config.service, &config.service);
         let lost = [
             ("service.api_keys", !before.api_keys.is_empty() && after.api_keys.is_empty()),
             ("service.admin_key", before.admin_key.is_set() && !after.admin_key.is_set()),
         ];
         let lost: Vec<&str> = lost.into_iter().filter_map(|(name, lost)| lost.then_some(name)).collect();
-        if lost.is_empty() {
-            return Ok(());
-        }
-        Err(format!(
-            "it has no {}, so all would be let in; if the file is whole and this is meant, confirm it with SIGHUP or POST \
-             /admin/policy with an empty body",
-            lost.join(" and no ")
-        ))
+        if lost.is_empty() { Ok(()) } else { Err(PolicyError::DropsKeys(lost.join(" and no "))) }
     }
 
     /// The configuration under another policy, and what differs from the one in force.
-    pub(super) fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), String> {
+    pub(super) fn checked_policy(&self, mut config: Config) -> Result<(Config, Vec<Change>), PolicyError> {
         crate::policy::keep_what_is_fixed(&self.config, &mut config);
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);
-        self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
+        self.core.can_change(&config.scheduler).map_err(PolicyError::Scheduler)?;
         Ok((config, changes))
     }
 
     /// Follows another policy from the next decision on, or none of it.
     fn change_policy(&mut self, config: Config) -> Result<PolicyOutcome, PolicyRefusal> {
-        let (config, changes) = self.checked_policy(config).map_err(PolicyRefusal::Wrong)?;
+        let (config, changes) = self.checked_policy(config)?;
         if !changes.is_empty() {
             self.pairs.configure(limits(&config));
             self.keys.set(&config);
@@ -158,8 +144,8 @@ impl Driver {
     pub(super) fn take_policy(&mut self, change: PolicyChange) -> Result<PolicyOutcome, PolicyRefusal> {
         self.expect_basis(change.basis.as_deref())?;
         if !change.confirmed {
-            let kept = self.keeps_classes(&change.config).and_then(|()| self.keeps_keys(&change.config));
-            kept.map_err(PolicyRefusal::Wrong)?;
+            self.keeps_classes(&change.config)?;
+            self.keeps_keys(&change.config)?;
         }
         self.change_policy(change.config)
     }
@@ -167,9 +153,7 @@ impl Driver {
     /// Takes the last change back, which is a change that can be taken back likewise.
     pub(super) fn roll_back(&mut self, basis: Option<&str>) -> Result<PolicyOutcome, PolicyRefusal> {
         self.expect_basis(basis)?;
-        let before = self.previous.clone();
-        let scheduler =
-            before.ok_or_else(|| PolicyRefusal::Wrong("no change of policy to take back".into()))?;
+        let scheduler = self.previous.clone().ok_or(PolicyError::NothingBefore)?;
         self.change_policy(Config { scheduler, ..self.config.clone() })
     }
 

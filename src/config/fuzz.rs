@@ -21,7 +21,8 @@ fn fuzz_config() {
         b"\"\"\"",
     ];
     Fuzz::new("config").cases(1_500).max_bytes(8 << 10).words(words).memory(8 << 20, 1_000).run(|input| {
-        let read = std::str::from_utf8(input).map_err(|e| e.to_string()).and_then(parse);
+        let text = std::str::from_utf8(input).map_err(|e| e.to_string());
+        let read = text.and_then(|text| parse(text).map_err(|e| e.to_string()));
         match &read {
             Ok(config) => {
                 assert_eq!(config.validate(), Ok(()));

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use super::units::{as_written, is_setting, short};
-use super::{BLOCK_TOKENS, Config, plain};
+use super::{BLOCK_TOKENS, Config, ConfigError, TextPosition, plain};
 
 /// Bytes of a configuration at most: reading it delays nobody for long.
 const MOST_BYTES: usize = 4 << 20;
@@ -28,22 +28,22 @@ const RENAMED_POLICIES: &[(&str, &str)] = &[("foresight", "baton_informed")];
 const NO_PREDICTIONS: &str = "nothing read the predictions that it bounded: delete it";
 
 /// Reads a configuration file.
-pub fn load(path: &Path) -> Result<Config, String> {
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
     read(path).map(|(_, config)| config)
 }
 
 /// The configuration of a file, or the defaults where none is named.
-pub fn load_or_default(path: Option<&Path>) -> Result<Config, String> {
+pub fn load_or_default(path: Option<&Path>) -> Result<Config, ConfigError> {
     path.map_or_else(|| Ok(Config::default()), load)
 }
 
 /// The configuration of a file, with the text that it was read from.
-pub fn read(path: &Path) -> Result<(String, Config), String> {
-    let named = |why: String| format!("config {}: {why}", path.display());
-    let unreadable = |why: String| named(format!("{why}; give the path of a TOML file"));
+pub fn read(path: &Path) -> Result<(String, Config), ConfigError> {
+    let unreadable = |why: String| ConfigError::Unreadable { file: path.to_owned(), why };
     let read = bytes(path).map_err(|e| unreadable(e.to_string()))?;
     let text = String::from_utf8(read).map_err(|_| unreadable("it is no text".into()))?;
-    let config = parse(&text).map_err(named)?;
+    let config = parse(&text)
+        .map_err(|fault| ConfigError::InFile { file: path.to_owned(), fault: Box::new(fault) })?;
     Ok((text, config))
 }
 
@@ -54,22 +54,16 @@ pub fn bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(read)
 }
 
-/// Whether a configuration is no longer than any needs to be.
-///
-/// # Errors
-/// In words: it has more bytes.
-fn bounded(text: &str) -> Result<(), String> {
-    if text.len() > MOST_BYTES {
-        return Err(format!("it has more than {MOST_BYTES} bytes, the most that a configuration may have"));
-    }
-    Ok(())
-}
-
 /// Parses and checks a configuration.
-pub fn parse(file: &str) -> Result<Config, String> {
-    bounded(file)?;
+pub fn parse(file: &str) -> Result<Config, ConfigError> {
+    if file.len() > MOST_BYTES {
+        return Err(ConfigError::TooLong(MOST_BYTES));
+    }
     let text = &plain(file)?;
-    let wrong = |e: toml::de::Error| explain(&place(&e, text));
+    let wrong = |e: toml::de::Error| ConfigError::Syntax {
+        position: position(&e, text),
+        message: explain(e.message()),
+    };
     let given: toml::Table = text.parse().map_err(wrong)?;
     refuse_removed(&given)?;
     refuse_renamed(&given)?;
@@ -85,19 +79,19 @@ pub fn parse(file: &str) -> Result<Config, String> {
 /// Whether a file has nothing that was removed.
 ///
 /// # Errors
-/// In words: all that it has of [`REMOVED`], and what to do, a line each.
-fn refuse_removed(given: &toml::Table) -> Result<(), String> {
+/// All that it has of [`REMOVED`].
+fn refuse_removed(given: &toml::Table) -> Result<(), ConfigError> {
     let current = toml::Table::try_from(Config::default()).unwrap_or_default();
-    removed(given, &current).map_or(Ok(()), Err)
+    removed(given, &current).map_or(Ok(()), |lines| Err(ConfigError::Removed(lines)))
 }
 
 /// Whether a file names its policy as this release does.
 ///
 /// # Errors
-/// The new name, in words.
-fn refuse_renamed(given: &toml::Table) -> Result<(), String> {
+/// The new name.
+fn refuse_renamed(given: &toml::Table) -> Result<(), ConfigError> {
     let policy = given.get("scheduler").and_then(|scheduler| scheduler.get("policy")?.as_str());
-    policy.and_then(renamed).map_or(Ok(()), |error| Err(format!("scheduler.policy: {error}")))
+    policy.and_then(renamed).map_or(Ok(()), |why| Err(ConfigError::RenamedPolicy(why)))
 }
 
 /// The error for a policy's name of an earlier release.
@@ -129,15 +123,18 @@ fn has(file: &toml::Table, name: &str) -> bool {
     }
 }
 
-/// An error of the parser with its line and column, without the line itself: the line may hold a secret.
-pub fn place(error: &toml::de::Error, text: &str) -> String {
-    let before = error.span().and_then(|span| text.get(..span.start));
-    let Some(before) = before else { return error.message().to_owned() };
+/// An error of the parser with its position, without the line itself: the line may hold a secret.
+pub fn place(error: &toml::de::Error, text: &str) -> ConfigError {
+    ConfigError::Syntax { position: position(error, text), message: error.message().to_owned() }
+}
+
+fn position(error: &toml::de::Error, text: &str) -> Option<TextPosition> {
+    let before = text.get(..error.span()?.start)?;
     let start = before.rfind('\n').map_or(0, |at| at + 1);
     let (line, column) = (before.matches('\n').count() + 1, before[start..].chars().count() + 1);
     let key = text[start..].lines().next().and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
-    let at = key.filter(|key| is_setting(key)).map(|key| format!(", {key}")).unwrap_or_default();
-    format!("TOML line {line}, column {column}{at}: {}", error.message())
+    let setting = key.filter(|key| is_setting(key)).map(str::to_owned);
+    Some(TextPosition { line, column: Some(column), setting })
 }
 
 /// Adds the nearest known key to an error about an unknown one, with its unit or without.
@@ -162,7 +159,8 @@ mod tests {
     #[test]
     fn a_renamed_policy_is_refused_with_its_new_name_which_is_known() {
         for (old, new) in RENAMED_POLICIES {
-            let error = parse(&format!("[scheduler]\npolicy = \"{old}\"")).expect_err("an old name");
+            let error =
+                parse(&format!("[scheduler]\npolicy = \"{old}\"")).expect_err("an old name").to_string();
             assert!(error.contains("scheduler.policy") && error.contains(new), "{error}");
             assert!(parse(&format!("[scheduler]\npolicy = \"{new}\"")).is_ok(), "{new}");
         }

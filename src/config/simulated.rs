@@ -5,7 +5,7 @@ use baton_types::Role;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::within;
+use super::{ConfigError, within};
 
 /// The cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -165,7 +165,7 @@ impl Default for NetworkSection {
 }
 
 impl NetworkSection {
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         within("network.max_flights", f64::from(self.max_flights), 1.0, 1e6)?;
         within("network.max_flights_per_link", f64::from(self.max_flights_per_link), 1.0, 1e6)?;
         within("network.floor_permille", f64::from(self.floor_permille), 0.0, 500.0)?;
@@ -245,7 +245,7 @@ impl Default for FaultsConfig {
 }
 
 impl ClusterConfig {
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         for (at, pool) in self.pools.iter().enumerate() {
             let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
             within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;
@@ -254,18 +254,14 @@ impl ClusterConfig {
             within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
             within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 0.0, 1_048_576.0)?;
             if pool.mixed_chunk_tokens > 0 && pool.mix != MixMode::Fixed {
-                return Err(format!(
-                    "{} = {} has no effect without mix = \"fixed\"; add that, or remove it",
-                    name("mixed_chunk_tokens"),
-                    pool.mixed_chunk_tokens
-                ));
+                let (setting, tokens) = (name("mixed_chunk_tokens"), pool.mixed_chunk_tokens);
+                return Err(ConfigError::ChunkWithoutMix { setting, tokens });
             }
             if pool.may_change_role && !matches!(pool.role, Role::Prefill | Role::Decode) {
-                return Err(format!(
-                    "{} has no effect on the role {}, which does both parts or none; remove it",
-                    name("may_change_role"),
-                    pool.role.name()
-                ));
+                return Err(ConfigError::RoleStays {
+                    setting: name("may_change_role"),
+                    role: pool.role.name(),
+                });
             }
             within(&name("net_gbps"), pool.net_gbps, 0.001, 1e6)?;
             within(&name("host_gb_per_s"), pool.host_gb_per_s, 0.001, 1e6)?;
@@ -276,14 +272,14 @@ impl ClusterConfig {
 }
 
 impl ClientsConfig {
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         within("clients.jitter_permille", f64::from(self.jitter_permille), 0.0, 1000.0)?;
         within("clients.leave_permille", f64::from(self.leave_permille), 0.0, 1000.0)
     }
 }
 
 impl FaultsConfig {
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         within("faults.lost_news_permille", f64::from(self.lost_news_permille), 0.0, 1000.0)?;
         within("faults.engine_speed_permille", f64::from(self.engine_speed_permille), 100.0, 4000.0)?;
         within("faults.engine_noise_permille", f64::from(self.engine_noise_permille), 0.0, 900.0)?;

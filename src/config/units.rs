@@ -11,7 +11,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
-use super::Config;
+use super::{Config, ConfigError, TextPosition};
 
 /// What the end of a setting's name says of its value, and how to write that value without it.
 const UNITS: [(&str, UnitKind); 3] =
@@ -57,7 +57,7 @@ fn collect(schema: &Value, names: &mut BTreeSet<String>) {
 /// # Errors
 /// The line and the name of a value that is none, or of a setting that is given twice; never the value, which may be a
 /// secret in the wrong place.
-pub fn plain(text: &str) -> Result<String, String> {
+pub fn plain(text: &str) -> Result<String, ConfigError> {
     let mut edits = Vec::new();
     if let Ok(file) = DeTable::parse(text) {
         rewrite(file.get_ref(), text, &mut edits)?;
@@ -72,38 +72,43 @@ pub fn plain(text: &str) -> Result<String, String> {
 
 /// An error about a setting outside its bounds, with name and numbers as the file has them: `target = 1.5` for
 /// `target_permille = 1500`. Any other error stays as it is.
-pub fn as_written(error: String, file: &str) -> String {
+pub fn as_written(error: ConfigError, file: &str) -> ConfigError {
+    let text = error.to_string();
     let written = || {
-        let (setting, bounds) = error.rsplit_once(" is outside ")?;
+        let (setting, bounds) = text.rsplit_once(" is outside ")?;
         let (path, number) = setting.rsplit_once(" = ")?;
         let (place, name) = path.rsplit_once('.')?;
         let (low, high) = bounds.split_once("..=")?;
         let mut edits = Vec::new();
         rewrite(DeTable::parse(file).ok()?.get_ref(), file, &mut edits).ok()?;
         edits.chunks_exact(2).find(|edit| edit[0].1 == name && edit[1].1 == number)?;
-        let (_, example) = short(name)?;
+        let (_, remedy) = short(name)?;
         let [(short, number), (_, low), (_, high)] = [number, low, high].map(|number| readable(name, number));
-        Some(format!("{place}.{short} = {number} is outside {low}..={high}; {example}"))
+        let setting = format!("{place}.{short}");
+        Some(ConfigError::OutsideInUnits { setting, value: number, low, high, remedy })
     };
     written().unwrap_or(error)
 }
 
 /// Collects two edits for each setting with a unit: its name, then its number.
-fn rewrite(table: &DeTable<'_>, text: &str, edits: &mut Vec<(Range<usize>, String)>) -> Result<(), String> {
+fn rewrite(
+    table: &DeTable<'_>,
+    text: &str,
+    edits: &mut Vec<(Range<usize>, String)>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         let name: &str = key.get_ref();
         if let Some((setting, quantity)) = meant(name) {
-            let place =
-                || format!("TOML line {}, {name}", text[..key.span().start].matches('\n').count() + 1);
+            let wrong = |message: String| {
+                let line = text[..key.span().start].matches('\n').count() + 1;
+                let position = TextPosition { line, column: None, setting: Some(name.to_owned()) };
+                ConfigError::Syntax { position: Some(position), message }
+            };
             if table.keys().any(|other| *other.get_ref() == setting) {
-                return Err(format!(
-                    "{}: it is {setting}, which is given too: take one of them out",
-                    place()
-                ));
+                return Err(wrong(format!("it is {setting}, which is given too: take one of them out")));
             }
-            let number = quantity
-                .read(value.get_ref())
-                .ok_or_else(|| format!("{}: {}", place(), quantity.example()))?;
+            let number = quantity.read(value.get_ref());
+            let number = number.ok_or_else(|| wrong(quantity.example().to_owned()))?;
             edits.extend([(key.span(), setting), (value.span(), number.to_string())]);
         } else {
             inside(value.get_ref(), text, edits)?;
@@ -112,7 +117,11 @@ fn rewrite(table: &DeTable<'_>, text: &str, edits: &mut Vec<(Range<usize>, Strin
     Ok(())
 }
 
-fn inside(value: &DeValue<'_>, text: &str, edits: &mut Vec<(Range<usize>, String)>) -> Result<(), String> {
+fn inside(
+    value: &DeValue<'_>,
+    text: &str,
+    edits: &mut Vec<(Range<usize>, String)>,
+) -> Result<(), ConfigError> {
     match value {
         DeValue::Table(table) => rewrite(table, text, edits),
         DeValue::Array(list) => list.iter().try_for_each(|entry| inside(entry.get_ref(), text, edits)),
@@ -280,14 +289,15 @@ mod tests {
             ("tttf = \"2s\"", "did you mean `ttft`?"),
             ("tttf_us = 2000000", "did you mean `ttft_us`?"),
         ] {
-            let error = parse(&format!("# one\n[[scheduler.classes]]\n{line}\n")).expect_err(line);
+            let error =
+                parse(&format!("# one\n[[scheduler.classes]]\n{line}\n")).expect_err(line).to_string();
             assert!(error.contains(why) && !error.contains("hunter2"), "{line}: {error}");
         }
-        let error = parse("service.heartbeat = \"1ms\"").expect_err("too short");
+        let error = parse("service.heartbeat = \"1ms\"").expect_err("too short").to_string();
         assert!(error.starts_with("service.heartbeat = \"1ms\" is outside \"10ms\"..=\"60s\""), "{error}");
-        let error = parse("service.max_bdy = \"8MiB\"").expect_err("no such setting");
+        let error = parse("service.max_bdy = \"8MiB\"").expect_err("no such setting").to_string();
         assert!(error.contains("did you mean `max_body`?"), "{error}");
-        let error = parse("service.max_body = \"64MB\"").expect_err("no such unit");
+        let error = parse("service.max_body = \"64MB\"").expect_err("no such unit").to_string();
         assert!(error.contains("line 1, max_body: give a size with its unit"), "{error}");
     }
 

@@ -14,13 +14,21 @@ const FORMS: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CollectorUrl(Uri);
 
+/// The defect of a collector's address, and what to give.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("service.otlp_endpoint = \"{text}\": {why}")]
+pub struct CollectorUrlError {
+    text: String,
+    why: String,
+}
+
 impl CollectorUrl {
     /// Reads `service.otlp_endpoint`.
     ///
     /// # Errors
-    /// In words: the setting, and what to give.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("service.otlp_endpoint = \"{text}\": {why}");
+    /// It is none; what to give.
+    pub(crate) fn parse(text: &str) -> Result<Self, CollectorUrlError> {
+        let wrong = |why: &str| CollectorUrlError { text: text.to_owned(), why: why.to_owned() };
         let uri: Uri = text.parse().map_err(|e| wrong(&format!("{e}; {FORMS}")))?;
         match (uri.scheme_str(), uri.port_u16()) {
             (Some("http"), Some(_)) => Ok(Self(uri)),
@@ -84,12 +92,12 @@ mod tests {
     fn what_is_no_collector_is_refused_with_the_forms_there_are() {
         let wrong = ["127.0.0.1:4317", "http://collector", "http://c/v1/traces", "grpc://c:4317", "a b"];
         for text in wrong {
-            let error = CollectorUrl::parse(text).unwrap_err();
+            let error = CollectorUrl::parse(text).unwrap_err().to_string();
             let named = error.starts_with(&format!("service.otlp_endpoint = \"{text}\": "));
             assert!(named && error.ends_with(FORMS), "{error}");
         }
         for text in ["https://c:4317", "https://c/"] {
-            let error = CollectorUrl::parse(text).unwrap_err();
+            let error = CollectorUrl::parse(text).unwrap_err().to_string();
             assert!(error.contains(text) && error.contains("https://HOST/v1/traces"), "{error}");
         }
     }

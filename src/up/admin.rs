@@ -1,5 +1,6 @@
 //! Paths for operators beside the clients' own: `/metrics` and `/admin/…`.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::conductor::{Inbox, PolicyChange, PolicyOutcome, PolicyRefusal, Questi
 use crate::config::Config;
 use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
+use crate::policy::PolicyError;
 
 const JSON: &str = "application/json";
 /// TOML has no registered type of its own.
@@ -184,7 +186,7 @@ impl Admin {
                 let line = |change: &crate::policy::Change| {
                     format!("{change}{}", if cold.contains(&change) { " (takes a restart)" } else { "" })
                 };
-                to_answer(Some(Ok(changes.iter().map(line).collect())))
+                to_answer(Some(Ok::<_, PolicyError>(changes.iter().map(line).collect())))
             }
             Err(answer) => answer,
         }
@@ -213,13 +215,12 @@ impl Admin {
         let config = tokio::task::spawn_blocking(move || match (text.trim().is_empty(), &path) {
             // Settings that the text leaves out stay as they are: operators send a policy, not their keys.
             (false, _) => crate::policy::over(&own, &text).and_then(|new| keeps_keys(&own, new)),
-            (true, Some(path)) => crate::config::load(path),
-            (true, None) => {
-                Err("there is no configuration file; send the policy as the body, in TOML".into())
-            }
+            (true, Some(path)) => crate::config::load(path).map_err(PolicyError::from),
+            (true, None) => Err(PolicyError::NoFile("the body, in TOML")),
         });
-        let config = config.await.unwrap_or_else(|e| Err(format!("the policy could not be read: {e}")));
-        config.map_err(|why| wrong(StatusCode::BAD_REQUEST, &why))
+        let refused = |why: String| wrong(StatusCode::BAD_REQUEST, &why);
+        let config = config.await.map_err(|e| refused(format!("the policy could not be read: {e}")))?;
+        config.map_err(|why| refused(why.to_string()))
     }
 
     /// Makes a policy the cluster's: every conductor follows it, this one as well.
@@ -234,18 +235,17 @@ impl Admin {
         let now = self.in_force().await;
         let (version, now) = now.ok_or_else(|| PolicyRefusal::NotNow(SHUTTING_DOWN.to_owned()))?;
         let in_place_of = in_place_of(basis, version, &now)?;
-        let (text, changes) = self.to_share(text, &now).map_err(PolicyRefusal::Wrong)?;
+        let (text, changes) = self.to_share(text, &now)?;
         Ok(PolicyOutcome { revision: shared.put(&text, in_place_of).await?, changes })
     }
 
     /// The text that all can follow, and what it changes of the policy in force.
-    fn to_share(&self, text: &str, now: &Config) -> Result<(String, Vec<String>), String> {
+    fn to_share(&self, text: &str, now: &Config) -> Result<(String, Vec<String>), PolicyError> {
         let text = match (text.trim().is_empty(), &self.config_path) {
             (false, _) => text.to_owned(),
-            (true, Some(path)) => {
-                std::fs::read_to_string(path).map_err(|e| format!("config {}: {e}", path.display()))?
-            }
-            (true, None) => return Err("there is no configuration file; send the policy as the body".into()),
+            (true, Some(path)) => std::fs::read_to_string(path)
+                .map_err(|e| PolicyError::Unreadable { file: path.clone(), why: e.to_string() })?,
+            (true, None) => return Err(PolicyError::NoFile("the body")),
         };
         let text = crate::policy::to_share(&text)?;
         let new = crate::policy::under(now, &text)?;
@@ -285,14 +285,12 @@ fn gone() -> Answer {
 
 /// Whether a text that an operator sends leaves the keys as they are: a text may leave them out, and the next start reads
 /// the file.
-fn keeps_keys(own: &Config, new: Config) -> Result<Config, String> {
+fn keeps_keys(own: &Config, new: Config) -> Result<Config, PolicyError> {
     let (before, after) = (&own.service, &new.service);
     if before.admin_key == after.admin_key && before.api_keys == after.api_keys {
         return Ok(new);
     }
-    Err("service.admin_key and service.api_keys are read from the configuration file alone: change them there, and the \
-         service follows"
-        .into())
+    Err(PolicyError::Keys)
 }
 
 /// The tag of the policy that a change was made from, if the client names it.
@@ -329,10 +327,10 @@ fn made(answer: Option<Result<PolicyOutcome, PolicyRefusal>>) -> Answer {
     wrong(status, &refusal.to_string())
 }
 
-fn to_answer(answer: Option<Result<Vec<String>, String>>) -> Answer {
+fn to_answer(answer: Option<Result<Vec<String>, impl Display>>) -> Answer {
     match answer {
         Some(Ok(changes)) => (StatusCode::OK, json!({ "changed": changes })),
-        Some(Err(why)) => wrong(StatusCode::BAD_REQUEST, &why),
+        Some(Err(why)) => wrong(StatusCode::BAD_REQUEST, &why.to_string()),
         None => gone(),
     }
 }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::shared_policy::SharedPolicy;
 use crate::conductor::{Inbox, PolicyChange, Question};
 use crate::config::Config;
+use crate::policy::PolicyError;
 
 /// A file that did not change for so long is whole.
 const STILL: Duration = Duration::from_secs(2);
@@ -111,8 +112,9 @@ impl FollowedFile {
         let path = self.path.clone();
         // A large one takes a while: no decision waits for that.
         let read = tokio::task::spawn_blocking(move || crate::config::read(&path));
-        let (text, config) = match read.await.unwrap_or_else(|e| Err(e.to_string())) {
-            Ok(read) => read,
+        let (text, config) = match read.await {
+            Ok(Ok(read)) => read,
+            Ok(Err(why)) => return refused(&why),
             Err(why) => return refused(&why),
         };
         if let Err(why) = self.fits(&text, &config, confirmed) {
@@ -138,7 +140,7 @@ impl FollowedFile {
                 tracing::info!(changes = changes.join("; "), "policy file read and applied");
                 self.warn_of_undone(&config, &changes);
             }
-            Some(Err(why)) => return refused(&why.to_string()),
+            Some(Err(why)) => return refused(&why),
             None => return,
         }
         self.applied = Some((text, config));
@@ -163,26 +165,20 @@ impl FollowedFile {
     ///
     /// # Errors
     /// In words, with the remedy.
-    fn fits(&self, text: &str, config: &Config, confirmed: bool) -> Result<(), String> {
+    fn fits(&self, text: &str, config: &Config, confirmed: bool) -> Result<(), PolicyError> {
         let Some((before, old)) = &self.applied else { return Ok(()) };
         let fixed = crate::policy::fixed_at_start(old, config);
         if !fixed.is_empty() {
-            return Err(format!(
-                "{}; restart to change {}, or put it back",
-                crate::policy::READ_AT_START,
-                fixed.join(", ")
-            ));
+            return Err(PolicyError::ReadAtStart(fixed.join(", ")));
         }
         let cut = text.trim_end();
         if !confirmed && cut.len() < before.trim_end().len() && before.starts_with(cut) {
-            return Err("it is the beginning of the file in force and ends early: it may be half-written; if it is whole, \
-                        confirm it with SIGHUP or POST /admin/policy with an empty body"
-                .into());
+            return Err(PolicyError::EndsEarly);
         }
         Ok(())
     }
 }
 
-fn refused(why: &str) {
-    tracing::error!(why, "policy file NOT applied; the policy in force goes on");
+fn refused(why: &dyn std::fmt::Display) {
+    tracing::error!(%why, "policy file NOT applied; the policy in force goes on");
 }

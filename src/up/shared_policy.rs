@@ -13,12 +13,13 @@ use tokio_util::sync::CancellationToken;
 use crate::conductor::{Inbox, Lead, PolicyChange, PolicyOutcome, PolicyRefusal, Question};
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::policy::PolicyError;
 
 impl From<MembershipError> for PolicyRefusal {
     fn from(error: MembershipError) -> Self {
         let why = error.to_string();
         match error.kind {
-            Kind::Invalid => Self::Wrong(why),
+            Kind::Invalid => Self::Wrong(PolicyError::Cluster(error)),
             Kind::Conflict => Self::Conflict(why),
             // A write whose answer was lost may have been carried out.
             Kind::Unavailable | Kind::TimedOut => Self::NotNow(format!(
@@ -129,7 +130,7 @@ async fn adopt(policy: Option<&Policy>, (own, path): &(Config, Option<PathBuf>),
     let config = match (policy, path) {
         // Of its own file, keys may have changed since the start.
         (Some(policy), _) => crate::policy::under(&now, &policy.text),
-        (None, Some(path)) => crate::config::load(path),
+        (None, Some(path)) => crate::config::load(path).map_err(PolicyError::from),
         (None, None) => Ok(Config { scheduler: own.scheduler.clone(), ..*now }),
     };
     let applied = match config {
@@ -164,7 +165,9 @@ mod tests {
         let not_made = |kind| {
             PolicyRefusal::from(MembershipError { kind, stage: Stage::Write, text: "so it is".into() })
         };
-        assert!(matches!(not_made(Kind::Invalid), PolicyRefusal::Wrong(why) if why.contains("so it is")));
+        assert!(
+            matches!(not_made(Kind::Invalid), PolicyRefusal::Wrong(why) if why.to_string().contains("so it is"))
+        );
         assert!(matches!(not_made(Kind::Conflict), PolicyRefusal::Conflict(_)));
         for kind in [Kind::Denied, Kind::Corrupt, Kind::LeaseLost, Kind::Compacted] {
             assert!(

@@ -39,8 +39,9 @@ impl FromStr for ClassObjective {
         }
         // As in a file: the same units, the same bounds.
         let read = config::parse(&file).map_err(|error| {
+            let error = error.to_string();
             let why = error.split_once("TOML line ").and_then(|(_, rest)| rest.split_once(", "));
-            Error::msg(why.map_or(error.clone(), |(_, why)| why.to_owned()))
+            Error::msg(why.map_or(error.as_str(), |(_, why)| why).to_owned())
         })?;
         let class = &read.scheduler.classes[0];
         let target_permille = share.map(|_| class.target_permille);

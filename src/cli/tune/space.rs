@@ -2,7 +2,7 @@
 //!
 //! A knob is here because runs of other loads differed by it by more than chance; docs/tune.md says why for each.
 
-use anyhow::{Error, Result, ensure};
+use anyhow::{Result, ensure};
 use baton_scheduler::AdmissionMode;
 use baton_sim::tune::{Candidate, TuningKnob};
 use baton_types::Role;
@@ -201,7 +201,7 @@ impl TuningOptions {
                 self.turn(&mut config, setting, level)?;
             }
         }
-        config.validate().map_err(Error::msg)?;
+        config.validate()?;
         Ok(config)
     }
 
