@@ -6,7 +6,7 @@ use std::io::BufReader;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Error, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 
 use super::out;
 use crate::conductor::journal::{End, ReplayReport, replay};
@@ -15,7 +15,7 @@ use crate::conductor::journal::{End, ReplayReport, replay};
 pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode> {
     let journal = || format!("journal {}", path.display());
     let file = File::open(path).map_err(|e| anyhow!("{}: {e}; give a journal-*.jsonl file", journal()))?;
-    let found = replay(BufReader::with_capacity(1 << 20, file)).map_err(Error::msg).with_context(journal)?;
+    let found = replay(BufReader::with_capacity(1 << 20, file)).with_context(journal)?;
     if let Some(json) = json {
         let text = serde_json::to_string_pretty(&found).with_context(journal)?;
         out::save(json, &text)?;

@@ -113,7 +113,8 @@ impl Driver {
         let folder = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
         let journal = folder(&service.journal)
             .map(|folder| JournalWriter::open(JournalSettings::new(folder), &core))
-            .transpose()?;
+            .transpose()
+            .map_err(|e| e.to_string())?;
         let capture = folder(&service.capture)
             .map(|folder| {
                 CaptureConfig::new(folder, config.scheduler.block_tokens, *service.chain_seed.expose())

@@ -8,6 +8,7 @@
 //! with a checksum chained over all lines before it, so damage anywhere is found.
 
 mod disk;
+mod error;
 #[cfg(test)]
 mod fuzz;
 mod reader;
@@ -22,6 +23,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 #[cfg(test)]
 mod tests;
 
+pub use error::JournalError;
 pub use reader::{ReplayReport, replay};
 #[cfg(test)]
 pub use writer::JournalStatus;
@@ -73,8 +75,8 @@ enum Line<Input> {
 }
 
 /// A 64-bit digest of effects in their serialised form, as 16 hexadecimal digits.
-fn digest(effects: &[Effect]) -> Result<String, String> {
-    let bytes = serde_json::to_vec(effects).map_err(|e| e.to_string())?;
+fn digest(effects: &[Effect]) -> serde_json::Result<String> {
+    let bytes = serde_json::to_vec(effects)?;
     Ok(hex(xxh3_64(&bytes)))
 }
 

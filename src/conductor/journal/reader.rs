@@ -6,7 +6,7 @@ use std::io::{BufRead, Read as _};
 use baton_scheduler::{Conductor, Effect, Input};
 use serde::{Deserialize, Serialize};
 
-use super::{Chain, End, Header, Line, VERSION, digest};
+use super::{Chain, End, Header, JournalError, Line, VERSION, digest};
 
 /// A line longer than this is damage, not data.
 const LINE_BYTES: u64 = 1 << 30;
@@ -75,7 +75,7 @@ impl Summary {
 ///
 /// # Errors
 /// Names the line that is damaged, of another version, or whose effects are not those recorded.
-pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, String> {
+pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, JournalError> {
     let (mut chain, mut found) = (Chain::default(), ReplayReport::default());
     let mut conductor = begin(first_header(&mut file, &mut chain)?)?;
     let stats = conductor.stats().clone();
@@ -99,7 +99,7 @@ pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, String> {
                 break;
             }
             NextLine::Line(Line::Header(_)) => {
-                return Err(format!("line {number}: a second header; the file was put together from two"));
+                return Err(JournalError::SecondHeader(number));
             }
             NextLine::Torn => {
                 found.torn = true;
@@ -108,7 +108,7 @@ pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, String> {
             NextLine::Over => break,
         }
     }
-    conductor.check().map_err(|e| format!("after the last step: {e}; report this"))?;
+    conductor.check().map_err(JournalError::Inconsistent)?;
     let now = conductor.stats();
     found.summary.finished = now.finished - stats.finished;
     found.summary.cancelled = now.cancelled - stats.cancelled;
@@ -133,25 +133,22 @@ struct Format {
 /// same shape.
 ///
 /// # Errors
-/// In words: the file begins with no header, or with one of another format.
-fn first_header(file: &mut impl BufRead, chain: &mut Chain) -> Result<Header, String> {
-    let none = || "line 1: no journal header; give a file that begins with one".to_owned();
-    let NextLine::Line(text) = next_text(file, chain, 1)? else { return Err(none()) };
-    let Format { version, program } = serde_json::from_str::<FirstLine>(&text).map_err(|_| none())?.header;
+/// The file begins with no header, or with one of another format.
+fn first_header(file: &mut impl BufRead, chain: &mut Chain) -> Result<Header, JournalError> {
+    let NextLine::Line(text) = next_text(file, chain, 1)? else { return Err(JournalError::NoHeader) };
+    let first = serde_json::from_str::<FirstLine>(&text).map_err(|_| JournalError::NoHeader)?;
+    let Format { version, program } = first.header;
     if version != VERSION {
-        return Err(format!(
-            "line 1: format {version}, written by baton {program}; this baton reads format {VERSION}: replay the file \
-             with the baton that wrote it"
-        ));
+        return Err(JournalError::Format { version, program });
     }
     match parse(&text, 1)? {
         Line::Header(header) => Ok(*header),
-        _ => Err(none()),
+        _ => Err(JournalError::NoHeader),
     }
 }
 
-fn begin(header: Header) -> Result<Conductor, String> {
-    Conductor::restore(header.base).map_err(|e| format!("line 1: {e}"))
+fn begin(header: Header) -> Result<Conductor, JournalError> {
+    Conductor::restore(header.base).map_err(JournalError::Restore)
 }
 
 /// One step again; its effects, if they are those recorded.
@@ -160,26 +157,28 @@ fn again(
     told: (u64, Input),
     recorded: &str,
     number: u64,
-) -> Result<Vec<Effect>, String> {
+) -> Result<Vec<Effect>, JournalError> {
     let (now_us, input) = told;
     if let Input::InstanceJoined(spec) = &input {
         // The driver has made sure of it before; a file may say anything.
-        spec.profile.validate().map_err(|e| format!("line {number}: an instance's cost profile: {e}"))?;
+        spec.profile.validate().map_err(|why| JournalError::Profile { line: number, why })?;
     }
     let mut effects = Vec::new();
     let shown = input.clone();
     conductor.step(now_us, input, &mut effects);
-    let replayed = digest(&effects)?;
+    let replayed = digest(&effects).map_err(JournalError::Unwritable)?;
     if replayed == recorded {
         return Ok(effects);
     }
     let json = |value: serde_json::Result<String>| value.unwrap_or_else(|e| e.to_string());
-    Err(format!(
-        "line {number}, step {}, at {now_us} µs: first divergence\n  input    {}\n  recorded effects with digest {recorded}\n  replayed effects with digest {replayed}: {}",
-        number - 1,
-        json(serde_json::to_string(&shown)),
-        json(serde_json::to_string(&effects))
-    ))
+    Err(JournalError::Divergence {
+        line: number,
+        now_us,
+        input: json(serde_json::to_string(&shown)),
+        recorded: recorded.to_owned(),
+        replayed,
+        effects: json(serde_json::to_string(&effects)),
+    })
 }
 
 enum NextLine<T> {
@@ -193,7 +192,7 @@ fn next_line(
     file: &mut impl BufRead,
     chain: &mut Chain,
     number: u64,
-) -> Result<NextLine<Line<Input>>, String> {
+) -> Result<NextLine<Line<Input>>, JournalError> {
     Ok(match next_text(file, chain, number)? {
         NextLine::Line(text) => NextLine::Line(parse(&text, number)?),
         NextLine::Torn => NextLine::Torn,
@@ -202,20 +201,25 @@ fn next_line(
 }
 
 /// The JSON text of the next line, whose checksum fits.
-fn next_text(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<NextLine<String>, String> {
+fn next_text(
+    file: &mut impl BufRead,
+    chain: &mut Chain,
+    number: u64,
+) -> Result<NextLine<String>, JournalError> {
     let mut bytes = Vec::new();
-    file.take(LINE_BYTES).read_until(b'\n', &mut bytes).map_err(|e| format!("line {number}: {e}"))?;
+    file.take(LINE_BYTES)
+        .read_until(b'\n', &mut bytes)
+        .map_err(|why| JournalError::Unreadable { line: number, why })?;
     if bytes.is_empty() {
         return Ok(NextLine::Over);
     }
     if bytes.pop() != Some(b'\n') {
         return Ok(NextLine::Torn);
     }
-    let damaged = || format!("line {number}: damaged, its checksum does not fit; steps before it are sound");
-    let text = std::str::from_utf8(&bytes).ok().and_then(|line| chain.open(line)).ok_or_else(damaged)?;
-    Ok(NextLine::Line(text))
+    let text = std::str::from_utf8(&bytes).ok().and_then(|line| chain.open(line));
+    text.map(NextLine::Line).ok_or(JournalError::Damaged(number))
 }
 
-fn parse(text: &str, number: u64) -> Result<Line<Input>, String> {
-    serde_json::from_str(text).map_err(|e| format!("line {number}: {e}; take the version that wrote it"))
+fn parse(text: &str, number: u64) -> Result<Line<Input>, JournalError> {
+    serde_json::from_str(text).map_err(|why| JournalError::Unknown { line: number, why })
 }

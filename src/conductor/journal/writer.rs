@@ -12,7 +12,7 @@ use baton_scheduler::{Conductor, Effect, Input};
 use baton_types::CacheChange;
 
 use super::disk::{Files, Order, QueueEntry, Shared, Step, write_all};
-use super::{End, Header, VERSION};
+use super::{End, Header, JournalError, VERSION};
 
 /// Where a journal goes and how large it may grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,10 +92,8 @@ impl JournalWriter {
     ///
     /// # Errors
     /// Names the folder that cannot be made or written, with the remedy.
-    pub fn open(settings: JournalSettings, conductor: &Conductor) -> Result<Self, String> {
-        let failed = |e: std::io::Error| {
-            format!("journal {}: {e}; give a folder that can be written", settings.directory.display())
-        };
+    pub fn open(settings: JournalSettings, conductor: &Conductor) -> Result<Self, JournalError> {
+        let failed = |why| JournalError::Folder { directory: settings.directory.clone(), why };
         std::fs::create_dir_all(&settings.directory).map_err(failed)?;
         let files = Files::find(&settings.directory, settings.keep_files).map_err(failed)?;
         let shared = Arc::new(Shared::default());
