@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_http::{Error, Options, Trust, Url, bearer};
+use anyhow::{Context as _, Error, Result, anyhow, bail};
+use baton_http::{Options, Trust, Url, bearer};
 use baton_types::Secret;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, ETAG, HeaderValue, IF_MATCH};
@@ -34,7 +35,7 @@ impl OperatorArgs {
     ///
     /// # Errors
     /// As [`OperatorClient::new`].
-    pub fn client(&self, command: &'static str) -> Result<OperatorClient, String> {
+    pub fn client(&self, command: &'static str) -> Result<OperatorClient> {
         let key = self.key.as_ref().map(|key| key.expose().as_str());
         OperatorClient::new((command, &self.url), key, self.ca.as_deref())
     }
@@ -62,26 +63,20 @@ impl OperatorClient {
     ///
     /// # Errors
     /// Names what is wrong with the address, the key or the file.
-    pub fn new(
-        (command, url): (&'static str, &str),
-        key: Option<&str>,
-        ca: Option<&Path>,
-    ) -> Result<Self, String> {
-        let wrong = |why| format!("{command}: {url}: {why}; give an address like http://127.0.0.1:8080");
+    pub fn new((command, url): (&'static str, &str), key: Option<&str>, ca: Option<&Path>) -> Result<Self> {
+        let wrong = |why| anyhow!("{command}: {url}: {why}; give an address like http://127.0.0.1:8080");
         let parsed = Url::parse(url).map_err(wrong)?;
-        let key = key.map(bearer).transpose();
+        let key = key.map(bearer).transpose().ok();
         let key =
-            key.map_err(|_| format!("{command}: --key holds characters that no header may; check it"))?;
+            key.with_context(|| format!("{command}: --key holds characters that no header may; check it"))?;
         let trust = match (parsed.is_secure(), ca) {
             (true, Some(ca)) => {
                 let wrong =
-                    |e| format!("{command}: --ca {}: {e}; give a PEM file with a certificate", ca.display());
+                    |e| anyhow!("{command}: --ca {}: {e}; give a PEM file with a certificate", ca.display());
                 Trust::of_file(ca).map_err(wrong)?
             }
             (true, None) => {
-                return Err(format!(
-                    "{command}: {url}: give the certificate to trust with --ca FILE, in PEM"
-                ));
+                bail!("{command}: {url}: give the certificate to trust with --ca FILE, in PEM");
             }
             (false, _) => Trust::nobody(),
         };
@@ -96,10 +91,11 @@ impl OperatorClient {
     }
 
     /// The error for an answer that another version gives.
-    pub fn version_mismatch(&self, error: &dyn std::fmt::Display) -> String {
-        format!(
+    pub fn version_mismatch(&self, error: &dyn std::fmt::Display) -> Error {
+        anyhow!(
             "{}: {} answers, but not as this version of baton does ({error}); use the same baton on both ends",
-            self.command, self.base
+            self.command,
+            self.base
         )
     }
 
@@ -107,14 +103,14 @@ impl OperatorClient {
     ///
     /// # Errors
     /// Those of the calls, or that there was no answer in time.
-    pub async fn within<T>(&self, asked: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    pub async fn within<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout(TIME_LIMIT, asked).await.unwrap_or_else(|_| {
-            Err(format!(
+            bail!(
                 "{}: {}: no answer within {} s; see whether it is overloaded or a firewall is between",
                 self.command,
                 self.base,
                 TIME_LIMIT.as_secs()
-            ))
+            )
         })
     }
 
@@ -122,7 +118,7 @@ impl OperatorClient {
     ///
     /// # Errors
     /// In words: nothing answers, or it refuses.
-    pub async fn get(&self, path: &str) -> Result<OperatorAnswer, String> {
+    pub async fn get(&self, path: &str) -> Result<OperatorAnswer> {
         self.call(Request::get(format!("{}{path}", self.base)), path, Bytes::new()).await
     }
 
@@ -130,12 +126,7 @@ impl OperatorClient {
     ///
     /// # Errors
     /// In words: nothing answers, or why the service refuses.
-    pub async fn post(
-        &self,
-        path: &str,
-        body: &str,
-        basis: Option<&HeaderValue>,
-    ) -> Result<OperatorAnswer, String> {
+    pub async fn post(&self, path: &str, body: &str, basis: Option<&HeaderValue>) -> Result<OperatorAnswer> {
         let mut request = Request::builder().method(Method::POST).uri(format!("{}{path}", self.base));
         if let Some(tag) = basis {
             request = request.header(IF_MATCH, tag);
@@ -143,25 +134,20 @@ impl OperatorClient {
         self.call(request, path, Bytes::copy_from_slice(body.as_bytes())).await
     }
 
-    async fn call(
-        &self,
-        request: http::request::Builder,
-        path: &str,
-        body: Bytes,
-    ) -> Result<OperatorAnswer, String> {
+    async fn call(&self, request: http::request::Builder, path: &str, body: Bytes) -> Result<OperatorAnswer> {
         let (command, base) = (self.command, &self.base);
-        let failed = |e: Error| match e {
-            Error::Connect(_) => {
-                format!(
+        let failed = |e: baton_http::Error| match e {
+            baton_http::Error::Connect(_) => {
+                anyhow!(
                     "{command}: {base}: {e}; start 'baton up' or 'baton serve' there, or say where it is with --url"
                 )
             }
-            Error::Tls(_) => {
-                format!(
+            baton_http::Error::Tls(_) => {
+                anyhow!(
                     "{command}: {base}: {e}; check that --ca is what this server's certificate is signed with"
                 )
             }
-            _ => format!("{command}: {base}{path}: {e}; look again"),
+            _ => anyhow!("{command}: {base}{path}: {e}; look again"),
         };
         let request = match &self.key {
             Some(key) => request.header(AUTHORIZATION, key),
@@ -171,17 +157,17 @@ impl OperatorClient {
         let answer = self.http.send(request).await.map_err(failed)?;
         let (status, tag) = (answer.status(), answer.headers().get(ETAG).cloned());
         let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
-        let body = body.map_err(|e| format!("{command}: {base}{path}: {e}; look again"))?.to_bytes();
+        let body = body.map_err(|e| anyhow!("{command}: {base}{path}: {e}; look again"))?.to_bytes();
         match status {
             StatusCode::OK => Ok(OperatorAnswer { tag, body }),
-            StatusCode::UNAUTHORIZED => Err(format!(
+            StatusCode::UNAUTHORIZED => bail!(
                 "{command}: {base}: operators only; give the configuration's service.admin_key with --key or BATON_ADMIN_KEY{}",
                 if self.key.is_some() { " (it is not the key that was given)" } else { "" }
-            )),
-            other => Err(match reason(&body) {
-                Some(why) if other != StatusCode::NOT_FOUND => format!("{command}: {base}: {why}"),
-                _ => self.version_mismatch(&format!("{path}: {other}")),
-            }),
+            ),
+            other => match reason(&body) {
+                Some(why) if other != StatusCode::NOT_FOUND => bail!("{command}: {base}: {why}"),
+                _ => Err(self.version_mismatch(&format!("{path}: {other}"))),
+            },
         }
     }
 }
@@ -197,7 +183,8 @@ mod tests {
     use super::*;
 
     fn error(url: &str) -> String {
-        OperatorClient::new(("top", url), None, None).err().unwrap_or_else(|| panic!("{url} was taken"))
+        let error = OperatorClient::new(("top", url), None, None).err();
+        error.unwrap_or_else(|| panic!("{url} was taken")).to_string()
     }
 
     #[test]
@@ -208,9 +195,11 @@ mod tests {
         }
         assert!(error("https://x").contains("--ca"));
         let missing = OperatorClient::new(("top", "https://x"), None, Some(Path::new("/no/such.pem"))).err();
-        assert!(missing.is_some_and(|e| e.contains("/no/such.pem") && e.contains("PEM")));
+        assert!(
+            missing.is_some_and(|e| e.to_string().contains("/no/such.pem") && e.to_string().contains("PEM"))
+        );
         let key = OperatorClient::new(("top", "http://x"), Some("a\nb"), None).err();
-        assert!(key.is_some_and(|e| e.contains("--key")));
+        assert!(key.is_some_and(|e| e.to_string().contains("--key")));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod words;
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
@@ -48,7 +49,7 @@ struct Objectives {
 ///
 /// # Errors
 /// In words: nothing answers, or not as a service of this version does.
-pub async fn once(client: &OperatorClient, every: Duration) -> Result<String, String> {
+pub async fn once(client: &OperatorClient, every: Duration) -> Result<String> {
     let mut history = History::default();
     history.push(Sample::of(client).await?);
     tokio::time::sleep(every).await;

@@ -63,7 +63,7 @@ enum Action {
 /// # Errors
 /// With one line for the user: what was refused or did not answer, and the remedy.
 pub fn run(args: &PolicyArgs) -> Result<ExitCode> {
-    let client = |service: &OperatorArgs| service.client("policy").map_err(Error::msg);
+    let client = |service: &OperatorArgs| service.client("policy");
     let text = super::runtime(Some(1))?.block_on(async {
         match &args.action {
             Action::Show { service } => show(&client(service)?).await,
@@ -85,9 +85,8 @@ struct PolicyText {
 
 impl PolicyText {
     async fn read(client: &OperatorClient) -> Result<Self> {
-        let OperatorAnswer { tag, body } =
-            client.within(client.get("/admin/policy")).await.map_err(Error::msg)?;
-        let tag = tag.ok_or_else(|| Error::msg(client.version_mismatch(&"a policy without a revision")))?;
+        let OperatorAnswer { tag, body } = client.within(client.get("/admin/policy")).await?;
+        let tag = tag.ok_or_else(|| client.version_mismatch(&"a policy without a revision"))?;
         Ok(Self { text: String::from_utf8_lossy(&body).into_owned(), tag })
     }
 
@@ -124,7 +123,7 @@ async fn show(client: &OperatorClient) -> Result<String> {
 async fn set(client: &OperatorClient, settings: &[String], dry_run: bool) -> Result<String> {
     let now = PolicyText::read(client).await?;
     let new = edited(&now.text, settings)?;
-    let checked = client.within(client.post("/admin/policy/check", &new, None)).await.map_err(Error::msg)?;
+    let checked = client.within(client.post("/admin/policy/check", &new, None)).await?;
     let (changes, _) = changes(client, &checked)?;
     let text = in_words(&changes, &now.classes());
     let revision = now.revision();
@@ -134,8 +133,7 @@ async fn set(client: &OperatorClient, settings: &[String], dry_run: bool) -> Res
     if dry_run {
         return Ok(format!("{text}valid; nothing was changed, revision {revision} stays in force\n"));
     }
-    let applied =
-        client.within(client.post("/admin/policy", &new, Some(&now.tag))).await.map_err(Error::msg)?;
+    let applied = client.within(client.post("/admin/policy", &new, Some(&now.tag))).await?;
     let (_, revision) = self::changes(client, &applied)?;
     Ok(format!("{text}revision {revision} is in force; 'baton policy rollback' takes this back\n"))
 }
@@ -149,7 +147,7 @@ async fn diff(client: &OperatorClient, file: Option<&Path>) -> Result<String> {
             crate::policy::to_share(&text).with_context(|| format!("config {}", path.display()))?
         }
     };
-    let answer = client.within(client.post("/admin/policy/diff", &text, None)).await.map_err(Error::msg)?;
+    let answer = client.within(client.post("/admin/policy/diff", &text, None)).await?;
     let (changes, _) = changes(client, &answer)?;
     let revision = now.revision();
     if changes.is_empty() {
@@ -161,8 +159,7 @@ async fn diff(client: &OperatorClient, file: Option<&Path>) -> Result<String> {
 
 async fn rollback(client: &OperatorClient) -> Result<String> {
     let now = PolicyText::read(client).await?;
-    let answer =
-        client.within(client.post("/admin/policy/rollback", "", Some(&now.tag))).await.map_err(Error::msg)?;
+    let answer = client.within(client.post("/admin/policy/rollback", "", Some(&now.tag))).await?;
     let (changes, revision) = changes(client, &answer)?;
     let text = in_words(&changes, &now.classes());
     Ok(format!("{text}revision {revision} is in force; 'baton policy rollback' takes this back\n"))
@@ -170,8 +167,7 @@ async fn rollback(client: &OperatorClient) -> Result<String> {
 
 /// The changes that an answer lists, and the revision in force after them, if it says.
 fn changes(client: &OperatorClient, answer: &OperatorAnswer) -> Result<(Vec<String>, u64)> {
-    let json: Value =
-        serde_json::from_slice(&answer.body).map_err(|e| Error::msg(client.version_mismatch(&e)))?;
+    let json: Value = serde_json::from_slice(&answer.body).map_err(|e| client.version_mismatch(&e))?;
     let lines = json["changed"].as_array().into_iter().flatten();
     let lines = lines.filter_map(Value::as_str).map(str::to_owned).collect();
     Ok((lines, json["revision"].as_u64().unwrap_or(0)))

@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::out;
 use crate::operator::OperatorArgs;
@@ -48,20 +48,20 @@ fn seconds(text: &str) -> Result<Duration> {
 /// # Errors
 /// With one line for the user: what did not answer, and the remedy.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
-    let client = args.service.client("top").map_err(Error::msg)?;
+    let client = args.service.client("top")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .context("runtime")?;
     let done = if args.json {
-        let status = runtime.block_on(client.within(client.get("/admin/status"))).map_err(Error::msg)?;
+        let status = runtime.block_on(client.within(client.get("/admin/status")))?;
         out::print(&format!("{}\n", String::from_utf8_lossy(&status.body).trim_end()))
     } else if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        let text = runtime.block_on(crate::top::once(&client, args.interval)).map_err(Error::msg)?;
+        let text = runtime.block_on(crate::top::once(&client, args.interval))?;
         out::print(&text)
     } else {
-        crate::top::watch(&runtime, Watch { client, every: args.interval }).map_err(Error::msg)
+        crate::top::watch(&runtime, Watch { client, every: args.interval })
     };
     // A look that is still under way is of no use to anybody.
     runtime.shutdown_background();

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use anyhow::Result;
+
 use super::scrape::Scrape;
 use super::{Objectives, Sample};
 use crate::conductor::Status;
@@ -12,7 +14,7 @@ impl Sample {
     ///
     /// # Errors
     /// In words: nothing answers, or not as a service of this version does.
-    pub(super) async fn of(client: &OperatorClient) -> Result<Self, String> {
+    pub(super) async fn of(client: &OperatorClient) -> Result<Self> {
         client
             .within(async {
                 let body = client.get("/admin/status").await?.body;

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
+use anyhow::{Result, anyhow};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::runtime::Runtime;
@@ -29,21 +30,21 @@ pub struct Watch {
 ///
 /// # Errors
 /// In words: the first look fails, or the terminal cannot be used.
-pub fn watch(runtime: &Runtime, watch: Watch) -> Result<(), String> {
+pub fn watch(runtime: &Runtime, watch: Watch) -> Result<()> {
     let mut screen = Screen::default();
     // A wrong address is reported on the usual screen.
     screen.history.push(runtime.block_on(Sample::of(&watch.client))?);
     let base = watch.client.base().to_owned();
     let (sender, looks) = sync_channel(1);
     runtime.spawn(look(watch, sender));
-    let wrong = |e: std::io::Error| format!("top: this terminal cannot be used ({e}); try --once");
+    let wrong = |e: std::io::Error| anyhow!("top: this terminal cannot be used ({e}); try --once");
     let mut terminal = ratatui::try_init().map_err(wrong)?;
     let outcome = screen.run(&base, &looks, &mut terminal).map_err(wrong);
     ratatui::restore();
     outcome
 }
 
-async fn look(watch: Watch, sender: SyncSender<Result<Sample, String>>) {
+async fn look(watch: Watch, sender: SyncSender<Result<Sample>>) {
     loop {
         tokio::time::sleep(watch.every).await;
         // A screen that has not taken the last look does without this one.
@@ -75,7 +76,7 @@ impl Screen {
     fn run(
         &mut self,
         base: &str,
-        looks: &Receiver<Result<Sample, String>>,
+        looks: &Receiver<Result<Sample>>,
         terminal: &mut DefaultTerminal,
     ) -> std::io::Result<()> {
         let mut stale = true;
@@ -105,7 +106,7 @@ impl Screen {
     }
 
     /// Takes a look in, unless paused; whether there is something new to show.
-    pub(super) fn take(&mut self, look: Result<Sample, String>) -> bool {
+    pub(super) fn take(&mut self, look: Result<Sample>) -> bool {
         if self.show.paused {
             return false;
         }
@@ -114,7 +115,7 @@ impl Screen {
                 self.show.trouble = None;
                 self.history.push(sample);
             }
-            Err(why) => self.show.trouble = Some(why),
+            Err(why) => self.show.trouble = Some(format!("{why:#}")),
         }
         true
     }

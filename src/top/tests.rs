@@ -222,10 +222,10 @@ fn arrows_scroll_the_chosen_list_and_stop_at_its_ends() {
 fn a_pause_holds_the_page_and_q_ends_it() {
     let mut screen = screen(1);
     press(&mut screen, KeyCode::Char('p'));
-    assert!(!screen.take(Err("gone".into())), "paused");
+    assert!(!screen.take(Err(anyhow::Error::msg("gone"))), "paused");
     has(&draw(&screen, 150, 20), "[paused: p goes on]");
     press(&mut screen, KeyCode::Char('p'));
-    assert!(screen.take(Err("gone; start it again".into())));
+    assert!(screen.take(Err(anyhow::Error::msg("gone; start it again"))));
     let rows = draw(&screen, 150, 20);
     has(&rows, "NO ANSWER: gone; start it again");
     assert!(!rows[0].contains("READY"), "what does not answer is not ready: {}", rows[0]);
