@@ -49,6 +49,27 @@ impl fmt::Debug for ClusterTls {
     }
 }
 
+/// Why there is no guard: a file that it needs.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// The cluster's key; the words name its file.
+    #[error("{0}")]
+    Key(String),
+    /// A file of TLS cannot be read.
+    #[error("service.{setting} = \"{path}\": {why}; give a PEM file")]
+    File {
+        /// The setting that names it.
+        setting: &'static str,
+        /// The file.
+        path: String,
+        /// The system's error.
+        why: std::io::Error,
+    },
+    /// The files of TLS do not go together.
+    #[error("TLS of the cluster, service.cluster_tls_*: {0}")]
+    Tls(String),
+}
+
 /// A call to attach, between the challenges of both sides and their proofs.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
@@ -61,11 +82,11 @@ impl ClusterGuard {
     /// for; by default the host of their address.
     ///
     /// # Errors
-    /// In words: which file, and what is wrong with it.
-    pub fn read(service: &ServiceConfig, name: Option<String>) -> Result<Self, String> {
+    /// The file, and what is wrong with it.
+    pub fn read(service: &ServiceConfig, name: Option<String>) -> Result<Self, GuardError> {
         let key = match service.cluster_key.as_str() {
             "" => None,
-            path => Some(ClusterKey::read(Path::new(path))?),
+            path => Some(ClusterKey::read(Path::new(path)).map_err(GuardError::Key)?),
         };
         let tls = match service.cluster_tls_cert.as_str() {
             "" => None,
@@ -237,16 +258,15 @@ fn challenge_in(metadata: &MetadataMap) -> Option<Challenge> {
     Challenge::try_from(&bytes[..]).ok()
 }
 
-fn read_tls(service: &ServiceConfig, name: Option<String>) -> Result<ClusterTls, String> {
-    let read = |setting: &str, path: &str| {
-        std::fs::read(path).map_err(|e| format!("service.{setting} = \"{path}\": {e}; give a PEM file"))
+fn read_tls(service: &ServiceConfig, name: Option<String>) -> Result<ClusterTls, GuardError> {
+    let read = |setting, path: &str| {
+        std::fs::read(path).map_err(|why| GuardError::File { setting, path: path.to_owned(), why })
     };
     let certificate = read("cluster_tls_cert", &service.cluster_tls_cert)?;
     let key = read("cluster_tls_key", &service.cluster_tls_key)?;
     let ca = read("cluster_tls_ca", &service.cluster_tls_ca)?;
     let pem = TlsPem { certificate: &certificate, key: &key, ca: &ca };
-    let links = TcpTls::mutual(&pem, name.clone())
-        .map_err(|why| format!("TLS of the cluster, service.cluster_tls_*: {why}"))?;
+    let links = TcpTls::mutual(&pem, name.clone()).map_err(GuardError::Tls)?;
     Ok(ClusterTls { certificate, key, ca, name, links })
 }
 

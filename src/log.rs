@@ -21,12 +21,29 @@ pub(crate) fn line_of(out: &mut dyn std::io::Write, words: Arguments<'_>) {
     let _ = out.write_all(format!("{words}\n").as_bytes());
 }
 
+/// Why nothing is logged.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter cannot be read.
+    #[error("log filter '{filter}': {why}; try info")]
+    Filter {
+        /// The filter.
+        filter: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// This process logs already.
+    #[error("log: {0}")]
+    Started(String),
+}
+
 /// Starts logging with a filter such as `info` or `baton=debug,h2=warn`.
 ///
 /// # Errors
 /// Names what is wrong with the filter.
-pub fn start(filter: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(filter).map_err(|e| format!("log filter '{filter}': {e}; try info"))?;
+pub fn start(filter: &str) -> Result<(), LogError> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|why| LogError::Filter { filter: filter.to_owned(), why: why.to_string() })?;
     let plain = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // By default the subscriber reports a failed write with `eprintln!`, which panics in turn.
     let plain = plain.log_internal_errors(false);
@@ -35,5 +52,5 @@ pub fn start(filter: &str) -> Result<(), String> {
     } else {
         plain.json().try_init()
     };
-    started.map_err(|e| format!("log: {e}"))
+    started.map_err(|e| LogError::Started(e.to_string()))
 }

@@ -3,12 +3,17 @@
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+/// Signals cannot be listened to.
+#[derive(Debug, thiserror::Error)]
+#[error("signals: {0}")]
+pub struct SignalError(std::io::Error);
+
 /// A token that Ctrl-C or SIGTERM cancels. A second signal ends the process at once.
 ///
 /// # Errors
 /// When signals cannot be listened to.
-pub fn on_signal() -> Result<CancellationToken, String> {
-    let listen = |kind| signal(kind).map_err(|e| format!("signals: {e}"));
+pub fn on_signal() -> Result<CancellationToken, SignalError> {
+    let listen = |kind| signal(kind).map_err(SignalError);
     let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     let stop = CancellationToken::new();
     let told = stop.clone();

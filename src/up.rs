@@ -202,7 +202,7 @@ impl Service {
         let clients = front.run(async move { bind("service.listen", &listen).await }).await??;
         let control = bind("service.control", &service.control).await?;
         let (client_address, control_address) = (local(&clients)?, local(&control)?);
-        let guard = ClusterGuard::read(service, None)?;
+        let guard = ClusterGuard::read(service, None).map_err(|e| e.to_string())?;
         let port = open_port("the control port", control_address, &guard);
         let closed = closed_admin(service).map(str::to_owned);
         for why in [port, open_door(service, client_address), closed].into_iter().flatten() {
@@ -383,7 +383,7 @@ async fn keep_up(metrics: Metrics, stop: CancellationToken) {
 /// # Errors
 /// In words: what could not be started.
 pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>) -> Result<(), String> {
-    let stop = crate::shutdown::on_signal()?;
+    let stop = crate::shutdown::on_signal().map_err(|e| e.to_string())?;
     let started = std::time::Instant::now();
     let tokenization = read()?;
     let (path, alone) = (plan.config_path.clone(), (Lead::alone(), None));

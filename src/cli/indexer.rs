@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Error, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 use baton_indexer::{Indexer, IndexerSettings, Kind, ServerSettings};
 
 /// Arguments of `baton indexer`.
@@ -43,7 +43,7 @@ pub struct IndexerArgs {
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: &IndexerArgs) -> Result<ExitCode> {
-    crate::log::start(&args.log).map_err(Error::msg)?;
+    crate::log::start(&args.log)?;
     let runtime = super::runtime(None)?;
     runtime.block_on(serve(args))?;
     runtime.shutdown_timeout(Duration::from_secs(2));
@@ -51,7 +51,7 @@ pub fn run(args: &IndexerArgs) -> Result<ExitCode> {
 }
 
 async fn serve(args: &IndexerArgs) -> Result<()> {
-    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
+    let stop = crate::shutdown::on_signal()?;
     let fixed = args.config.as_deref().map(read_config).transpose()?;
     let port = fixed.as_ref().and_then(|fixed| fixed.port).filter(|port| *port > 0).unwrap_or(13333);
     let listen = args.listen.clone().unwrap_or_else(|| format!("127.0.0.1:{port}"));

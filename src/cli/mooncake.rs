@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 use baton_mooncake::{
     Directory, DirectorySettings, NodeSettings, OBJECT_BYTES_MAX, Objects, ObjectsSettings, PlacementOptions,
     RELEASE, StorageNode, Way,
@@ -134,8 +134,8 @@ pub fn run(args: MooncakeArgs) -> Result<ExitCode> {
 }
 
 async fn metadata(args: MetadataArgs) -> Result<ExitCode> {
-    crate::log::start(&args.log).map_err(Error::msg)?;
-    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
+    crate::log::start(&args.log)?;
+    let stop = crate::shutdown::on_signal()?;
     let listener = tokio::net::TcpListener::bind(&args.listen)
         .await
         .map_err(|e| anyhow!("mooncake metadata: listen on {}: {e}; name another --listen", args.listen))?;
@@ -147,8 +147,8 @@ async fn metadata(args: MetadataArgs) -> Result<ExitCode> {
 }
 
 async fn node(args: NodeArgs) -> Result<ExitCode> {
-    crate::log::start(&args.log).map_err(Error::msg)?;
-    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
+    crate::log::start(&args.log)?;
+    let stop = crate::shutdown::on_signal()?;
     let (host, port) = listen(&args.listen)?;
     let settings = NodeSettings { port, ..NodeSettings::new(&args.master, host, args.segment_bytes) };
     let node = StorageNode::start(settings).await?;

@@ -92,11 +92,11 @@ const LINGER: Duration = Duration::from_secs(2);
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: NodeArgs) -> Result<ExitCode> {
-    crate::log::start(&args.log).map_err(Error::msg)?;
+    crate::log::start(&args.log)?;
     let mut config = crate::config::load_or_default(args.config.as_deref())?;
     args.guard.put(&mut config.service);
     config.validate()?;
-    let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone()).map_err(Error::msg)?;
+    let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone())?;
     if let Some(address) = &args.conductor {
         // Before the engine is loaded, which may take minutes.
         guard.line(address).map_err(|status| anyhow!("--conductor {}", status.message()))?;
@@ -159,7 +159,7 @@ impl LeaderSource {
     ) -> Result<ExitCode> {
         let runtime = super::runtime(Some(1))?;
         runtime.block_on(async {
-            let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
+            let stop = crate::shutdown::on_signal()?;
             if self.until_stdin_ends {
                 follow_stdin(stop.clone())?;
             }

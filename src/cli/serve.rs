@@ -71,7 +71,7 @@ pub struct ServeArgs {
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: ServeArgs) -> Result<ExitCode> {
-    crate::log::start(&args.log).map_err(Error::msg)?;
+    crate::log::start(&args.log)?;
     let config = settings(&args)?;
     let tokenization = match &args.model {
         Some(folder) => tokenization_in(folder)?,
@@ -100,7 +100,7 @@ fn settings(args: &ServeArgs) -> Result<Config> {
 }
 
 async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> Result<()> {
-    let stop = crate::shutdown::on_signal().map_err(Error::msg)?;
+    let stop = crate::shutdown::on_signal()?;
     let etcd = args.etcd.client()?;
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
     let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();

@@ -43,7 +43,7 @@ pub struct UpArgs {
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
 pub fn run(mut args: UpArgs) -> Result<ExitCode> {
-    crate::log::start(&args.log).map_err(Error::msg)?;
+    crate::log::start(&args.log)?;
     let mut config = crate::policy::at_start(args.config.as_deref())?;
     // The nodes started here belong to this conductor: what one of the two is given, both have.
     if let Some(block_tokens) = args.engines.block_tokens {

@@ -130,9 +130,13 @@ fn files_that_cannot_be_read_are_named() {
         change(&mut service);
         ClusterGuard::read(&service, None).map(|_| ())
     };
-    assert_eq!(service(|_| {}), Ok(()));
-    assert!(service(|s| s.cluster_key = "/nowhere/key".into()).is_err_and(|e| e.contains("/nowhere/key")));
+    assert!(service(|_| {}).is_ok());
     assert!(
-        service(|s| s.cluster_tls_cert = "/nowhere/cert".into()).is_err_and(|e| e.contains("/nowhere/cert"))
+        service(|s| s.cluster_key = "/nowhere/key".into())
+            .is_err_and(|e| e.to_string().contains("/nowhere/key"))
+    );
+    assert!(
+        service(|s| s.cluster_tls_cert = "/nowhere/cert".into())
+            .is_err_and(|e| e.to_string().contains("/nowhere/cert"))
     );
 }

@@ -173,7 +173,11 @@ pub fn control_guard(service: &ServiceConfig, report: &mut Report) {
     let guard = match ClusterGuard::read(service, None) {
         Ok(guard) => guard,
         Err(why) => {
-            return report.wrong(check, why, "give files that this user can read, the same on all machines");
+            return report.wrong(
+                check,
+                why.to_string(),
+                "give files that this user can read, the same on all machines",
+            );
         }
     };
     let open = service.control.parse().ok().and_then(|at| open_port("the control port", at, &guard));

@@ -181,7 +181,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode> {
         note!("baton: store: everybody who reaches {} may read and write; give --auth", args.listen);
     }
     let served = crate::cli::runtime(args.threads)?.block_on(async {
-        let stop = shutdown::on_signal().map_err(Error::msg)?;
+        let stop = shutdown::on_signal()?;
         let (listener, address) = bind(args.listen).await?;
         if let Some(metrics) = args.metrics {
             let (listener, address) = bind(metrics).await?;
