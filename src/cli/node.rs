@@ -101,7 +101,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode> {
         // Before the engine is loaded, which may take minutes.
         guard.line(address).map_err(|status| anyhow!("--conductor {}", status.message()))?;
     }
-    let role = crate::conductor::parse_role(&args.role).map_err(Error::msg)?;
+    let role = crate::conductor::parse_role(&args.role)?;
     if args.may_change_role && !matches!(role, Role::Prefill | Role::Decode) {
         bail!(
             "--may-change-role is for the roles prefill and decode: a node of role {} does both parts or none",

@@ -14,8 +14,9 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::inbox::{AttachRefusal, Inbox, Loss, Message};
+use super::inbox::{Inbox, Loss, Message};
 use super::lead::Lead;
+use super::node_error::AttachRefusal;
 use crate::guard::{ClusterGuard, Opening};
 use crate::metrics::Metrics;
 
@@ -137,10 +138,10 @@ impl ControlService {
         }
         let welcome = match answer.await {
             Ok(Ok(welcome)) => v1::Welcome { proof: proof.into(), ..welcome },
-            Ok(Err(AttachRefusal::Unfit(why))) => return Err(Status::failed_precondition(why)),
-            Ok(Err(AttachRefusal::NameTaken(why))) => {
-                return Err(self.refused(Status::already_exists(why), from.as_ref()));
+            Ok(Err(taken @ AttachRefusal::NameTaken { .. })) => {
+                return Err(self.refused(Status::already_exists(taken.to_string()), from.as_ref()));
             }
+            Ok(Err(refusal)) => return Err(Status::failed_precondition(refusal.to_string())),
             Err(_) => return Err(Status::unavailable("the conductor is shutting down")),
         };
         if let Some(from) = &from {

@@ -20,7 +20,7 @@ use super::gap_tally::GapTally;
 use super::inbox::{Inbox, Loss, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
-use super::policy::limits;
+use super::policy::{UnknownClassError, limits};
 use super::session::Session;
 use super::slo::SloLedger;
 use super::status::{Decisions, chosen, in_words, under_way};
@@ -287,8 +287,10 @@ impl Driver {
         let classes = &self.config.scheduler.classes;
         let named = super::policy::class_named(classes, wanted.map(AsRef::as_ref));
         let class = named.as_ref().ok().copied();
-        let unknown =
-            |message| Refusal { param: submission.class_param, ..refusal((400, "unknown_class"), message) };
+        let unknown = |why: UnknownClassError| Refusal {
+            param: submission.class_param,
+            ..refusal((400, "unknown_class"), why.to_string())
+        };
         let class = match self.may_submit(&submission).and_then(|()| named.map_err(unknown)) {
             Ok(class) => class,
             Err(refusal) => {

@@ -13,7 +13,8 @@ use tokio::sync::mpsc;
 use super::core::Trouble;
 use super::driver::Driver;
 use super::fleet::{Node, check_tokenizer};
-use super::inbox::{AttachRefusal, Loss};
+use super::inbox::Loss;
+use super::node_error::AttachRefusal;
 use super::session::Session;
 
 /// A request, its attempt, and the instance that speaks of it.
@@ -27,9 +28,9 @@ impl Driver {
     ) -> Result<v1::Welcome, AttachRefusal> {
         let block_tokens = self.config.scheduler.block_tokens;
         // A node that is refused does not end the life of the one that has its name.
-        let checked = self.fleet.check(&hello, block_tokens).map_err(AttachRefusal::Unfit)?;
-        check_tokenizer(&hello, &self.tokenizer).map_err(AttachRefusal::Unfit)?;
-        self.fleet.name_is_free(&hello, self.now_us).map_err(AttachRefusal::NameTaken)?;
+        let checked = self.fleet.check(&hello, block_tokens)?;
+        check_tokenizer(&hello, &self.tokenizer)?;
+        self.fleet.name_is_free(&hello, self.now_us)?;
         let before = self.fleet.by_name(&hello.name);
         if let Some((instance, epoch)) = before.and_then(|id| Some((id, self.fleet.get(id)?.epoch))) {
             self.gone(instance, epoch, &Loss::Left("it attached again".into()));
@@ -37,7 +38,7 @@ impl Driver {
         let model = model_of(&hello, block_tokens);
         let (name, role) = (hello.name.clone(), checked.0.name());
         self.make_room(&name);
-        let spec = self.fleet.admit(hello, orders, checked, self.now_us).map_err(AttachRefusal::Unfit)?;
+        let spec = self.fleet.admit(hello, orders, checked, self.now_us)?;
         let (instance, epoch) = (spec.id, spec.epoch);
         tracing::info!(node = name, role, instance = instance.0, epoch = epoch.0, "node attached");
         self.shared.model.store(Some(Arc::new(model)));

@@ -8,10 +8,8 @@ use baton_types::{CostProfile, Epoch, InstanceId, Role};
 use baton_wire::{PROTOCOL_VERSION, v1};
 use tokio::sync::mpsc;
 
-use super::instance_ids::{InstanceIds, MAX_INSTANCES};
-
-/// Bytes of a node's name at most.
-const MAX_NAME_BYTES: usize = 256;
+use super::instance_ids::InstanceIds;
+use super::node_error::{AttachRefusal, MAX_NAME_BYTES, RoleError};
 
 /// An attached node.
 pub(super) struct Node {
@@ -109,21 +107,17 @@ impl Fleet {
     /// Gives a node that was [checked](Self::check) a number and a new epoch.
     ///
     /// # Errors
-    /// In words: too many instances are here.
+    /// Too many instances are here.
     pub(super) fn admit(
         &mut self,
         hello: v1::Hello,
         orders: mpsc::Sender<v1::ToNode>,
         checked: (Role, CostProfile),
         now_us: u64,
-    ) -> Result<InstanceSpec, String> {
+    ) -> Result<InstanceSpec, AttachRefusal> {
         let (role, profile) = checked;
         let Some((id, epoch)) = self.ids.take(&hello.name, now_us) else {
-            return Err(format!(
-                "{MAX_INSTANCES} instances are attached, or have left with work still under way; \
-                 attach node {} to another conductor",
-                hello.name
-            ));
+            return Err(AttachRefusal::Full(hello.name));
         };
         if self.nodes.len() <= id.index() {
             self.nodes.resize_with(id.index() + 1, || None);
@@ -151,49 +145,46 @@ impl Fleet {
     /// Checks what a node says of itself against what the others are.
     ///
     /// # Errors
-    /// In words, with the remedy: another protocol, another model or block size than the others'.
-    pub(super) fn check(&self, hello: &v1::Hello, block_tokens: u32) -> Result<(Role, CostProfile), String> {
+    /// What does not fit: another protocol, another model or block size than the others'.
+    pub(super) fn check(
+        &self,
+        hello: &v1::Hello,
+        block_tokens: u32,
+    ) -> Result<(Role, CostProfile), AttachRefusal> {
+        let node = || hello.name.clone();
         if hello.protocol_version != PROTOCOL_VERSION {
-            return Err(format!(
-                "node {} speaks control protocol {}, this conductor {PROTOCOL_VERSION}; run the same baton on both",
-                hello.name, hello.protocol_version
-            ));
+            return Err(AttachRefusal::Protocol { node: node(), theirs: hello.protocol_version });
         }
         if hello.name.is_empty() || hello.name.len() > MAX_NAME_BYTES {
-            return Err(format!("a node's name has 1 to {MAX_NAME_BYTES} bytes; give it one with --name"));
+            return Err(AttachRefusal::NoName);
         }
         let print = hello.fingerprint.clone().unwrap_or_default();
         if print.block_tokens != block_tokens {
-            return Err(format!(
-                "node {} has blocks of {} tokens, the configuration scheduler.block_tokens = {block_tokens}; start the \
-                 node with --block-tokens {block_tokens}, or change the setting",
-                hello.name, print.block_tokens
-            ));
+            return Err(AttachRefusal::Blocks {
+                node: node(),
+                theirs: print.block_tokens,
+                ours: block_tokens,
+            });
         }
         // An earlier life of the node itself does not count: it may come back with another model.
         let mut others = self.iter().filter(|(_, node)| node.name != hello.name);
         if let Some((_, other)) = others.find(|(_, node)| !may_stand_beside(hello, &node.hello)) {
             let ours = other.hello.fingerprint.clone().unwrap_or_default();
-            return Err(format!(
-                "node {} cannot share KV with node {}: {}; serve one model a conductor, by one kind of engine",
-                hello.name,
-                other.name,
-                differences(&print, &ours)
-            ));
+            let (other, differences) = (other.name.clone(), differences(&print, &ours));
+            return Err(AttachRefusal::Foreign { node: node(), other, differences });
         }
-        let role =
-            hello.role().read().ok_or_else(|| format!("node {} has a role that is none", hello.name))?;
+        let role = hello.role().read().ok_or_else(|| AttachRefusal::NoRole(node()))?;
         let profile = hello.profile.as_ref().and_then(v1::CostProfile::read);
-        let profile = profile.ok_or_else(|| format!("node {}: cost profile: it is not whole", hello.name))?;
-        profile.validate().map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
+        let profile = profile.ok_or_else(|| AttachRefusal::NoProfile(node()))?;
+        profile.validate().map_err(|why| AttachRefusal::Profile { node: node(), why })?;
         if hello.capacity_tokens == 0 || hello.net_bytes_per_s == 0 {
-            return Err(format!("node {} has no room or no network", hello.name));
+            return Err(AttachRefusal::NoRoom(node()));
         }
         if hello.pass_tokens == 0 && role != Role::Store {
-            return Err(format!("node {} computes nothing: its role can be store alone", hello.name));
+            return Err(AttachRefusal::NoEngine(node()));
         }
         if hello.max_running == Some(0) {
-            return Err(format!("node {} runs no request: its limit is 0", hello.name));
+            return Err(AttachRefusal::RunsNothing(node()));
         }
         Ok((role, profile))
     }
@@ -201,20 +192,18 @@ impl Fleet {
     /// Checks that no other process is attached under the node's name. A node that has gone silent is dropped soon.
     ///
     /// # Errors
-    /// In words, with the remedy: who has the name.
-    pub(super) fn name_is_free(&self, hello: &v1::Hello, now_us: u64) -> Result<(), String> {
+    /// Another process has the name.
+    pub(super) fn name_is_free(&self, hello: &v1::Hello, now_us: u64) -> Result<(), AttachRefusal> {
         let Some(node) = self.by_name(&hello.name).and_then(|id| self.get(id)) else { return Ok(()) };
         let told = hello.process != 0 && node.hello.process != 0;
         if !told || hello.process == node.hello.process {
             return Ok(());
         }
-        Err(format!(
-            "another process is attached as node {} (host '{}', heard {} ms ago); start this one with a --name of \
-             its own, or stop the other: it gets in once the other is gone",
-            hello.name,
-            node.hello.host,
-            now_us.saturating_sub(node.last_contact_us) / 1000
-        ))
+        Err(AttachRefusal::NameTaken {
+            node: hello.name.clone(),
+            host: node.hello.host.clone(),
+            heard_ms: now_us.saturating_sub(node.last_contact_us) / 1000,
+        })
     }
 
     /// Takes a node out; its number stays its own until it is forgotten.
@@ -318,26 +307,22 @@ pub(crate) fn tokenizer_name(text: &[u32], chat: Option<&[u32]>) -> String {
 }
 
 /// Whether a node has the tokens that the front door makes; who does not know them is believed.
-pub(super) fn check_tokenizer(hello: &v1::Hello, ours: &str) -> Result<(), String> {
+pub(super) fn check_tokenizer(hello: &v1::Hello, ours: &str) -> Result<(), AttachRefusal> {
     let theirs = hello.fingerprint.as_ref().map_or("", |print| print.tokenizer.as_str());
     if ours.is_empty() || theirs.is_empty() || ours == theirs {
         return Ok(());
     }
-    Err(format!(
-        "node {} has another tokenizer or chat template than the front door: its engine would answer other prompts; \
-         give `baton serve` and the node the same --model",
-        hello.name
-    ))
+    Err(AttachRefusal::Tokenizer(hello.name.clone()))
 }
 
 /// A role by its word.
-pub(crate) fn parse_role(word: &str) -> Result<Role, String> {
+pub(crate) fn parse_role(word: &str) -> Result<Role, RoleError> {
     match word {
         "prefill" => Ok(Role::Prefill),
         "decode" => Ok(Role::Decode),
         "both" => Ok(Role::Both),
         "store" => Ok(Role::Store),
-        _ => Err(format!("'{word}' is no role; it is prefill, decode, both or store")),
+        _ => Err(RoleError::new(word)),
     }
 }
 

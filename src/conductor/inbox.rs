@@ -11,6 +11,7 @@ use baton_wire::v1;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
+use super::node_error::{AttachRefusal, NodeChangeError};
 use super::policy::{PolicyChange, PolicyOutcome, PolicyRefusal};
 use super::status::Status;
 use crate::config::Config;
@@ -18,17 +19,6 @@ use crate::policy::PolicyError;
 
 /// Messages that may wait for the conductor; a node that has more to say waits, a client is refused.
 const INBOX_MESSAGES: usize = 16_384;
-
-/// Why a node has no place; in words for its operator.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AttachRefusal {
-    /// It does not fit, whenever it asks.
-    #[error("{0}")]
-    Unfit(String),
-    /// Another process has its name and is heard: it may ask again.
-    #[error("{0}")]
-    NameTaken(String),
-}
 
 /// How the life of a node ended; in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +123,7 @@ pub enum Question {
         /// Whether to drain or to resume.
         drain: bool,
         /// The answer.
-        reply: oneshot::Sender<Result<(), String>>,
+        reply: oneshot::Sender<Result<(), NodeChangeError>>,
     },
     /// A node, by name, shall play another part.
     Role {
@@ -142,7 +132,7 @@ pub enum Question {
         /// Its new part.
         role: baton_types::Role,
         /// The answer.
-        reply: oneshot::Sender<Result<(), String>>,
+        reply: oneshot::Sender<Result<(), NodeChangeError>>,
     },
     /// Nothing new is let in from now on; answered when nothing is under way.
     Quiesce(oneshot::Sender<()>),

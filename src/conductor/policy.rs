@@ -72,21 +72,29 @@ pub(crate) fn limits(config: &Config) -> PairsConfig {
     PairsConfig::new(&scheduler.classes, service.stage_slack, service.stage_floor_us)
 }
 
+/// A name that no class has.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no service class '{name}'; there are: {known}")]
+pub(super) struct UnknownClassError {
+    name: String,
+    known: String,
+}
+
 /// The class of that name; the first one where none is named, or a tier of the API's that is no class here.
 ///
 /// # Errors
-/// In words: there is none.
+/// There is none.
 pub(super) fn class_named(
     classes: &[baton_types::SloClass],
     wanted: Option<&str>,
-) -> Result<ClassId, String> {
+) -> Result<ClassId, UnknownClassError> {
     let Some(name) = wanted else { return Ok(ClassId(0)) };
     match classes.iter().position(|class| *class.name == *name) {
         Some(at) => Ok(ClassId(u16::try_from(at).unwrap_or(0))),
         None if baton_router::API_TIERS.contains(&name) => Ok(ClassId(0)),
         None => {
             let known: Vec<&str> = classes.iter().map(|class| class.name.as_str()).collect();
-            Err(format!("there is no service class '{name}'; there are: {}", known.join(", ")))
+            Err(UnknownClassError { name: name.to_owned(), known: known.join(", ") })
         }
     }
 }

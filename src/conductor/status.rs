@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::driver::Driver;
 use super::inbox::Question;
+use super::node_error::NodeChangeError;
 use super::slo::SloStatus;
 use crate::policy::in_lines;
 
@@ -262,7 +263,7 @@ impl Driver {
         self.fleet.name_at(instance, at_us).map_or_else(|| format!("#{instance}"), str::to_owned)
     }
 
-    fn drain(&mut self, name: &str, drain: bool) -> Result<(), String> {
+    fn drain(&mut self, name: &str, drain: bool) -> Result<(), NodeChangeError> {
         let instance = self.fleet.by_name(name).ok_or_else(|| self.unknown(name))?;
         if let Some(node) = self.fleet.get_mut(instance) {
             node.draining = drain;
@@ -284,11 +285,11 @@ impl Driver {
         self.look_after_canary();
     }
 
-    fn change_role(&mut self, name: &str, role: baton_types::Role) -> Result<(), String> {
+    fn change_role(&mut self, name: &str, role: baton_types::Role) -> Result<(), NodeChangeError> {
         let instance = self.fleet.by_name(name).ok_or_else(|| self.unknown(name))?;
         if let Some(node) = self.fleet.get_mut(instance) {
             if node.hello.pass_tokens == 0 && role != node.role {
-                return Err(format!("node '{name}' has no engine: its role stays store"));
+                return Err(NodeChangeError::NoEngine(name.to_owned()));
             }
             node.role = role;
         }
@@ -297,9 +298,9 @@ impl Driver {
         Ok(())
     }
 
-    fn unknown(&self, name: &str) -> String {
-        let names: Vec<&str> = self.fleet.iter().map(|(_, node)| node.name.as_str()).collect();
-        format!("no node '{name}' is attached; there are: {}", names.join(", "))
+    fn unknown(&self, name: &str) -> NodeChangeError {
+        let known: Vec<&str> = self.fleet.iter().map(|(_, node)| node.name.as_str()).collect();
+        NodeChangeError::Unknown { name: name.to_owned(), known: known.join(", ") }
     }
 
     /// Every attached node.

@@ -182,7 +182,7 @@ mod tests {
         assert_eq!((instance, epoch), (InstanceId(3), Epoch(4)));
         // One that was refused, and one that nobody answered, have nothing to give up.
         let (reply, answer) = oneshot::channel();
-        reply.send(Err(AttachRefusal::Unfit("no".into()))).expect("it waits");
+        reply.send(Err(AttachRefusal::NoName)).expect("it waits");
         drop(JoinRequest { answer: Some(answer), inbox: inbox.clone() });
         drop(JoinRequest { answer: Some(oneshot::channel().1), inbox });
         assert!(received.try_recv().is_err());

@@ -15,7 +15,9 @@ use tokio::time::Instant;
 
 use super::page;
 use super::shared_policy::SharedPolicy;
-use crate::conductor::{Inbox, PolicyChange, PolicyOutcome, PolicyRefusal, Question, Status, parse_role};
+use crate::conductor::{
+    Inbox, NodeChangeError, PolicyChange, PolicyOutcome, PolicyRefusal, Question, Status, parse_role,
+};
 use crate::config::Config;
 use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
@@ -267,7 +269,7 @@ impl Admin {
                 let answer = self.inbox.ask(|reply| Question::Role { node: name, role: new, reply }).await;
                 done(answer, format!("{node}: {role}"))
             }
-            Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
+            Err(why) => wrong(StatusCode::BAD_REQUEST, &why.to_string()),
         }
     }
 }
@@ -336,7 +338,7 @@ fn to_answer(answer: Option<Result<Vec<String>, impl Display>>) -> Answer {
 }
 
 /// The answer to an order about one node, with its new state in words.
-fn done(answer: Option<Result<(), String>>, change: String) -> Answer {
+fn done(answer: Option<Result<(), NodeChangeError>>, change: String) -> Answer {
     to_answer(answer.map(|answer| answer.map(|()| vec![change])))
 }
 

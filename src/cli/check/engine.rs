@@ -80,7 +80,7 @@ impl Target {
         let read =
             Options::try_parse_from(options).map_err(|error| Error::msg(first_line(&error.to_string())))?;
         let dialect = read.node.engines.dialect().context(shape)?;
-        let role = crate::conductor::parse_role(&role).map_err(Error::msg)?;
+        let role = crate::conductor::parse_role(&role)?;
         let vocabulary = read.node.engines.vocabulary(dialect)?;
         let mut node = read.node.remote.node(&read.node, (dialect, role), vocabulary)?;
         node.engine.timeouts.answer_us = ANSWER_US;

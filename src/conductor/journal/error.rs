@@ -56,7 +56,7 @@ pub enum JournalError {
     #[error("line 1: {0}")]
     Restore(baton_scheduler::RestoreError),
     /// An instance joined with a cost profile that cannot be.
-    #[error("line {line}: an instance's cost profile: {why}")]
+    #[error("line {line}: an instance's {why}")]
     Profile {
         /// The line.
         line: u64,

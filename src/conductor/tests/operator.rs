@@ -222,7 +222,9 @@ async fn a_draining_node_finishes_what_it_has_and_gets_nothing_new() {
     bench.submit("e", 2).await;
     assert_eq!(bench.prefill("e").node, drained);
     bench.serve("e").await;
-    assert!(ask(&mut bench, order("nobody", true)).await.is_err_and(|e| e.contains("p0, p1, d0")));
+    assert!(
+        ask(&mut bench, order("nobody", true)).await.is_err_and(|e| e.to_string().contains("p0, p1, d0"))
+    );
     bench.quiet();
 }
 
