@@ -229,7 +229,7 @@ impl Conductor {
             let WaitingPrefill { work_us, deadline_us, priority, .. } = waiting;
             let place = self.take_off(at, waiting);
             let new = NewWork { work_us, deadline_us, priority };
-            let outlook = self.fleet.known(at).prefill.outlook(self.now_us, new, &[]);
+            let outlook = self.fleet.known(at).prefill.outlook(self.now_us, new, &[], &[]);
             let in_time = self.now_us + outlook.deadline_wait_us + work_us <= deadline_us;
             let entry = self.requests.get_mut(waiting.request).expect("a request that waits is live");
             if in_time && outlook.keeps_promises || entry.made_way == MOST_WAYS {

@@ -289,18 +289,28 @@ impl PrefillLedger {
         kept.for_each(|(due_us, work_us)| each(due_us, work_us));
     }
 
-    /// The outlook of new work here, with what tickets keep.
-    pub(crate) fn outlook(&self, now_us: u64, new: NewWork, kept: &[KeptPrefill]) -> Outlook {
+    /// The outlook of new work here, with what tickets keep. What was late before others made way has no deadline to keep.
+    pub(crate) fn outlook(
+        &self,
+        now_us: u64,
+        new: NewWork,
+        kept: &[KeptPrefill],
+        made_way: &[KeptPrefill],
+    ) -> Outlook {
         let NewWork { work_us, deadline_us, priority } = new;
-        let left = self.dispatched_left_us(now_us);
-        let (mut shorter, mut behind, mut by_deadline) = (left, 0, left);
-        let mut clock = now_us + left;
+        let ahead = self.dispatched_left_us(now_us);
+        let (mut shorter, mut behind, mut by_deadline) = (ahead, 0, ahead);
+        let mut clock = now_us + ahead;
         let mut keeps_promises = true;
         let promised = |due_us: u64, before_us: u64| {
             clock += before_us;
             if due_us <= deadline_us {
                 by_deadline += before_us;
-            } else if clock <= due_us && clock + work_us > due_us {
+                return;
+            }
+            let before = made_way.iter().filter(|other| other.due_us <= due_us);
+            let as_it_was_us = clock + before.map(|other| other.work_us).sum::<u64>();
+            if as_it_was_us <= due_us && clock + work_us > due_us {
                 keeps_promises = false;
             }
         };
@@ -360,21 +370,31 @@ impl PrefillLedger {
         &self,
         now_us: u64,
         new: NewWork,
+        kept: &[KeptPrefill],
         claim: impl Fn(&WaitingPrefill) -> Option<Claim>,
     ) -> Option<Vec<RequestId>> {
         let mut clock_us = now_us + self.dispatched_left_us(now_us);
-        let mut as_it_is_us = clock_us;
         let waiting = |w: &WaitingPrefill| {
-            as_it_is_us += w.work_us;
-            // A request that is late anyway has no deadline to keep.
-            let due_us = if as_it_is_us <= w.deadline_us { w.deadline_us } else { u64::MAX };
-            (w.work_us, due_us, claim(w).map(|claim| (claim, Reverse(w.work_us), Reverse(w.request))))
+            let claimed = claim(w).map(|claim| (claim, Reverse(w.work_us), Reverse(w.request)));
+            (w.deadline_us, w.work_us, claimed)
         };
         let mut jobs: Vec<_> = self.waiting.iter().map(waiting).collect();
-        let joins_at = self.waiting.partition_point(|w| w.deadline_us <= new.deadline_us);
-        jobs.insert(joins_at, (new.work_us, new.deadline_us, None));
+        jobs.extend(
+            kept.iter().filter(|kept| kept.work_us > 0).map(|kept| (kept.due_us, kept.work_us, None)),
+        );
+        jobs.sort_by_key(|(due_us, ..)| *due_us);
+        let joins_at = jobs.partition_point(|(due_us, ..)| *due_us <= new.deadline_us);
+        let mut as_it_is_us = clock_us;
+        for (due_us, work_us, _) in &mut jobs {
+            as_it_is_us += *work_us;
+            // A request that is late anyway has no deadline to keep.
+            if as_it_is_us > *due_us {
+                *due_us = u64::MAX;
+            }
+        }
+        jobs.insert(joins_at, (new.deadline_us, new.work_us, None));
         let (mut may_leave, mut leave) = (Vec::new(), Vec::new());
-        for (work_us, due_us, claimed) in jobs {
+        for (due_us, work_us, claimed) in jobs {
             clock_us += work_us;
             may_leave.extend(claimed);
             let own = claimed.map(|(.., Reverse(request))| request);
@@ -448,6 +468,7 @@ pub(crate) type Claim = (i32, Reverse<u64>);
 mod tests {
     use super::*;
     use alloc::vec;
+    use baton_types::InstanceId;
     use proptest::prelude::*;
 
     fn waiting(id: u64, work_us: u64, deadline_us: u64) -> WaitingPrefill {
@@ -539,21 +560,31 @@ mod tests {
         let new = |work_us, deadline_us| NewWork { work_us, deadline_us, priority: 1 };
         let all = |w: &WaitingPrefill| Some((w.priority, Reverse(0)));
         let ids = |leave: Vec<RequestId>| leave.into_iter().map(|r| r.0).collect::<Vec<_>>();
-        assert_eq!(l.in_the_way(0, new(100, 9_500), all).map(ids), Some(vec![]), "there is time for all");
         assert_eq!(
-            l.in_the_way(0, new(250, 600), all).map(ids),
+            l.in_the_way(0, new(100, 9_500), &[], all).map(ids),
+            Some(vec![]),
+            "there is time for all"
+        );
+        assert_eq!(
+            l.in_the_way(0, new(250, 600), &[], all).map(ids),
             Some(vec![2]),
             "the largest makes room for both"
         );
-        assert_eq!(l.in_the_way(0, new(250, 240), all), None, "it cannot be in time, whatever leaves");
+        assert_eq!(l.in_the_way(0, new(250, 240), &[], all), None, "it cannot be in time, whatever leaves");
         let small = |w: &WaitingPrefill| (w.request.0 != 2).then_some((w.priority, Reverse(0)));
-        assert_eq!(l.in_the_way(0, new(190, 600), small).map(ids), Some(vec![3]));
-        assert_eq!(l.in_the_way(0, new(190, 600), |_| None), None, "nobody may leave");
+        assert_eq!(l.in_the_way(0, new(190, 600), &[], small).map(ids), Some(vec![3]));
+        assert_eq!(l.in_the_way(0, new(190, 600), &[], |_| None), None, "nobody may leave");
         let first = |w: &WaitingPrefill| Some((0, Reverse(u64::from(w.request.0 == 1))));
         assert_eq!(
-            l.in_the_way(0, new(190, 600), first).map(ids),
+            l.in_the_way(0, new(190, 600), &[], first).map(ids),
             Some(vec![1]),
             "the one with the least claim"
+        );
+        let kept = [KeptPrefill { instance: InstanceId(0), due_us: 9_000, work_us: 8_000, whole_us: 8_000 }];
+        assert_eq!(
+            l.in_the_way(0, new(400, 8_900), &kept, all).map(ids),
+            Some(vec![2]),
+            "beside what is kept there is no time for all"
         );
     }
 
@@ -562,10 +593,12 @@ mod tests {
         let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
         l.dispatch(0, sent(7, 50, u64::MAX));
         let new = |work_us| NewWork { work_us, deadline_us: 1500, priority: 0 };
-        let o = l.outlook(10, new(200), &[]);
+        let o = l.outlook(10, new(200), &[], &[]);
         assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
         assert!(o.keeps_promises);
-        assert!(!l.outlook(10, new(1700), &[]).keeps_promises);
+        assert!(!l.outlook(10, new(1700), &[], &[]).keeps_promises);
+        let left = KeptPrefill { instance: InstanceId(0), due_us: 1_900, work_us: 1_600, whole_us: 1_600 };
+        assert!(l.outlook(10, new(1700), &[], &[left]).keeps_promises, "the second was late before");
         assert_eq!((l.active_tokens(), l.runs_low_at_us(20)), (5, 30));
     }
 

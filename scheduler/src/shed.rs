@@ -12,6 +12,7 @@ use crate::estimate::DecodeSlot;
 use crate::placement::{DecodeChoice, Placement, Refusal};
 use crate::queue::{Claim, WaitingPrefill};
 use crate::request::{Entry, Stage};
+use crate::tickets::KeptPrefill;
 use crate::{AdmissionMode, Effect, Input, RejectReason, Request};
 
 /// Most instances that are tried, those that lose the least work first.
@@ -25,6 +26,14 @@ pub(crate) struct Place {
     instance: InstanceId,
     waiting: WaitingPrefill,
     decode: Option<(InstanceId, DecodeSlot)>,
+}
+
+impl Place {
+    /// Its prefill, as one that is not there any more.
+    const fn kept(&self) -> KeptPrefill {
+        let WaitingPrefill { deadline_us: due_us, work_us, .. } = self.waiting;
+        KeptPrefill { instance: self.instance, due_us, work_us, whole_us: work_us }
+    }
 }
 
 impl Conductor {
@@ -47,7 +56,10 @@ impl Conductor {
                 };
                 let leave: Vec<WaitingPrefill> = leave.iter().map(waiting).collect();
                 let places: Vec<Place> = leave.into_iter().map(|w| self.take_off(instance, w)).collect();
-                if let Ok(placement) = self.place_for(request, deadline_us, true) {
+                self.kept.made_way = places.iter().map(Place::kept).collect();
+                let placed = self.place_for(request, deadline_us, true);
+                self.kept.made_way.clear();
+                if let Ok(placement) = placed {
                     let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
                     // They are placed again in order of arrival.
                     displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
@@ -98,7 +110,9 @@ impl Conductor {
         }
         let than_us = larger_too.then_some(candidate.new.work_us);
         let claim = |w: &WaitingPrefill| self.claim(w, request, than_us);
-        let mut leave = instance.prefill.in_the_way(self.now_us, candidate.new, claim)?;
+        // The larger do not leave for a newcomer because places are kept.
+        let kept = if larger_too { &[] } else { self.kept.prefills(id) };
+        let mut leave = instance.prefill.in_the_way(self.now_us, candidate.new, kept, claim)?;
         if leave.is_empty() {
             // Room to decode is missing.
             leave = self.least_claims(id, request, than_us);

@@ -232,7 +232,7 @@ impl TicketLedger {
 /// A prefill for which a place is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeptPrefill {
-    instance: InstanceId,
+    pub instance: InstanceId,
     /// Latest moment for its end, µs.
     pub due_us: u64,
     /// What it counts for among promises: its work by the chance that its client returns, µs.
@@ -292,6 +292,8 @@ pub(crate) struct KeptPlaces {
     ends: Vec<(u64, [KeptLoad; 2])>,
     /// What decodes of higher bands are expected to take of each decode instance.
     pub expected: Option<ExpectedLoad>,
+    /// What makes way for the request on one instance, if that is enough.
+    pub made_way: Vec<KeptPrefill>,
 }
 
 impl KeptPlaces {
@@ -300,6 +302,13 @@ impl KeptPlaces {
         self.starts.clear();
         self.ends.clear();
         self.expected = None;
+        self.made_way.clear();
+    }
+
+    /// Prefills that have left an instance for the request.
+    pub(crate) fn made_way(&self, on: InstanceId) -> &[KeptPrefill] {
+        let here = self.made_way.first().is_some_and(|left| left.instance == on);
+        if here { &self.made_way } else { &[] }
     }
 
     /// Prefills on an instance, by when they are due.

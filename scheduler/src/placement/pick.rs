@@ -315,8 +315,7 @@ impl Conductor {
         if sends_us > candidate.plan.work_us {
             candidate.plan.work_us = sends_us;
             candidate.new.work_us = sends_us;
-            let kept = self.kept.prefills(candidate.instance);
-            keeps &= instance.prefill.outlook(self.now_us, candidate.new, kept).keeps_promises;
+            keeps &= self.outlook(instance, candidate.new).keeps_promises;
         }
         keeps
     }

@@ -7,7 +7,7 @@ use crate::conductor::Conductor;
 use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work, stretches_steps};
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
-use crate::queue::NewWork;
+use crate::queue::{NewWork, Outlook};
 use crate::{FetchPlan, FirstToken, Request};
 
 /// Holders that are asked, about, for what a decode instance has of a prompt.
@@ -173,7 +173,7 @@ impl Conductor {
             priority: self.class(request).priority,
         };
         let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
-            let o = instance.prefill.outlook(now, new, self.kept.prefills(instance.spec.id));
+            let o = self.outlook(instance, new);
             let behind_us = u64::from(o.behind) * plan.work_us;
             (o.expected_wait_us, o.deadline_wait_us, behind_us, o.keeps_promises)
         } else {
@@ -195,6 +195,12 @@ impl Conductor {
             score: 0.0,
             feasible: keeps && !plan.breaks_decodes && now + latest_us <= deadline_us,
         }
+    }
+
+    /// The outlook of new work on an instance, beside what is kept there for others.
+    pub(crate) fn outlook(&self, instance: &Instance, new: NewWork) -> Outlook {
+        let id = instance.spec.id;
+        instance.prefill.outlook(self.now_us, new, self.kept.prefills(id), self.kept.made_way(id))
     }
 
     /// Time of a prefill on an idle instance that has so many leading blocks of it, µs.

@@ -300,3 +300,24 @@ fn the_refusal_of_a_displaced_request_is_explained_by_what_it_was_decided_by() {
     let chosen: Vec<_> = records.map(|record| (record.request, record.chosen)).collect();
     assert_eq!(chosen, [(RequestId(4), None)]);
 }
+
+/// A regression: one that waited was late by a little. Without those that made way it was in time, so the newcomer, with
+/// which it was late again, seemed to break a promise. Under overload nearly all are late by a little after a stall, and a
+/// whole run of the higher class was refused while the lower one waited.
+#[test]
+fn what_was_late_before_bars_no_higher_class() {
+    let lower = SloClass { ttft_us: 10_000_000, ..SloClass::default() };
+    let higher = SloClass { priority: 1, ttft_us: 5_000_000, ..lower.clone() };
+    let config = SchedulerConfig {
+        classes: Vec::from([lower, higher]),
+        ..plain(PolicyName::Baton, AdmissionMode::Slo)
+    };
+    let mut conductor = fleet(config, 1);
+    for id in 1..=4 {
+        assert_eq!(refused(&offer(&mut conductor, id, of(CHEAP, id, 19_900))), []);
+    }
+    // The engine stalls: three waiting ones of two seconds each end at half past ten.
+    let effects = offer(&mut conductor, 4_500_000, of(DEAR, 10, 19_900));
+    assert_eq!(refused(&effects), [(3, RejectReason::Costly)]);
+    assert!(conductor.knows(RequestId(10)), "the lower class makes way");
+}
