@@ -277,16 +277,20 @@ impl PrefillLedger {
         None
     }
 
-    /// Hands out deadline and work of all that waits and of what tickets keep, by deadline, µs.
-    fn promises(&self, kept: impl Iterator<Item = (u64, u64)>, mut each: impl FnMut(u64, u64)) {
+    /// Hands out deadline and work of all that waits, with what waits, and of what tickets keep, by deadline, µs.
+    fn promises(
+        &self,
+        kept: impl Iterator<Item = (u64, u64)>,
+        mut each: impl FnMut(u64, u64, Option<&WaitingPrefill>),
+    ) {
         let mut kept = kept.peekable();
         for w in &self.waiting {
             while let Some((due_us, work_us)) = kept.next_if(|(due_us, _)| *due_us <= w.deadline_us) {
-                each(due_us, work_us);
+                each(due_us, work_us, None);
             }
-            each(w.deadline_us, w.work_us);
+            each(w.deadline_us, w.work_us, Some(w));
         }
-        kept.for_each(|(due_us, work_us)| each(due_us, work_us));
+        kept.for_each(|(due_us, work_us)| each(due_us, work_us, None));
     }
 
     /// The outlook of new work here, with what tickets keep. What was late before others made way has no deadline to keep.
@@ -295,27 +299,26 @@ impl PrefillLedger {
         now_us: u64,
         new: NewWork,
         kept: &[KeptPrefill],
-        made_way: &[KeptPrefill],
+        made_way: &[WaitingPrefill],
     ) -> Outlook {
         let NewWork { work_us, deadline_us, priority } = new;
         let ahead = self.dispatched_left_us(now_us);
         let (mut shorter, mut behind, mut by_deadline) = (ahead, 0, ahead);
         let mut clock = now_us + ahead;
         let mut keeps_promises = true;
-        let promised = |due_us: u64, before_us: u64| {
+        let promised = |due_us: u64, before_us: u64, _: Option<&WaitingPrefill>| {
             clock += before_us;
             if due_us <= deadline_us {
                 by_deadline += before_us;
                 return;
             }
-            let before = made_way.iter().filter(|other| other.due_us <= due_us);
+            let before = made_way.iter().filter(|other| other.deadline_us <= due_us);
             let as_it_was_us = clock + before.map(|other| other.work_us).sum::<u64>();
             if as_it_was_us <= due_us && clock + work_us > due_us {
                 keeps_promises = false;
             }
         };
-        let kept = kept.iter().filter(|kept| kept.work_us > 0);
-        self.promises(kept.map(|kept| (kept.due_us, kept.work_us)), promised);
+        self.promises(by_chance(kept), promised);
         for w in &self.waiting {
             if w.priority > priority || (w.priority == priority && w.work_us <= work_us) {
                 shorter += w.work_us;
@@ -343,7 +346,7 @@ impl PrefillLedger {
         for _ in 0..WELCOME_ROUNDS {
             let due_us = deadline_us + later_us;
             let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
-            let promised = |other_due_us: u64, before_us: u64| {
+            let promised = |other_due_us: u64, before_us: u64, _: Option<&WaitingPrefill>| {
                 let sent_us = clock_us.saturating_sub(ahead_us);
                 clock_us += before_us;
                 if other_due_us <= due_us || sent_us <= now_us + later_us {
@@ -374,24 +377,15 @@ impl PrefillLedger {
         claim: impl Fn(&WaitingPrefill) -> Option<Claim>,
     ) -> Option<Vec<RequestId>> {
         let mut clock_us = now_us + self.dispatched_left_us(now_us);
-        let waiting = |w: &WaitingPrefill| {
-            let claimed = claim(w).map(|claim| (claim, Reverse(w.work_us), Reverse(w.request)));
-            (w.deadline_us, w.work_us, claimed)
-        };
-        let mut jobs: Vec<_> = self.waiting.iter().map(waiting).collect();
-        jobs.extend(
-            kept.iter().filter(|kept| kept.work_us > 0).map(|kept| (kept.due_us, kept.work_us, None)),
-        );
-        jobs.sort_by_key(|(due_us, ..)| *due_us);
-        let joins_at = jobs.partition_point(|(due_us, ..)| *due_us <= new.deadline_us);
-        let mut as_it_is_us = clock_us;
-        for (due_us, work_us, _) in &mut jobs {
-            as_it_is_us += *work_us;
+        let (mut as_it_is_us, mut joins_at, mut jobs) = (clock_us, 0, Vec::new());
+        self.promises(by_chance(kept), |due_us, work_us, waiting| {
+            as_it_is_us += work_us;
+            joins_at += usize::from(due_us <= new.deadline_us);
             // A request that is late anyway has no deadline to keep.
-            if as_it_is_us > *due_us {
-                *due_us = u64::MAX;
-            }
-        }
+            let due_us = if as_it_is_us <= due_us { due_us } else { u64::MAX };
+            let claimed = waiting.and_then(|w| Some((claim(w)?, Reverse(w.work_us), Reverse(w.request))));
+            jobs.push((due_us, work_us, claimed));
+        });
         jobs.insert(joins_at, (new.deadline_us, new.work_us, None));
         let (mut may_leave, mut leave) = (Vec::new(), Vec::new());
         for (due_us, work_us, claimed) in jobs {
@@ -459,6 +453,11 @@ impl PrefillLedger {
             broken && !(urgent && w.priority < own.priority)
         })
     }
+}
+
+/// Deadlines and works of what tickets keep, by the chance that clients return, µs.
+fn by_chance(kept: &[KeptPrefill]) -> impl Iterator<Item = (u64, u64)> {
+    kept.iter().filter(|kept| kept.work_us > 0).map(|kept| (kept.due_us, kept.work_us))
 }
 
 /// The claim of a waiting request to its place: its band, and how little of its tenant's share lies before it.
@@ -597,7 +596,7 @@ mod tests {
         assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
         assert!(o.keeps_promises);
         assert!(!l.outlook(10, new(1700), &[], &[]).keeps_promises);
-        let left = KeptPrefill { instance: InstanceId(0), due_us: 1_900, work_us: 1_600, whole_us: 1_600 };
+        let left = waiting(3, 1_600, 1_900);
         assert!(l.outlook(10, new(1700), &[], &[left]).keeps_promises, "the second was late before");
         assert_eq!((l.active_tokens(), l.runs_low_at_us(20)), (5, 30));
     }

@@ -12,7 +12,6 @@ use crate::estimate::DecodeSlot;
 use crate::placement::{DecodeChoice, Placement, Refusal};
 use crate::queue::{Claim, WaitingPrefill};
 use crate::request::{Entry, Stage};
-use crate::tickets::KeptPrefill;
 use crate::{AdmissionMode, Effect, Input, RejectReason, Request};
 
 /// Most instances that are tried, those that lose the least work first.
@@ -26,14 +25,6 @@ pub(crate) struct Place {
     instance: InstanceId,
     waiting: WaitingPrefill,
     decode: Option<(InstanceId, DecodeSlot)>,
-}
-
-impl Place {
-    /// Its prefill, as one that is not there any more.
-    const fn kept(&self) -> KeptPrefill {
-        let WaitingPrefill { deadline_us: due_us, work_us, .. } = self.waiting;
-        KeptPrefill { instance: self.instance, due_us, work_us, whole_us: work_us }
-    }
 }
 
 impl Conductor {
@@ -55,12 +46,10 @@ impl Conductor {
                     all.iter().find(|w| w.request == *id).copied().expect("it waits there")
                 };
                 let leave: Vec<WaitingPrefill> = leave.iter().map(waiting).collect();
-                let places: Vec<Place> = leave.into_iter().map(|w| self.take_off(instance, w)).collect();
-                self.kept.made_way = places.iter().map(Place::kept).collect();
+                let places: Vec<Place> = leave.iter().map(|w| self.take_off(instance, *w)).collect();
+                self.kept.made_way = Some((instance, leave));
                 let placed = self.place_for(request, deadline_us, true);
-                self.kept.made_way.clear();
-                if let Ok(placement) = placed {
-                    let mut displaced: Vec<&WaitingPrefill> = places.iter().map(|p| &p.waiting).collect();
+                if let (Some((_, mut displaced)), Ok(placement)) = (self.kept.made_way.take(), placed) {
                     // They are placed again in order of arrival.
                     displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
                     return Some((placement, displaced.iter().map(|w| w.request).collect()));

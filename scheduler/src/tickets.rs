@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::conductor::{Conductor, FixedState, LATEST_US};
 use crate::expected::ExpectedLoad;
 use crate::placement::{MIN_RETRY_AFTER_US, Refusal};
+use crate::queue::WaitingPrefill;
 use crate::{Effect, Input, RejectReason, Request};
 
 /// Tickets at a time; a client that is refused beyond these gets a time, and no place is kept for it (I9).
@@ -292,8 +293,8 @@ pub(crate) struct KeptPlaces {
     ends: Vec<(u64, [KeptLoad; 2])>,
     /// What decodes of higher bands are expected to take of each decode instance.
     pub expected: Option<ExpectedLoad>,
-    /// What makes way for the request on one instance, if that is enough.
-    pub made_way: Vec<KeptPrefill>,
+    /// What has left an instance for the request, to see whether that is enough.
+    pub made_way: Option<(InstanceId, Vec<WaitingPrefill>)>,
 }
 
 impl KeptPlaces {
@@ -302,13 +303,11 @@ impl KeptPlaces {
         self.starts.clear();
         self.ends.clear();
         self.expected = None;
-        self.made_way.clear();
     }
 
-    /// Prefills that have left an instance for the request.
-    pub(crate) fn made_way(&self, on: InstanceId) -> &[KeptPrefill] {
-        let here = self.made_way.first().is_some_and(|left| left.instance == on);
-        if here { &self.made_way } else { &[] }
+    /// What has left this instance for the request.
+    pub(crate) fn made_way(&self, on: InstanceId) -> &[WaitingPrefill] {
+        self.made_way.as_ref().filter(|(from, _)| *from == on).map_or(&[], |(_, left)| left)
     }
 
     /// Prefills on an instance, by when they are due.

@@ -53,11 +53,6 @@ fn ledger(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
     ledger
 }
 
-/// A prefill of some work that is due at some time, µs.
-fn prefill((work_us, due_us): (u64, u64)) -> KeptPrefill {
-    KeptPrefill { instance: InstanceId(0), due_us, work_us, whole_us: work_us }
-}
-
 /// The end of each if all are served by deadline from `start_us` on: (deadline, end) in that order.
 fn by_deadline(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u64)> {
     let mut sorted = all.to_vec();
@@ -89,7 +84,8 @@ proptest! {
         made_way in proptest::collection::vec((1u64..500, 1u64..4_000), 0..3),
     ) {
         let ledger = ledger(&works, ahead_us);
-        let made_way: Vec<KeptPrefill> = made_way.into_iter().map(prefill).collect();
+        let left = |(id, (work_us, due_us))| waiting(id, (work_us, due_us, 0, 0, 0));
+        let made_way: Vec<WaitingPrefill> = (600..).zip(made_way).map(left).collect();
         let outlook = ledger.outlook(0, NewWork { work_us: new.0, deadline_us: new.1, priority: 0 }, &[], &made_way);
         let all = ledger.waiting();
         let first = |w: &&WaitingPrefill| w.priority > 0 || w.work_us <= new.0;
@@ -104,7 +100,7 @@ proptest! {
         prop_assert_eq!(Some(outlook.deadline_wait_us + new.0), end_us);
         // What was late before others made way has no deadline to keep.
         let mut as_it_was = all.to_vec();
-        as_it_was.extend((600..).zip(&made_way).map(|(id, left)| waiting(id, (left.work_us, left.due_us, 0, 0, 0))));
+        as_it_was.extend(&made_way);
         let before = kept(&as_it_was, ahead_us);
         let before: Vec<RequestId> = before.into_iter().filter(|id| id.0 < 600).collect();
         let after = kept(&with_it, ahead_us);
@@ -150,19 +146,20 @@ proptest! {
     /// The requests that have to leave for new work, against a search through all subsets.
     #[test]
     fn the_fewest_leave_for_new_work(
-        works in proptest::collection::vec((1u64..500, 1u64..2_000, 0u64..300, 0i32..2, 0u32..3), 1..9),
+        works in proptest::collection::vec((1u64..500, 1u64..2_000, 1u64..300, 0i32..2, 0u32..3), 1..9),
         ahead_us in 0u64..400, new in (1u64..500, 1u64..2_000),
         mut places in proptest::collection::vec((1u64..500, 1u64..2_000), 0..3),
     ) {
         let ledger = ledger(&works, ahead_us);
         places.sort_by_key(|(_, due_us)| *due_us);
-        let places: Vec<KeptPrefill> = places.into_iter().map(prefill).collect();
+        let place = |(work_us, due_us)| KeptPrefill { instance: InstanceId(0), due_us, work_us, whole_us: work_us };
+        let places: Vec<KeptPrefill> = places.into_iter().map(place).collect();
         let new_work = NewWork { work_us: new.0, deadline_us: new.1, priority: 1 };
         let claim = |w: &WaitingPrefill| (w.priority == 0).then_some((0, Reverse(0)));
         let found = ledger.in_the_way(0, new_work, &places, claim);
         // What is kept leaves as little as what may not.
         let mut all = ledger.waiting().to_vec();
-        all.extend((600..).zip(&places).map(|(id, kept)| waiting(id, (kept.work_us, kept.due_us, 999, 1, 0))));
+        all.extend((600..).zip(&places).map(|(id, kept)| waiting(id, (kept.work_us, kept.due_us, 0, 1, 0))));
         let all = &all[..];
         let in_time = kept(all, ahead_us);
         let enough = |gone: &[RequestId]| {
