@@ -18,7 +18,7 @@ use crate::request::{Entry, Stage};
 use crate::{Effect, FetchPlan, Input, InstanceState, Request};
 
 /// The shape of what routers say to each other. A router ignores what has another version.
-pub const PEER_VERSION: u32 = 1;
+pub const PEER_VERSION: u32 = 2;
 
 /// Most work that another router's request counts for, µs: more than any prefill takes.
 const MOST_PEER_WORK_US: u64 = 3_600_000_000;
@@ -64,6 +64,10 @@ pub enum PeerStage {
     Waiting {
         /// Until then, µs, there is no room to decode it; 0 if there is.
         held_until_us: u64,
+        /// Its place by deadline, µs: its own deadline, or the place of what it follows.
+        order_us: u64,
+        /// The request that it follows in the same queue.
+        after: Option<RequestId>,
     },
     /// Its prefill was sent.
     Sent {
@@ -116,6 +120,14 @@ impl Conductor {
         if self.router.is_some() {
             effects.push(Effect::Share(Box::new(input)));
         }
+    }
+
+    /// Says where a request of this router waits.
+    pub(crate) fn share_waiting(&self, entry: &Entry, effects: &mut Vec<Effect>) {
+        let mut waiting = self.fleet.known(entry.prefill).prefill.waiting().iter();
+        let found = waiting.find(|w| w.request == entry.request.id);
+        let WaitingPrefill { held_until_us, order_us, after, .. } = *found.expect("it waits there");
+        self.share_placement(entry, PeerStage::Waiting { held_until_us, order_us, after }, effects);
     }
 
     /// Says where a request of this router is placed.
@@ -171,9 +183,11 @@ impl Conductor {
         let tag_us = self.tag_us(&entry);
         entry.tag_us = Some(tag_us);
         match stage {
-            PeerStage::Waiting { held_until_us } => {
+            PeerStage::Waiting { held_until_us, order_us, after } => {
                 entry.stage = Stage::Waiting;
-                let waiting = WaitingPrefill { held_until_us, tag_us, ..self.waiting_of(&entry) };
+                let own = self.waiting_of(&entry);
+                let order_us = order_us.min(LATEST_US);
+                let waiting = WaitingPrefill { held_until_us, order_us, after, tag_us, ..own };
                 self.fleet.known_mut(decode).decode.hold(id, held_until_us > 0);
                 self.fleet.known_mut(prefill).prefill.enqueue(waiting);
             }
@@ -226,9 +240,9 @@ impl Conductor {
         later.sort_unstable_by_key(rank_of);
         let mut displaced = Vec::new();
         for waiting in later.into_iter().rev() {
-            let WaitingPrefill { work_us, deadline_us, priority, .. } = waiting;
+            let WaitingPrefill { work_us, deadline_us, order_us, priority, .. } = waiting;
             let place = self.take_off(at, waiting);
-            let new = NewWork { work_us, deadline_us, priority };
+            let new = NewWork { work_us, deadline_us, order_us, priority, rank_us: work_us };
             let outlook = self.fleet.known(at).prefill.outlook(self.now_us, new, &[], &[]);
             let in_time = self.now_us + outlook.deadline_wait_us + work_us <= deadline_us;
             let entry = self.requests.get_mut(waiting.request).expect("a request that waits is live");

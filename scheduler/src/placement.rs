@@ -7,7 +7,7 @@ mod prefill;
 mod retry_after;
 
 use alloc::vec::Vec;
-use baton_types::InstanceId;
+use baton_types::{InstanceId, RequestId};
 
 use crate::estimate::NEVER_US;
 use crate::index::WideMatch;
@@ -129,6 +129,8 @@ pub(crate) struct Plan {
     /// Whether the decodes there leave no room for the prefill, or it would slow them beyond their objective.
     pub breaks_decodes: bool,
     pub fetch: Option<FetchPlan>,
+    /// The request that waits on the same instance and computes some of it first.
+    pub after: Option<RequestId>,
 }
 
 /// A candidate instance with its arithmetic.

@@ -5,11 +5,14 @@
 //! any band, the earliest deadline is next instead. A promise to a lower band yields where one to a higher band could
 //! not be kept otherwise. A request that has waited for twice its promised time goes before all. So short work does not
 //! wait behind long work, promises are kept, and no request starves.
+//!
+//! A request may count on blocks that another one, which waits in the same queue, will compute. It takes its place right
+//! behind that one by deadline, so that the blocks are still there when its turn comes, and is never served first.
 
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{RequestId, TenantId};
+use baton_types::{BlockHash, RequestId, TenantId};
 use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +28,8 @@ pub(crate) struct WaitingPrefill {
     pub arrived_us: u64,
     /// Latest moment for its prefill to end, µs.
     pub deadline_us: u64,
+    /// Its place by deadline, µs: its own deadline, or the place of what it follows.
+    pub order_us: u64,
     pub priority: i32,
     pub tenant: TenantId,
     /// Weight of its class.
@@ -37,9 +42,18 @@ pub(crate) struct WaitingPrefill {
     pub since_us: u64,
     /// The other router that sends it, if it is not this one.
     pub peer: Option<u32>,
+    /// The first block of its prompt.
+    pub first_block: Option<BlockHash>,
+    /// The request before it whose blocks it counts on, which is served first.
+    pub after: Option<RequestId>,
 }
 
 impl WaitingPrefill {
+    /// Its place by deadline.
+    const fn turn(&self) -> (u64, u64, RequestId) {
+        (self.order_us, self.arrived_us, self.request)
+    }
+
     /// Whether it has waited for twice its promised time: then it is served whatever that does to others.
     const fn is_aged(&self, now_us: u64) -> bool {
         let promised_us = self.deadline_us.saturating_sub(self.arrived_us);
@@ -63,7 +77,11 @@ pub(crate) struct NewWork {
     pub work_us: u64,
     /// Latest moment for its prefill to end, µs.
     pub deadline_us: u64,
+    /// Its place by deadline, µs.
+    pub order_us: u64,
     pub priority: i32,
+    /// The work that decides its place in the order of service, µs: its own, or that of what it follows if that is more.
+    pub rank_us: u64,
 }
 
 /// The state of a queue as new work would find it.
@@ -88,7 +106,7 @@ const BEGINS_US: u64 = 2_000;
 /// One instance's prefill work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PrefillLedger {
-    /// By deadline, then arrival.
+    /// By place, then arrival.
     waiting: Vec<WaitingPrefill>,
     waiting_us: u64,
     dispatched: Vec<DispatchedPrefill>,
@@ -164,18 +182,55 @@ impl PrefillLedger {
             "request {} waits here already",
             waiting.request
         );
-        let key = (waiting.deadline_us, waiting.arrived_us, waiting.request);
-        let at = self.waiting.partition_point(|w| (w.deadline_us, w.arrived_us, w.request) < key);
+        let at = self.waiting.partition_point(|w| w.turn() < waiting.turn());
         self.waiting_us += waiting.work_us;
-        self.waiting.insert(at, waiting);
+        let after = waiting.after.filter(|leader| self.waiting[..at].iter().any(|w| w.request == *leader));
+        self.waiting.insert(at, WaitingPrefill { after, ..waiting });
     }
 
+    /// Takes out what is served: those that follow it are free to go.
+    pub(crate) fn take_served(&mut self, at: usize) -> WaitingPrefill {
+        let served = self.waiting[at].request;
+        self.waiting[at..].iter_mut().filter(|w| w.after == Some(served)).for_each(|w| w.after = None);
+        self.take_waiting(at)
+    }
+
+    /// Takes out what is not served here: one of those that follow it leads the others.
     pub(crate) fn take_waiting(&mut self, at: usize) -> WaitingPrefill {
         let waiting = self.waiting.remove(at);
         assert!(self.waiting_us >= waiting.work_us, "more work leaves a queue than was counted in it");
         self.waiting_us -= waiting.work_us;
         assert!(!self.waiting.is_empty() || self.waiting_us == 0, "work is counted where nobody waits");
+        self.lead_on(at, waiting.request);
         waiting
+    }
+
+    /// Those that followed a request that has left, from a position on, follow the first of them.
+    fn lead_on(&mut self, at: usize, left: RequestId) {
+        let mut first = None;
+        for follower in self.waiting[at..].iter_mut().filter(|w| w.after == Some(left)) {
+            follower.after = first;
+            // What is held may be sent after all the others.
+            first = first.or((follower.held_until_us == 0).then_some(follower.request));
+        }
+    }
+
+    fn is_followed(&self, request: RequestId) -> bool {
+        self.waiting.iter().any(|w| w.after == Some(request))
+    }
+
+    /// A waiting request has more work than was known. It takes its turn by its own deadline, unless others count on its
+    /// blocks: then it keeps its turn.
+    pub(crate) fn grow(&mut self, at: usize, work_us: u64) {
+        let waiting = self.waiting[at];
+        assert!(waiting.after.is_none(), "request {} has its turn before what it follows", waiting.request);
+        if self.is_followed(waiting.request) {
+            self.waiting_us = self.waiting_us - waiting.work_us + work_us;
+            self.waiting[at].work_us = work_us;
+        } else {
+            let waiting = self.take_waiting(at);
+            self.enqueue(WaitingPrefill { work_us, order_us: waiting.deadline_us, ..waiting });
+        }
     }
 
     pub(crate) fn remove_waiting(&mut self, request: RequestId) -> bool {
@@ -236,10 +291,13 @@ impl PrefillLedger {
                 "I5: {waiting_us} µs wait and {dispatched_us} µs with {active_tokens} tokens are sent, the ledger says {known:?}"
             ));
         }
-        if self.waiting.is_sorted_by_key(|w| (w.deadline_us, w.arrived_us, w.request)) {
-            Ok(())
-        } else {
-            Err(String::from("I5: those who wait are not in the order of their deadlines"))
+        if !self.waiting.is_sorted_by_key(WaitingPrefill::turn) {
+            return Err(String::from("I5: those who wait are not in the order of their deadlines"));
+        }
+        let before = |at: usize, leader: RequestId| self.waiting[..at].iter().any(|w| w.request == leader);
+        match self.waiting.iter().enumerate().find(|(at, w)| w.after.is_some_and(|l| !before(*at, l))) {
+            Some((_, w)) => Err(format!("I5: what request {} follows does not wait before it", w.request)),
+            None => Ok(()),
         }
     }
 
@@ -277,20 +335,20 @@ impl PrefillLedger {
         None
     }
 
-    /// Hands out deadline and work of all that waits, with what waits, and of what tickets keep, by deadline, µs.
+    /// Hands out place, deadline and work of all that waits, with what waits, and of what tickets keep, by place, µs.
     fn promises(
         &self,
         kept: impl Iterator<Item = (u64, u64)>,
-        mut each: impl FnMut(u64, u64, Option<&WaitingPrefill>),
+        mut each: impl FnMut(u64, u64, u64, Option<&WaitingPrefill>),
     ) {
         let mut kept = kept.peekable();
         for w in &self.waiting {
-            while let Some((due_us, work_us)) = kept.next_if(|(due_us, _)| *due_us <= w.deadline_us) {
-                each(due_us, work_us, None);
+            while let Some((due_us, work_us)) = kept.next_if(|(due_us, _)| *due_us <= w.order_us) {
+                each(due_us, due_us, work_us, None);
             }
-            each(w.deadline_us, w.work_us, Some(w));
+            each(w.order_us, w.deadline_us, w.work_us, Some(w));
         }
-        kept.for_each(|(due_us, work_us)| each(due_us, work_us, None));
+        kept.for_each(|(due_us, work_us)| each(due_us, due_us, work_us, None));
     }
 
     /// The outlook of new work here, with what tickets keep. What was late before others made way has no deadline to keep.
@@ -301,18 +359,18 @@ impl PrefillLedger {
         kept: &[KeptPrefill],
         made_way: &[WaitingPrefill],
     ) -> Outlook {
-        let NewWork { work_us, deadline_us, priority } = new;
+        let NewWork { work_us, order_us, priority, rank_us, .. } = new;
         let ahead = self.dispatched_left_us(now_us);
         let (mut shorter, mut behind, mut by_deadline) = (ahead, 0, ahead);
         let mut clock = now_us + ahead;
         let mut keeps_promises = true;
-        let promised = |due_us: u64, before_us: u64, _: Option<&WaitingPrefill>| {
+        let promised = |place_us: u64, due_us: u64, before_us: u64, _: Option<&WaitingPrefill>| {
             clock += before_us;
-            if due_us <= deadline_us {
+            if place_us <= order_us {
                 by_deadline += before_us;
                 return;
             }
-            let before = made_way.iter().filter(|other| other.deadline_us <= due_us);
+            let before = made_way.iter().filter(|other| other.order_us <= place_us);
             let as_it_was_us = clock + before.map(|other| other.work_us).sum::<u64>();
             if as_it_was_us <= due_us && clock + work_us > due_us {
                 keeps_promises = false;
@@ -320,7 +378,7 @@ impl PrefillLedger {
         };
         self.promises(by_chance(kept), promised);
         for w in &self.waiting {
-            if w.priority > priority || (w.priority == priority && w.work_us <= work_us) {
+            if w.priority > priority || (w.priority == priority && w.work_us <= rank_us) {
                 shorter += w.work_us;
             } else {
                 behind += 1;
@@ -346,13 +404,13 @@ impl PrefillLedger {
         for _ in 0..WELCOME_ROUNDS {
             let due_us = deadline_us + later_us;
             let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
-            let promised = |other_due_us: u64, before_us: u64, _: Option<&WaitingPrefill>| {
+            let promised = |place_us: u64, other_due_us: u64, before_us: u64, _: Option<&WaitingPrefill>| {
                 let sent_us = clock_us.saturating_sub(ahead_us);
                 clock_us += before_us;
-                if other_due_us <= due_us || sent_us <= now_us + later_us {
+                if place_us <= due_us || sent_us <= now_us + later_us {
                     end_us += before_us;
                 } else if clock_us <= other_due_us && clock_us + work_us > other_due_us {
-                    needed_us = needed_us.max((other_due_us - deadline_us).min(sent_us - now_us));
+                    needed_us = needed_us.max((place_us - deadline_us).min(sent_us - now_us));
                 }
             };
             self.promises(kept.iter().map(|kept| (kept.due_us, kept.whole_us)), promised);
@@ -378,9 +436,9 @@ impl PrefillLedger {
     ) -> Option<Vec<RequestId>> {
         let mut clock_us = now_us + self.dispatched_left_us(now_us);
         let (mut as_it_is_us, mut joins_at, mut jobs) = (clock_us, 0, Vec::new());
-        self.promises(by_chance(kept), |due_us, work_us, waiting| {
+        self.promises(by_chance(kept), |place_us, due_us, work_us, waiting| {
             as_it_is_us += work_us;
-            joins_at += usize::from(due_us <= new.deadline_us);
+            joins_at += usize::from(place_us <= new.order_us);
             // A request that is late anyway has no deadline to keep.
             let due_us = if as_it_is_us <= due_us { due_us } else { u64::MAX };
             let claimed = waiting.and_then(|w| Some((claim(w)?, Reverse(w.work_us), Reverse(w.request))));
@@ -418,7 +476,7 @@ impl PrefillLedger {
         fair: &FairShares,
         may: impl Fn(&WaitingPrefill) -> bool,
     ) -> Option<usize> {
-        let free = |w: &&WaitingPrefill| w.held_until_us <= now_us && may(w);
+        let free = |w: &&WaitingPrefill| w.held_until_us <= now_us && may(w) && w.after.is_none();
         let aged = self.waiting.iter().enumerate().filter(|(_, w)| free(w) && w.is_aged(now_us));
         if let Some((at, _)) = aged.min_by_key(|(_, w)| w.arrived_us) {
             return Some(at);
@@ -476,6 +534,7 @@ mod tests {
             work_us,
             arrived_us: id,
             deadline_us,
+            order_us: deadline_us,
             priority: 0,
             tenant: TenantId(0),
             weight: 1,
@@ -483,6 +542,8 @@ mod tests {
             tag_us: 0,
             since_us: 0,
             peer: None,
+            first_block: None,
+            after: None,
         }
     }
 
@@ -556,7 +617,13 @@ mod tests {
             waiting(3, 200, 700),
             waiting(4, 90, 9_000),
         ]);
-        let new = |work_us, deadline_us| NewWork { work_us, deadline_us, priority: 1 };
+        let new = |work_us, deadline_us| NewWork {
+            work_us,
+            deadline_us,
+            order_us: deadline_us,
+            priority: 1,
+            rank_us: work_us,
+        };
         let all = |w: &WaitingPrefill| Some((w.priority, Reverse(0)));
         let ids = |leave: Vec<RequestId>| leave.into_iter().map(|r| r.0).collect::<Vec<_>>();
         assert_eq!(
@@ -591,7 +658,8 @@ mod tests {
     fn outlook_counts_what_is_ahead_and_behind() {
         let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
         l.dispatch(0, sent(7, 50, u64::MAX));
-        let new = |work_us| NewWork { work_us, deadline_us: 1500, priority: 0 };
+        let new =
+            |work_us| NewWork { work_us, deadline_us: 1500, order_us: 1500, priority: 0, rank_us: work_us };
         let o = l.outlook(10, new(200), &[], &[]);
         assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
         assert!(o.keeps_promises);

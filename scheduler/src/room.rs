@@ -12,7 +12,7 @@ use crate::estimate::ChainPosition;
 use crate::fleet::Instance;
 use crate::placement::Placement;
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage, PeerStage};
+use crate::{Effect, FailStage};
 
 /// Most held requests that are checked when room becomes free.
 const LOOKS: usize = 8;
@@ -120,9 +120,9 @@ impl Conductor {
             }
             let at_us = self.now_us + entry.work_us;
             self.reserve_decode(&mut entry, decode, at_us);
-            self.share_placement(&entry, PeerStage::Waiting { held_until_us: 0 }, effects);
-            self.requests.insert(entry);
             self.fleet.known_mut(prefill).prefill.end_hold(id);
+            self.share_waiting(&entry, effects);
+            self.requests.insert(entry);
             self.timers.set(prefill, self.now_us);
         }
     }

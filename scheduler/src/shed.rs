@@ -98,13 +98,19 @@ impl Conductor {
             return None;
         }
         let than_us = larger_too.then_some(candidate.new.work_us);
-        let claim = |w: &WaitingPrefill| self.claim(w, request, than_us);
+        // Others count on the blocks of those that they follow.
+        let mut followed: Vec<RequestId> = self.waiting_on(id).iter().filter_map(|w| w.after).collect();
+        followed.sort_unstable();
+        let claim = |w: &WaitingPrefill| {
+            let free = followed.binary_search(&w.request).is_err();
+            free.then(|| self.claim(w, request, than_us)).flatten()
+        };
         // The larger do not leave for a newcomer because places are kept.
         let kept = if larger_too { &[] } else { self.kept.prefills(id) };
         let mut leave = instance.prefill.in_the_way(self.now_us, candidate.new, kept, claim)?;
         if leave.is_empty() {
             // Room to decode is missing.
-            leave = self.least_claims(id, request, than_us);
+            leave = self.least_claims(id, claim);
         }
         let own = self.class(request);
         let equal = |id: &&RequestId| {
@@ -147,10 +153,13 @@ impl Conductor {
     }
 
     /// The waiting requests of an instance with the least claim, the newest first.
-    fn least_claims(&self, instance: InstanceId, request: &Request, than_us: Option<u64>) -> Vec<RequestId> {
+    fn least_claims(
+        &self,
+        instance: InstanceId,
+        claim: impl Fn(&WaitingPrefill) -> Option<Claim>,
+    ) -> Vec<RequestId> {
         let all = self.waiting_on(instance).iter();
-        let mut all: Vec<_> =
-            all.filter_map(|w| self.claim(w, request, than_us).map(|claim| (claim, w))).collect();
+        let mut all: Vec<_> = all.filter_map(|w| claim(w).map(|claim| (claim, w))).collect();
         all.sort_unstable_by_key(|(claim, w)| (*claim, Reverse((w.arrived_us, w.request))));
         all.truncate(DISPLACED);
         all.into_iter().map(|(_, w)| w.request).collect()

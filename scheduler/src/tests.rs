@@ -11,6 +11,7 @@ mod decode;
 mod explain;
 mod failures;
 mod fetch;
+mod followers;
 mod higher;
 mod kinds;
 mod last_copies;

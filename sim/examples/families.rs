@@ -1,13 +1,15 @@
 //! Baton's policy beside all others on workloads and clusters that it was not built on: docs/scheduling.md.
 //!
 //! `cargo run --release -p baton-sim --example families [WORD]` prints a row for each load whose name holds the word;
-//! `families search FROM TO` draws a load for each number: a workload, a cluster, objectives and what may be wrong with it.
+//! `families mean COUNT [WORD]` plays so many neighbouring paces of each, with `baton` alone, because one run of a row says
+//! little where decode instances are short of room; `families search FROM TO` draws a load for each number: a workload, a cluster, objectives and what may be wrong with it.
 
 #[path = "families/search.rs"]
 mod search;
 #[path = "families/workloads.rs"]
 mod workloads;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use baton_scheduler::{AdmissionMode, PolicyName, SchedulerConfig};
@@ -21,6 +23,7 @@ use baton_types::{Role, SloClass};
 use rayon::prelude::*;
 
 /// One load: a workload, a cluster (prefill, decode and coupled instances), objectives, the pace.
+#[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
     workload: &'static str,
@@ -327,15 +330,43 @@ fn row(load: &Load, trace: &Arc<Trace>) -> Result<String, String> {
     ))
 }
 
+/// Neighbouring paces are so far apart, as a share of the pace.
+const APART: f64 = 0.006;
+
+/// The mean of a load at so many paces about its own, and each of them.
+fn mean_row(load: &Load, trace: &Arc<Trace>, count: u32) -> Result<String, String> {
+    let at = |nth: u32| {
+        let speed = load.speed * (1.0 + APART * (f64::from(nth) - f64::from(count - 1) / 2.0));
+        baton(&Load { speed, ..*load }, trace, false)
+    };
+    let runs = (0..count).into_par_iter().map(at).collect::<Result<Vec<RunSummary>, String>>()?;
+    let mean = |of: fn(&RunSummary) -> usize| runs.iter().map(of).sum::<usize>() as f64 / f64::from(count);
+    let each: Vec<String> = runs.iter().map(|run| run.in_slo.to_string()).collect();
+    let (in_slo, late) = (mean(|run| run.in_slo), mean(|run| run.late));
+    Ok(format!("| {} | {in_slo:.0} | {late:.0} | {} |", load.name, each.join(" ")))
+}
+
 fn main() -> Result<(), String> {
-    let word = std::env::args().nth(1).unwrap_or_default();
+    let mut args = std::env::args().skip(1);
+    let mut word = args.next().unwrap_or_default();
     if word == "search" {
         return search::run_all();
     }
-    println!(
-        "| load | requests | baton | late | best other | which | difference | classes | baton, its own engine |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|");
+    let mut count = None;
+    if word == "mean" {
+        let given = args.next().unwrap_or_default();
+        let paces: NonZeroU32 =
+            given.parse().map_err(|e| format!("families mean {given:?}: a count of paces: {e}"))?;
+        count = Some(paces.get());
+        word = args.next().unwrap_or_default();
+        println!("| load | mean of {paces} paces | late | each |");
+        println!("|---|---|---|---|");
+    } else {
+        println!(
+            "| load | requests | baton | late | best other | which | difference | classes | baton, its own engine |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+    }
     for name in workloads::NAMES {
         let mut loads = LOADS.iter().filter(|l| l.workload == name && l.name.contains(&word)).peekable();
         if loads.peek().is_none() {
@@ -343,7 +374,11 @@ fn main() -> Result<(), String> {
         }
         let trace = Arc::new(workloads::trace(workloads::rows(name).map_err(|e| e.to_string())?));
         for load in loads {
-            println!("{}", row(load, &trace)?);
+            let row = match count {
+                Some(count) => mean_row(load, &trace, count)?,
+                None => row(load, &trace)?,
+            };
+            println!("{row}");
         }
     }
     Ok(())

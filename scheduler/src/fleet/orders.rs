@@ -178,6 +178,7 @@ mod tests {
             work_us,
             arrived_us: id,
             deadline_us: 10 * work_us,
+            order_us: 10 * work_us,
             priority: 0,
             tenant: TenantId(0),
             weight: 1,
@@ -185,6 +186,8 @@ mod tests {
             tag_us: work_us % 17,
             since_us: 0,
             peer: None,
+            first_block: None,
+            after: None,
         }
     }
 

@@ -49,11 +49,13 @@ impl Conductor {
             self.predict(&mut entry, &placement.candidate, step_us);
             let tag_us = self.tag_us(&entry);
             entry.tag_us = Some(tag_us);
-            let waiting = WaitingPrefill { held_until_us, tag_us, ..self.waiting_of(&entry) };
+            let (after, order_us) = (plan.after, placement.candidate.new.order_us);
+            let waiting =
+                WaitingPrefill { held_until_us, tag_us, after, order_us, ..self.waiting_of(&entry) };
             self.fleet.known_mut(placement.decode).decode.hold(entry.request.id, held_until_us > 0);
             self.fleet.known_mut(id).prefill.enqueue(waiting);
             self.timers.set(id, self.now_us);
-            self.share_placement(&entry, PeerStage::Waiting { held_until_us }, effects);
+            self.share_waiting(&entry, effects);
             self.requests.insert(entry);
         } else {
             entry.stage = Stage::Prefilling;
@@ -132,6 +134,7 @@ impl Conductor {
             work_us: entry.work_us,
             arrived_us: entry.arrived_us,
             deadline_us: entry.promised_us.saturating_sub(tail_us),
+            order_us: entry.promised_us.saturating_sub(tail_us),
             priority: class.priority,
             tenant: entry.request.tenant,
             weight: class.weight,
@@ -139,6 +142,8 @@ impl Conductor {
             tag_us: 0,
             since_us: self.now_us,
             peer: entry.peer,
+            first_block: entry.request.chain.first().copied(),
+            after: None,
         }
     }
 
@@ -302,7 +307,7 @@ impl Conductor {
         // The plan of its own decode would count as a decode beside its prefill.
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
-        let plan = self.plan(self.fleet.known(id), &entry.request);
+        let plan = self.plan(self.fleet.known(id), &entry.request, None);
         if plan.breaks_decodes
             && let Some(placement) = self.placed_harmlessly(id, &entry)
         {
@@ -342,7 +347,7 @@ impl Conductor {
             entry.work_us = entry.work_us.max(takes_us);
         }
         let mut instance = self.fleet.known_mut(id);
-        let waiting = instance.prefill.take_waiting(at);
+        let waiting = instance.prefill.take_served(at);
         drop(instance);
         assert!(waiting.request == request, "request {request} is sent, and another leaves the queue");
         self.fair.charge(waiting.tenant, waiting.weight, planned_us);
@@ -365,12 +370,10 @@ impl Conductor {
         (entry.work_us, entry.new_tokens) = (plan.work_us, plan.new_tokens);
         let decodes_at_us = entry.decode_at_us.max(self.now_us);
         self.reserve_decode(&mut entry, decode, decodes_at_us);
-        let mut instance = self.fleet.known_mut(entry.prefill);
-        let waiting = instance.prefill.take_waiting(at);
-        assert!(waiting.request == entry.request.id, "one request waits again, and another leaves the queue");
-        instance.prefill.enqueue(WaitingPrefill { work_us: plan.work_us, ..waiting });
-        drop(instance);
-        self.share_placement(&entry, PeerStage::Waiting { held_until_us: 0 }, effects);
+        let waits = self.fleet.known(entry.prefill).prefill.waiting()[at].request;
+        assert!(waits == entry.request.id, "one request waits again, and another leaves the queue");
+        self.fleet.known_mut(entry.prefill).prefill.grow(at, plan.work_us);
+        self.share_waiting(&entry, effects);
         self.requests.insert(entry);
     }
 

@@ -1,17 +1,31 @@
 //! Terms of a prefill on one instance: what is reused, what is fetched, what is computed.
 
-use baton_types::{InstanceId, Role};
+use core::cmp::Reverse;
+
+use baton_types::{InstanceId, RequestId, Role};
 
 use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
-use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work, stretches_steps};
+use crate::estimate::{
+    NEVER_US, common_blocks, fetch_us, least_work_us, load_us, prefill_work, stretches_steps,
+};
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
-use crate::queue::{NewWork, Outlook};
+use crate::queue::{NewWork, Outlook, WaitingPrefill};
 use crate::{FetchPlan, FirstToken, Request};
 
 /// Holders that are asked, about, for what a decode instance has of a prompt.
 const HOLDERS: usize = 32;
+
+/// A waiting request that will compute leading blocks of another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueuedLeader {
+    request: RequestId,
+    /// Leading blocks that they share.
+    blocks: u32,
+    order_us: u64,
+    work_us: u64,
+}
 
 impl Plan {
     /// The weight of the prefill when plans are compared, µs: its work, or more than any work if it breaks decodes.
@@ -76,16 +90,50 @@ impl Conductor {
         (u64::from(blocks) * u64::from(self.config.block_tokens)).min(request.prompt_tokens - 1)
     }
 
-    /// The best plan on `instance` by the policy's fetch rule, from the last look-up.
-    pub(crate) fn plan(&self, instance: &Instance, request: &Request) -> Plan {
+    /// The waiting request of an instance that shares the most leading blocks with a prompt and computes more of them than
+    /// are there, or will be, without it. A lower band, another router and one without room may keep it waiting.
+    fn leader(&self, instance: &Instance, request: &Request) -> Option<QueuedLeader> {
+        let first = request.chain.first()?;
+        let here_blocks = self.hits.of(instance.spec.id).by_its_turn();
+        let next_block = request.chain.get(here_blocks as usize)?;
+        let priority = self.class(request).priority;
+        let leads = |w: &WaitingPrefill| {
+            let may = w.peer.is_none() && w.held_until_us == 0 && w.priority >= priority;
+            if !may || w.first_block.as_ref() != Some(first) || w.request == request.id {
+                return None;
+            }
+            let chain = self.requests.chain_of(w.request);
+            if chain.get(here_blocks as usize) != Some(next_block) {
+                return None;
+            }
+            let blocks = u32::try_from(common_blocks(chain, &request.chain)).unwrap_or(u32::MAX);
+            (blocks > here_blocks).then_some(QueuedLeader {
+                request: w.request,
+                blocks,
+                order_us: w.order_us,
+                work_us: w.work_us,
+            })
+        };
+        let all = instance.prefill.waiting().iter().filter_map(leads);
+        all.max_by_key(|leader| (leader.blocks, Reverse(leader.request)))
+    }
+
+    /// The best plan on `instance` by the policy's fetch rule, from the last look-up, behind a request that waits there.
+    pub(crate) fn plan(
+        &self,
+        instance: &Instance,
+        request: &Request,
+        leader: Option<&QueuedLeader>,
+    ) -> Plan {
         let hit = self.hits.of(instance.spec.id);
         let target_us = self.config.step_target_us();
-        let here_blocks = hit.by_its_turn();
+        let here_blocks = leader.map_or(hit.by_its_turn(), |leader| leader.blocks);
+        let after = leader.map(|leader| leader.request);
         let cached = self.tokens_of(request, here_blocks);
         let block = u64::from(self.config.block_tokens);
         let below = |tier: usize| u64::from(hit.by_tier[tier]) * block;
         // The prefill behind these blocks loads them first.
-        let local_load = if hit.coming > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
+        let local_load = if here_blocks > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
         let new_tokens = request.prompt_tokens - cached;
         let sends_us = self.sends_us(instance, request);
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
@@ -94,7 +142,15 @@ impl Conductor {
             let breaks_decodes = work.breaks_decodes
                 || self.has_place_beside(instance)
                     && stretches_steps(instance, new_tokens, cached_tokens, target_us);
-            Plan { cached_tokens, new_tokens, load_us, work_us: work.us.max(sends_us), breaks_decodes, fetch }
+            Plan {
+                cached_tokens,
+                new_tokens,
+                load_us,
+                work_us: work.us.max(sends_us),
+                breaks_decodes,
+                fetch,
+                after: after.filter(|_| fetch.is_none()),
+            }
         };
         let local = || planned(cached, local_load, None);
         let rule = self.fetch_rule();
@@ -159,7 +215,27 @@ impl Conductor {
 
     /// A candidate's terms, without score.
     pub(crate) fn candidate(&self, instance: &Instance, request: &Request, deadline_us: u64) -> Candidate {
-        let plan = self.plan(instance, request);
+        // Where room to decode is scarce what leads may be refused at its turn, and leaves its work to its followers.
+        if self.config.policy.orders_queues()
+            && !self.demand.lacks_decodes()
+            && let Some(leader) = self.leader(instance, request)
+            && let candidate = self.candidate_behind(instance, request, deadline_us, Some(&leader))
+            && candidate.feasible
+        {
+            return candidate;
+        }
+        self.candidate_behind(instance, request, deadline_us, None)
+    }
+
+    /// The terms of a candidate, behind a request that waits there if one is given.
+    fn candidate_behind(
+        &self,
+        instance: &Instance,
+        request: &Request,
+        deadline_us: u64,
+        leader: Option<&QueuedLeader>,
+    ) -> Candidate {
+        let plan = self.plan(instance, request, leader);
         let now = self.now_us;
         let latency = self.pipeline_latency_us(instance, &plan);
         let tail_us = self.handoff_tail_us(instance) + latency;
@@ -167,10 +243,13 @@ impl Conductor {
         let slack_us = deadline_us.saturating_sub(now).saturating_sub(own_us);
         let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
         let deadline_us = deadline_us - margin_us.min(deadline_us);
+        let due_us = deadline_us.saturating_sub(tail_us);
         let new = NewWork {
             work_us: plan.work_us,
-            deadline_us: deadline_us.saturating_sub(tail_us),
+            deadline_us: due_us,
+            order_us: leader.map_or(due_us, |leader| leader.order_us),
             priority: self.class(request).priority,
+            rank_us: leader.map_or(plan.work_us, |leader| leader.work_us.max(plan.work_us)),
         };
         let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
             let o = self.outlook(instance, new);

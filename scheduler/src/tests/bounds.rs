@@ -181,7 +181,11 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
             let request = Request { id, objectives, prompt_tokens: n[1], ..Request::default() };
             let at = (instance, InstanceId(low(n[2]) % 5));
             let stage = match n[3] % 5 {
-                0 | 1 => PeerStage::Waiting { held_until_us: n[2] / 3 },
+                0 | 1 => PeerStage::Waiting {
+                    held_until_us: n[2] / 3,
+                    order_us: n[1],
+                    after: Some(RequestId(2 + n[3] % 6)),
+                },
                 2 => PeerStage::Prefilled,
                 _ => PeerStage::Sent { order: n[1] },
             };

@@ -28,6 +28,7 @@ fn waiting(id: u64, drawn: WorkDraw) -> WaitingPrefill {
         work_us,
         arrived_us,
         deadline_us,
+        order_us: deadline_us,
         priority,
         tenant: TenantId(tenant),
         held_until_us: 0,
@@ -35,10 +36,32 @@ fn waiting(id: u64, drawn: WorkDraw) -> WaitingPrefill {
         weight: 1,
         since_us: 0,
         peer: None,
+        first_block: None,
+        after: None,
     }
 }
 
+/// A queue of these works. Of four, the second and the third follow the first, right behind it.
 fn ledger(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
+    let mut ledger = by_own_deadline(&[], ahead_us);
+    let mut first_us = 0;
+    for (id, drawn) in (0u64..).zip(works) {
+        let own = waiting(id, *drawn);
+        let follows = [1, 2].contains(&(id % 4));
+        ledger.enqueue(WaitingPrefill {
+            order_us: if follows { own.order_us.min(first_us) } else { own.order_us },
+            after: follows.then_some(RequestId(id / 4 * 4)),
+            ..own
+        });
+        if !follows {
+            first_us = own.order_us;
+        }
+    }
+    ledger
+}
+
+/// A queue of these works where none follows another.
+fn by_own_deadline(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
     let mut ledger = PrefillLedger::default();
     for (id, drawn) in (0u64..).zip(works) {
         ledger.enqueue(waiting(id, *drawn));
@@ -53,10 +76,10 @@ fn ledger(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
     ledger
 }
 
-/// The end of each if all are served by deadline from `start_us` on: (deadline, end) in that order.
-fn by_deadline(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u64)> {
+/// The end of each if all are served in turn from `start_us` on, in that order.
+fn in_turn(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u64)> {
     let mut sorted = all.to_vec();
-    sorted.sort_by_key(|w| (w.deadline_us, w.arrived_us, w.request));
+    sorted.sort_by_key(|w| (w.order_us, w.arrived_us, w.request));
     let mut clock_us = start_us;
     let end = |w: WaitingPrefill| {
         clock_us += w.work_us;
@@ -65,9 +88,9 @@ fn by_deadline(all: &[WaitingPrefill], start_us: u64) -> Vec<(WaitingPrefill, u6
     sorted.into_iter().map(end).collect()
 }
 
-/// The requests that meet their deadline when served by deadline.
+/// The requests that meet their deadline when served in turn.
 fn kept(all: &[WaitingPrefill], start_us: u64) -> Vec<RequestId> {
-    by_deadline(all, start_us)
+    in_turn(all, start_us)
         .iter()
         .filter(|(w, end_us)| *end_us <= w.deadline_us)
         .map(|(w, _)| w.request)
@@ -81,23 +104,27 @@ proptest! {
     #[test]
     fn an_outlook_is_what_serving_would_show(
         works in works(), ahead_us in 0u64..400, new in (1u64..500, 1u64..4_000),
+        earlier_us in 0u64..400, more_us in 0u64..200,
         made_way in proptest::collection::vec((1u64..500, 1u64..4_000), 0..3),
     ) {
         let ledger = ledger(&works, ahead_us);
         let left = |(id, (work_us, due_us))| waiting(id, (work_us, due_us, 0, 0, 0));
         let made_way: Vec<WaitingPrefill> = (600..).zip(made_way).map(left).collect();
-        let outlook = ledger.outlook(0, NewWork { work_us: new.0, deadline_us: new.1, priority: 0 }, &[], &made_way);
+        let (work_us, deadline_us) = new;
+        let (order_us, rank_us) = (deadline_us.saturating_sub(earlier_us), work_us + more_us);
+        let new_work = NewWork { work_us, deadline_us, order_us, priority: 0, rank_us };
+        let outlook = ledger.outlook(0, new_work, &[], &made_way);
         let all = ledger.waiting();
-        let first = |w: &&WaitingPrefill| w.priority > 0 || w.work_us <= new.0;
+        let first = |w: &&WaitingPrefill| w.priority > 0 || w.work_us <= rank_us;
         let shorter: u64 = all.iter().filter(first).map(|w| w.work_us).sum();
         prop_assert_eq!(outlook.expected_wait_us, ahead_us + shorter);
         prop_assert_eq!(outlook.behind as usize, all.iter().filter(|w| !first(w)).count());
         // It joins behind equals.
-        let newcomer = waiting(500, (new.0, new.1, 1_000, 0, 0));
+        let newcomer = WaitingPrefill { order_us, ..waiting(500, (work_us, deadline_us, 1_000, 0, 0)) };
         let mut with_it = all.to_vec();
         with_it.push(newcomer);
-        let end_us = by_deadline(&with_it, ahead_us).iter().find(|(w, _)| w.request.0 == 500).map(|(_, end_us)| *end_us);
-        prop_assert_eq!(Some(outlook.deadline_wait_us + new.0), end_us);
+        let end_us = in_turn(&with_it, ahead_us).iter().find(|(w, _)| w.request.0 == 500).map(|(_, end_us)| *end_us);
+        prop_assert_eq!(Some(outlook.deadline_wait_us + work_us), end_us);
         // What was late before others made way has no deadline to keep.
         let mut as_it_was = all.to_vec();
         as_it_was.extend(&made_way);
@@ -114,16 +141,18 @@ proptest! {
         let mut fair = FairShares::default();
         fair.charge(TenantId(1), 1, 50);
         let next = ledger.waiting()[ledger.next(now_us, &fair, |_| true).expect("something waits")];
+        prop_assert_eq!(next.after, None, "what it follows has not gone");
+        let free: Vec<WaitingPrefill> = ledger.waiting().iter().copied().filter(|w| w.after.is_none()).collect();
         let aged = |w: &&WaitingPrefill| {
             now_us - w.arrived_us > 2 * w.deadline_us.saturating_sub(w.arrived_us)
         };
-        if let Some(oldest_us) = ledger.waiting().iter().filter(aged).map(|w| w.arrived_us).min() {
+        if let Some(oldest_us) = free.iter().filter(aged).map(|w| w.arrived_us).min() {
             prop_assert_eq!(next.arrived_us, oldest_us);
             return Ok(());
         }
         // The highest band's least served tenant's shortest, unless serving it first breaks a promise.
-        let band = works.iter().map(|w| w.3).max().expect("not empty");
-        let in_band = || ledger.waiting().iter().filter(|w| w.priority == band);
+        let band = free.iter().map(|w| w.priority).max().expect("not empty");
+        let in_band = || free.iter().filter(|w| w.priority == band);
         let tenant = in_band().map(|w| (fair.served(w.tenant), w.tenant)).min().expect("not empty").1;
         let preferred = in_band().filter(|w| w.tenant == tenant).min_by_key(|w| w.work_us).expect("not empty");
         let start_us = now_us + ledger.dispatched_left_us(now_us);
@@ -136,8 +165,8 @@ proptest! {
         let counts = |w: &&WaitingPrefill| !urgent || w.priority >= preferred.priority;
         let broken = rest.iter().filter(counts).any(|w| before.contains(&w.request) && !after.contains(&w.request));
         if broken {
-            // Then the earliest deadline of all goes.
-            prop_assert_eq!(next.deadline_us, works.iter().map(|w| w.1).min().expect("not empty"));
+            // Then the first in turn goes.
+            prop_assert_eq!(Some(next.order_us), free.iter().map(|w| w.order_us).min());
         } else {
             prop_assert_eq!((next.work_us, next.tenant, next.priority), (preferred.work_us, tenant, band));
         }
@@ -150,11 +179,11 @@ proptest! {
         ahead_us in 0u64..400, new in (1u64..500, 1u64..2_000),
         mut places in proptest::collection::vec((1u64..500, 1u64..2_000), 0..3),
     ) {
-        let ledger = ledger(&works, ahead_us);
+        let ledger = by_own_deadline(&works, ahead_us);
         places.sort_by_key(|(_, due_us)| *due_us);
         let place = |(work_us, due_us)| KeptPrefill { instance: InstanceId(0), due_us, work_us, whole_us: work_us };
         let places: Vec<KeptPrefill> = places.into_iter().map(place).collect();
-        let new_work = NewWork { work_us: new.0, deadline_us: new.1, priority: 1 };
+        let new_work = NewWork { work_us: new.0, deadline_us: new.1, order_us: new.1, priority: 1, rank_us: new.0 };
         let claim = |w: &WaitingPrefill| (w.priority == 0).then_some((0, Reverse(0)));
         let found = ledger.in_the_way(0, new_work, &places, claim);
         // What is kept leaves as little as what may not.
@@ -176,6 +205,51 @@ proptest! {
         let fewest = (0..1u32 << lesser.len()).map(subset).filter(|gone| enough(gone)).map(|gone| gone.len()).min();
         prop_assert_eq!(found.as_ref().map(Vec::len), fewest, "{:?}", found);
         prop_assert!(found.is_none_or(|gone| enough(&gone)));
+    }
+
+    /// Whatever leaves a queue, and in whatever order: each follows one that waits before it or nobody, nobody waits for
+    /// ever, and what grows keeps its turn if others follow it.
+    #[test]
+    fn followers_wait_for_one_that_waits_before_them(
+        works in works(), ops in proptest::collection::vec((any::<proptest::sample::Index>(), 0u8..3), 0..20),
+    ) {
+        let mut ledger = ledger(&works, 0);
+        for (at, op) in ops {
+            let Some(count) = core::num::NonZeroUsize::new(ledger.waiting().len()) else { break };
+            let at = at.index(count.get());
+            let chosen = ledger.waiting()[at];
+            let followed = ledger.waiting().iter().any(|w| w.after == Some(chosen.request));
+            let before: Vec<WaitingPrefill> = ledger.waiting().to_vec();
+            if op == 0 && chosen.after.is_none() {
+                ledger.grow(at, chosen.work_us + 100);
+                let grown = ledger.waiting().iter().find(|w| w.request == chosen.request).expect("it waits on");
+                prop_assert_eq!(grown.order_us, if followed { chosen.order_us } else { chosen.deadline_us });
+                prop_assert_eq!(grown.work_us, chosen.work_us + 100);
+                let others = |all: &[WaitingPrefill]| -> Vec<WaitingPrefill> {
+                    all.iter().copied().filter(|w| w.request != chosen.request).collect()
+                };
+                prop_assert_eq!(others(ledger.waiting()), others(&before));
+            } else {
+                let served = op == 1 && chosen.after.is_none();
+                if served {
+                    ledger.take_served(at);
+                } else {
+                    ledger.take_waiting(at);
+                }
+                // What followed it is free, or one of them leads the others.
+                let orphans: Vec<WaitingPrefill> =
+                    before.iter().copied().filter(|w| w.after == Some(chosen.request)).collect();
+                let now = |w: &WaitingPrefill| ledger.waiting().iter().find(|o| o.request == w.request).map(|o| o.after);
+                for (nth, orphan) in orphans.iter().enumerate() {
+                    prop_assert_eq!(now(orphan), Some((nth > 0 && !served).then_some(orphans[0].request)));
+                }
+            }
+            prop_assert_eq!(ledger.check(), Ok(()));
+        }
+        while let Some(at) = ledger.next(0, &FairShares::default(), |_| true) {
+            ledger.take_served(at);
+        }
+        prop_assert!(ledger.waiting().is_empty());
     }
 
     /// Wake-ups against a sorted map.
