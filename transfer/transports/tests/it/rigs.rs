@@ -390,7 +390,7 @@ impl Rig for Loop {
 }
 
 /// An address that no other test has.
-fn fresh_name() -> String {
+pub fn fresh_name() -> String {
     static STARTED: AtomicU64 = AtomicU64::new(0);
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     format!("test-{}-{number}:1", std::process::id())

@@ -8,6 +8,7 @@ use baton_transfer::Priority;
 use baton_transports::mover::*;
 
 use crate::mover_driver::DoneCheck as _;
+use crate::rigs::fresh_name;
 
 const SEGMENTS: usize = 1_000;
 const BYTES: usize = 16 << 10;
@@ -31,13 +32,14 @@ struct Node {
 impl Node {
     fn start(shared_memory: bool, epoch: u64) -> Self {
         let (exposure, inbound) = (Exposure::new(), Arc::new(NullReceiver));
-        let config = TcpConfig::new(([127, 0, 0, 1], 0).into(), epoch);
-        let tcp = TcpTransport::start(config, exposure.clone(), inbound.clone()).unwrap();
-        let id = tcp.peer_id();
-        let transport: Arc<dyn Transport> = if shared_memory {
-            ShmTransport::start(ShmConfig::new(&id.address, epoch), exposure.clone(), inbound).unwrap()
+        let (id, transport): (PeerId, Arc<dyn Transport>) = if shared_memory {
+            let config = ShmConfig::new(fresh_name(), epoch);
+            let shm = ShmTransport::start(config, exposure.clone(), inbound).unwrap();
+            (shm.peer_id(), shm)
         } else {
-            tcp
+            let config = TcpConfig::new(([127, 0, 0, 1], 0).into(), epoch);
+            let tcp = TcpTransport::start(config, exposure.clone(), inbound).unwrap();
+            (tcp.peer_id(), tcp)
         };
         let mover = Mover::new(MoverSettings::default(), exposure, vec![transport]).unwrap();
         Self { mover, id, memories: Vec::new() }
