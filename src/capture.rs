@@ -12,6 +12,8 @@
 //! it is full, its rows are put in order of arrival and it appears under its final name. A file that
 //! a crash left behind is completed at the next start.
 
+mod error;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
@@ -23,6 +25,8 @@ use std::thread::JoinHandle;
 
 use baton_types::{BlockKey, ChainHasher, RequestObjectives};
 use serde_json::json;
+
+pub use error::CaptureError;
 
 /// Distinct blocks in one file; a file that reaches them is full. Bounds the map of keys.
 const MOST_BLOCKS: usize = 1 << 20;
@@ -61,12 +65,10 @@ impl CaptureConfig {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), CaptureError> {
         let counts = [u64::from(self.block_tokens), self.file_bytes, self.file_rows];
         if counts.contains(&0) || self.files == 0 || self.queue_rows == 0 {
-            return Err(
-                "capture: block_tokens, file_bytes, file_rows, files and queue_rows are at least 1".into()
-            );
+            return Err(CaptureError::Zero);
         }
         Ok(())
     }
@@ -153,18 +155,17 @@ pub struct Capture {
 
 impl Capture {
     /// Starts capturing; completes what an earlier run left half done first.
-    pub fn start(config: CaptureConfig) -> Result<Self, String> {
+    pub fn start(config: CaptureConfig) -> Result<Self, CaptureError> {
         config.check()?;
-        std::fs::create_dir_all(&config.folder).map_err(|e| {
-            format!("capture: folder {}: {e}; give one that can be written", config.folder.display())
-        })?;
+        std::fs::create_dir_all(&config.folder)
+            .map_err(|error| CaptureError::Unmade { folder: config.folder.clone(), error })?;
         let counters = Arc::new(Counters::default());
         let mut files = Files::new(config, Arc::clone(&counters))?;
         let (queue, rows) = sync_channel(files.config.queue_rows);
         let writer = std::thread::Builder::new()
             .name("capture".into())
             .spawn(move || files.run(&rows))
-            .map_err(|e| format!("capture: no thread to write on: {e}"))?;
+            .map_err(CaptureError::Thread)?;
         Ok(Self { queue: Some(queue), counters, writer: Some(writer) })
     }
 
@@ -229,7 +230,7 @@ struct Files {
 }
 
 impl Files {
-    fn new(config: CaptureConfig, counters: Arc<Counters>) -> Result<Self, String> {
+    fn new(config: CaptureConfig, counters: Arc<Counters>) -> Result<Self, CaptureError> {
         let (sequence, left) = seal::found(&config.folder)?;
         let files = Self { config, counters, sequence, open: None };
         left.into_iter().for_each(|path| files.seal(&path));
@@ -249,10 +250,10 @@ impl Files {
         self.rotate();
     }
 
-    fn write(&mut self, row: &CaptureRow) -> Result<(), String> {
+    fn write(&mut self, row: &CaptureRow) -> Result<(), CaptureError> {
         let blocks = row.prompt_tokens / u64::from(self.config.block_tokens);
         if row.prompt_tokens == 0 || blocks != row.chain.len() as u64 || row.chain.len() > MOST_BLOCKS {
-            return Err("its prompt has no tokens, or not as many full blocks as keys".into());
+            return Err(CaptureError::Row);
         }
         if self.open.as_ref().is_some_and(|open| open.numbers.len() + row.chain.len() > MOST_BLOCKS) {
             self.rotate();
@@ -269,7 +270,7 @@ impl Files {
         outcome
     }
 
-    fn append(&mut self, row: &CaptureRow) -> Result<(), String> {
+    fn append(&mut self, row: &CaptureRow) -> Result<(), CaptureError> {
         let open = match &mut self.open {
             Some(open) => open,
             none => none.insert(CaptureFile::create(&self.config, self.sequence + 1)?),
@@ -283,7 +284,7 @@ impl Files {
             if undone.is_err() {
                 self.rotate();
             }
-            return Err(format!("{}: {error}", path.display()));
+            return Err(CaptureError::File { path, error });
         }
         open.bytes += line.len() as u64;
         open.rows += 1;
@@ -311,9 +312,9 @@ impl Files {
 }
 
 impl CaptureFile {
-    fn create(config: &CaptureConfig, sequence: u64) -> Result<Self, String> {
+    fn create(config: &CaptureConfig, sequence: u64) -> Result<Self, CaptureError> {
         let path = config.folder.join(seal::partial_name(sequence, config.block_tokens));
-        let file = File::create(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let file = File::create(&path).map_err(CaptureError::of_file(&path))?;
         Ok(Self { file, path, bytes: 0, rows: 0, numbers: HashMap::new(), next_number: 0 })
     }
 
@@ -367,6 +368,8 @@ mod seal {
     use baton_traces::write::{self, Output};
     use baton_traces::{Dialect, ReadOptions, Trace};
 
+    use super::CaptureError;
+
     const PARTIAL: &str = ".partial";
 
     /// The name of a file under way.
@@ -383,8 +386,9 @@ mod seal {
         Some((sequence.parse().ok()?, block.parse().ok()?, whole.is_none()))
     }
 
-    fn captures(folder: &Path) -> Result<Vec<(u64, u32, bool, PathBuf)>, String> {
-        let entries = std::fs::read_dir(folder).map_err(|e| format!("folder {}: {e}", folder.display()))?;
+    fn captures(folder: &Path) -> Result<Vec<(u64, u32, bool, PathBuf)>, CaptureError> {
+        let entries = std::fs::read_dir(folder)
+            .map_err(|error| CaptureError::Unlisted { folder: folder.to_owned(), error })?;
         let mut found: Vec<_> = entries
             .filter_map(|entry| {
                 let path = entry.ok()?.path();
@@ -396,27 +400,27 @@ mod seal {
     }
 
     /// The highest number in a folder, and the files that were left half done.
-    pub fn found(folder: &Path) -> Result<(u64, Vec<PathBuf>), String> {
+    pub fn found(folder: &Path) -> Result<(u64, Vec<PathBuf>), CaptureError> {
         let all = captures(folder)?;
         let last = all.last().map_or(0, |f| f.0);
         Ok((last, all.into_iter().filter(|f| !f.2).map(|f| f.3).collect()))
     }
 
     /// Removes the oldest files beyond `most`; call it while none is being written.
-    pub fn keep_newest(folder: &Path, most: usize) -> Result<(), String> {
+    pub fn keep_newest(folder: &Path, most: usize) -> Result<(), CaptureError> {
         let all = captures(folder)?;
         for (_, _, _, path) in all.iter().take(all.len().saturating_sub(most)) {
-            std::fs::remove_file(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            std::fs::remove_file(path).map_err(CaptureError::of_file(path))?;
         }
         Ok(())
     }
 
     /// Puts a file's rows in order of arrival and gives it its final name. One without a whole row is
     /// removed.
-    pub fn seal(partial: &Path) -> Result<(), String> {
-        let (_, block_tokens, _) = parse(partial).ok_or("its name is not a capture's")?;
-        if cut_torn_row(partial).map_err(|e| e.to_string())? == 0 {
-            return std::fs::remove_file(partial).map_err(|e| e.to_string());
+    pub fn seal(partial: &Path) -> Result<(), CaptureError> {
+        let (_, block_tokens, _) = parse(partial).ok_or(CaptureError::Name)?;
+        if cut_torn_row(partial).map_err(CaptureError::Cut)? == 0 {
+            return std::fs::remove_file(partial).map_err(CaptureError::Cut);
         }
         let options = ReadOptions {
             dialect: Some(Dialect::Mooncake),
@@ -424,15 +428,15 @@ mod seal {
             strict: false,
             ..ReadOptions::default()
         };
-        let mut trace = baton_traces::load(partial, &options).map_err(|e| e.to_string())?;
+        let mut trace = baton_traces::load(partial, &options)?;
         part_sessions(&mut trace);
         let path = partial.with_extension("");
-        let mut writer = write::create(&path, Output::Mooncake, true).map_err(|e| e.to_string())?;
+        let mut writer = write::create(&path, Output::Mooncake, true)?;
         for record in &trace.records {
-            writer.write(record).map_err(|e| e.to_string())?;
+            writer.write(record)?;
         }
-        writer.finish().map_err(|e| e.to_string())?;
-        std::fs::remove_file(partial).map_err(|e| e.to_string())
+        writer.finish()?;
+        std::fs::remove_file(partial).map_err(CaptureError::Cut)
     }
 
     /// Cuts off what follows the last line's end, which a crash may have left; returns what is left, bytes.
@@ -663,6 +667,7 @@ mod tests {
         let stats = capture.close();
         assert_eq!((stats.written, stats.dropped, stats.disk_errors), (0, 1, 1));
         let error = Capture::start(CaptureConfig::new("/proc/none".into(), 16, 1)).err().unwrap();
+        let error = error.to_string();
         assert!(error.contains("/proc/none") && error.contains("can be written"), "{error}");
         let none = CaptureConfig { files: 0, ..CaptureConfig::new(place.path().into(), 16, 1) };
         assert!(Capture::start(none).is_err());

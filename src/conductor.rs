@@ -33,7 +33,7 @@ mod tests;
 pub(crate) use attach::ORDERS_PER_NODE;
 pub use attach::{AttachPeer, ControlService};
 pub use backend::Door;
-pub use driver::{Driver, DriverConfig};
+pub use driver::{Driver, DriverConfig, DriverError};
 pub(crate) use gap_tally::GapTally;
 #[cfg(test)]
 pub(crate) use inbox::inbox;

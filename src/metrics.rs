@@ -228,7 +228,7 @@ impl Metrics {
     ///
     /// # Errors
     /// When the exporter does not take the buckets.
-    pub fn new() -> Result<Self, String> {
+    pub fn new() -> Result<Self, metrics_exporter_prometheus::BuildError> {
         let matcher = |name: &str| Matcher::Full(name.to_owned());
         let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(matcher("baton_ttft_seconds"), TIME_BUCKETS)
@@ -236,8 +236,7 @@ impl Metrics {
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_request_tbt_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_stage_seconds"), TIME_BUCKETS))
             .and_then(|b| b.set_buckets_for_metric(matcher("baton_ttft_error_ratio"), RATIO_BUCKETS))
-            .and_then(|b| b.set_buckets_for_metric(matcher("baton_prediction_error_ratio"), RATIO_BUCKETS))
-            .map_err(|e| format!("metrics: {e}"))?
+            .and_then(|b| b.set_buckets_for_metric(matcher("baton_prediction_error_ratio"), RATIO_BUCKETS))?
             .build_recorder();
         for known in NAMES {
             let (key, help) = (KeyName::from_const_str(known.name), SharedString::const_str(known.help));

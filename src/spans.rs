@@ -24,14 +24,35 @@ use std::time::SystemTime;
 use baton_http::Trust;
 use baton_router::TraceParent;
 use baton_types::Rng;
+use opentelemetry_otlp::ExporterBuildError;
 use tokio::sync::mpsc;
 
 use collector_client::CollectorClient;
 pub(crate) use collector_url::{CollectorUrl, CollectorUrlError};
+pub(crate) use environment::EnvironmentError;
 pub(crate) use exporter::ExportTask;
 pub(crate) use story::{Place, Story, Summary};
 
 use crate::config::ServiceConfig;
+
+/// Why spans cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SpansError {
+    /// The collector's address is at fault.
+    #[error("{0}")]
+    Collector(#[from] CollectorUrlError),
+    /// A variable of the environment is at fault.
+    #[error("{0}")]
+    Environment(#[from] EnvironmentError),
+    /// There is no exporter for the collector.
+    #[error("service.otlp_endpoint = \"{collector}\": {error}")]
+    Exporter {
+        /// The collector.
+        collector: String,
+        /// The library's words.
+        error: ExporterBuildError,
+    },
+}
 
 /// Stories of ended requests that may wait to be sent (I9).
 const QUEUED_STORIES: usize = 2048;
@@ -88,7 +109,7 @@ impl Spans {
     pub(crate) fn start(
         config: &ServiceConfig,
         instance: &str,
-    ) -> Result<(Self, Option<ExportTask>), String> {
+    ) -> Result<(Self, Option<ExportTask>), SpansError> {
         Self::start_trusting(Trust::of_system, config, instance)
     }
 
@@ -97,7 +118,7 @@ impl Spans {
         trust: impl FnOnce() -> Trust,
         config: &ServiceConfig,
         instance: &str,
-    ) -> Result<(Self, Option<ExportTask>), String> {
+    ) -> Result<(Self, Option<ExportTask>), SpansError> {
         let mut seed = std::hash::RandomState::new().build_hasher();
         seed.write_u32(std::process::id());
         let counts = Arc::new(Counts::default());
@@ -111,7 +132,7 @@ impl Spans {
             return Ok((spans, None));
         }
         let (sender, receiver) = mpsc::channel(QUEUED_STORIES);
-        let collector = CollectorUrl::parse(&config.otlp_endpoint).map_err(|e| e.to_string())?;
+        let collector = CollectorUrl::parse(&config.otlp_endpoint)?;
         let client = CollectorClient::new(if collector.is_secure() { trust() } else { Trust::nobody() });
         let exporting = ExportTask::start((collector, client), instance, receiver, counts)?;
         spans.stories = Some(sender);

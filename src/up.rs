@@ -2,6 +2,7 @@
 
 mod admin;
 mod control;
+mod error;
 mod front;
 mod limits;
 mod nodes;
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use error::UpError;
 use front::FrontThreads;
 use limits::{Connections, closed_admin, open_door};
 pub use servers::NodeFactory;
@@ -179,7 +181,7 @@ impl Service {
         config: &Config,
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, UpError> {
         Self::start_led(config, tokenization, config_path, (Lead::alone(), None), None).await
     }
 
@@ -188,21 +190,21 @@ impl Service {
     /// for a client delays it.
     ///
     /// # Errors
-    /// In words: a port is taken, a certificate cannot be read, a setting is out of bounds.
+    /// A port is taken, a certificate cannot be read, a setting is out of bounds.
     pub async fn start_led(
         config: &Config,
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
         (lead, policies): (Lead, Option<Policies>),
         threads: Option<usize>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, UpError> {
         let service = &config.service;
         let front = FrontThreads::start(threads)?;
         let listen = service.listen.clone();
         let clients = front.run(async move { bind("service.listen", &listen).await }).await??;
         let control = bind("service.control", &service.control).await?;
         let (client_address, control_address) = (local(&clients)?, local(&control)?);
-        let guard = ClusterGuard::read(service, None).map_err(|e| e.to_string())?;
+        let guard = ClusterGuard::read(service, None)?;
         let port = open_port("the control port", control_address, &guard);
         let closed = closed_admin(service).map(str::to_owned);
         for why in [port, open_door(service, client_address), closed].into_iter().flatten() {
@@ -213,7 +215,7 @@ impl Service {
         let (spans, exporting) = Spans::start(service, &conductor_name(control_address))?;
         let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with)?;
-        let sample = tokenization.sample().map_err(|e| format!("tokenizer: its sample: {e}"))?;
+        let sample = tokenization.sample().map_err(UpError::Sample)?;
         let tokenizer = crate::conductor::tokenizer_name(&sample.tokens, sample.chat_tokens.as_deref());
         let (keys, driver) = (driver.keys(), driver.led_by(lead.clone(), tokenizer));
         let tasks = TaskTracker::new();
@@ -328,14 +330,16 @@ impl Service {
     }
 }
 
-async fn bind(setting: &str, address: &str) -> Result<TcpListener, String> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|e| format!("{setting} = {address}: {e}; stop what listens there or give another port"))
+async fn bind(setting: &'static str, address: &str) -> Result<TcpListener, UpError> {
+    TcpListener::bind(address).await.map_err(|error| UpError::Port {
+        setting,
+        address: address.to_owned(),
+        error,
+    })
 }
 
-fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
-    listener.local_addr().map_err(|e| format!("listener: {e}"))
+fn local(listener: &TcpListener) -> Result<SocketAddr, UpError> {
+    listener.local_addr().map_err(UpError::Listener)
 }
 
 fn router(
@@ -343,14 +347,13 @@ fn router(
     tokenization: Tokenization,
     (door, connections_limit): (Door, usize),
     admin: admin::Admin,
-) -> Result<Arc<Router>, String> {
+) -> Result<Arc<Router>, UpError> {
     let service = &config.service;
-    let (tool_parser, reasoning_parser) = config.router.parsers().map_err(|e| e.to_string())?;
+    let (tool_parser, reasoning_parser) = config.router.parsers()?;
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let (body_bytes, held_bytes) = (bytes(service.max_body_bytes), bytes(service.max_held_bytes));
     let files = (Path::new(&service.tls_cert), Path::new(&service.tls_key));
-    let tls = (!service.tls_cert.is_empty()).then(|| Identity::of_files(files.0, files.1)).transpose();
-    let tls = tls.map_err(|e| format!("service.tls_cert, tls_key: {e}"))?;
+    let tls = (!service.tls_cert.is_empty()).then(|| Identity::of_files(files.0, files.1)).transpose()?;
     let config = RouterConfig {
         hash_seed: service.chain_seed.clone(),
         keep_alive_ms: service.keep_alive_us / 1000,
@@ -381,11 +384,11 @@ async fn keep_up(metrics: Metrics, stop: CancellationToken) {
 /// Runs everything until a signal comes; `read` reads the tokenizer of the engines' model.
 ///
 /// # Errors
-/// In words: what could not be started.
-pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>) -> Result<(), String> {
-    let stop = crate::shutdown::on_signal().map_err(|e| e.to_string())?;
+/// What could not be started, or ended too early.
+pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>) -> Result<(), UpError> {
+    let stop = crate::shutdown::on_signal()?;
     let started = std::time::Instant::now();
-    let tokenization = read()?;
+    let tokenization = read().map_err(UpError::Tokenization)?;
     let (path, alone) = (plan.config_path.clone(), (Lead::alone(), None));
     let service = Service::start_led(&plan.config, tokenization, path, alone, plan.threads).await?;
     let mut nodes = nodes::Nodes::start(&plan, (service.control, &service.guard)).await?;

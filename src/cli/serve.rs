@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Error, Result, bail};
+use anyhow::{Result, bail};
 use baton_membership::election::state::EndReason;
 use baton_membership::{Candidacy, Leadership, Member, MemberRole, Policies, Standing};
 use baton_router::Tokenization;
@@ -108,9 +108,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let read = args.model.as_ref().map(|folder| (folder.as_path(), &tokenization));
     let defaults = Defaults::new(config.scheduler.block_tokens, read)?;
     let servers = args.servers.start(defaults)?;
-    let service = Service::start_led(&config, tokenization, args.config.clone(), led, args.threads)
-        .await
-        .map_err(Error::msg)?;
+    let service = Service::start_led(&config, tokenization, args.config.clone(), led, args.threads).await?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
         lead.stands(Leadership::start(&etcd, candidacy)?);

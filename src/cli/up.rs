@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Error, Result};
+use anyhow::Result;
 
 use crate::cli::engines::Engines;
 use crate::up::{Layout, Plan};
@@ -70,7 +70,7 @@ pub fn run(mut args: UpArgs) -> Result<ExitCode> {
     };
     let runtime = super::runtime(args.threads)?;
     let read = || args.engines.tokenization().map_err(|e| format!("{e:#}"));
-    runtime.block_on(crate::up::run(plan, read)).map_err(Error::msg)?;
+    runtime.block_on(crate::up::run(plan, read))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
 }

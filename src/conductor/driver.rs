@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_legs::pairs::{Arrival, Effect, Pairs, Phase};
 use baton_router::{Event, Readiness, Refusal, Submission};
-use baton_scheduler::{Conductor, Input, SchedulerConfig};
+use baton_scheduler::{Conductor, ConfigError as SettingsError, Input, SchedulerConfig};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -18,7 +18,7 @@ use super::block_keys::BlockKeys;
 use super::fleet::Fleet;
 use super::gap_tally::GapTally;
 use super::inbox::{Inbox, Loss, Message, WeakInbox};
-use super::journal::{JournalSettings, JournalWriter};
+use super::journal::{JournalError, JournalSettings, JournalWriter};
 use super::lead::Lead;
 use super::policy::{UnknownClassError, limits};
 use super::session::Session;
@@ -26,7 +26,7 @@ use super::slo::SloLedger;
 use super::status::{Decisions, chosen, in_words, under_way};
 use super::tenants::Tenants;
 use crate::audit::Audit;
-use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
+use crate::capture::{Capture, CaptureConfig, CaptureError, CaptureOutcome};
 use crate::config::Config;
 use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
@@ -45,6 +45,20 @@ pub struct DriverConfig {
     pub metrics: Metrics,
     /// The destination of request traces.
     pub spans: Spans,
+}
+
+/// Why a conductor cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// A setting is out of bounds.
+    #[error("{0}")]
+    Settings(#[from] SettingsError),
+    /// The journal cannot be kept.
+    #[error("{0}")]
+    Journal(#[from] JournalError),
+    /// Requests cannot be captured.
+    #[error("{0}")]
+    Capture(#[from] CaptureError),
 }
 
 /// Returns the time since the start, µs.
@@ -103,18 +117,17 @@ impl Driver {
     /// A conductor without nodes, the inbox that leads to it, and the router's door.
     ///
     /// # Errors
-    /// Names the setting that is out of bounds.
-    pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
+    /// Names the setting that is out of bounds, or the folder that cannot be used.
+    pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), DriverError> {
         let DriverConfig { mut config, metrics, spans } = with;
         crate::policy::as_served(&mut config.scheduler);
         let started = Instant::now();
-        let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
+        let core = Conductor::new(config.scheduler.clone())?;
         let service = &config.service;
         let folder = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
         let journal = folder(&service.journal)
             .map(|folder| JournalWriter::open(JournalSettings::new(folder), &core))
-            .transpose()
-            .map_err(|e| e.to_string())?;
+            .transpose()?;
         let capture = folder(&service.capture)
             .map(|folder| {
                 CaptureConfig::new(folder, config.scheduler.block_tokens, *service.chain_seed.expose())

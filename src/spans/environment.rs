@@ -17,6 +17,40 @@ const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_
 const FORM: &str =
     "write KEY=VALUE,KEY=VALUE, and in keys and values %2C for a comma, %3D for = and %25 for %";
 
+/// Why a variable of the environment cannot be used, and what to write. No value is repeated: it may be a key.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvironmentError {
+    /// It is no text.
+    #[error("{0}: not UTF-8; write it in UTF-8")]
+    NotUtf8(&'static str),
+    /// An entry is at fault.
+    #[error("{variable}: entry {entry} {fault}; {FORM}")]
+    Entry {
+        /// The variable.
+        variable: &'static str,
+        /// Which entry, from 1.
+        entry: usize,
+        /// The fault.
+        fault: &'static str,
+    },
+    /// A header has a name that none can have.
+    #[error("{variable}: {name:?} is no name of a header; {FORM}")]
+    HeaderName {
+        /// The variable.
+        variable: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A header has a value that none can have.
+    #[error("{variable}: the value of {name} cannot be that of a header; {FORM}")]
+    HeaderValue {
+        /// The variable.
+        variable: &'static str,
+        /// The header's name.
+        name: String,
+    },
+}
+
 /// Reads a variable, as [`std::env::var`].
 pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
 
@@ -24,8 +58,8 @@ pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
 /// used for those, because it passes over entries that it cannot read, and decodes none.
 ///
 /// # Errors
-/// In words: the variable, the entry, and what to write.
-pub(super) fn resource(read: Lookup<'_>, instance: &str) -> Result<Resource, String> {
+/// Names the variable, the entry, and what to write.
+pub(super) fn resource(read: Lookup<'_>, instance: &str) -> Result<Resource, EnvironmentError> {
     let own = [
         KeyValue::new("service.name", "baton"),
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
@@ -37,19 +71,18 @@ pub(super) fn resource(read: Lookup<'_>, instance: &str) -> Result<Resource, Str
     Ok(builder.with_attributes(own.into_iter().chain(given).chain(named)).build())
 }
 
-/// Checks the headers that the exporter reads by itself: it passes over wrong ones. They may be keys, so that no
-/// message repeats a value.
+/// Checks the headers that the exporter reads by itself: it passes over wrong ones.
 ///
 /// # Errors
-/// In words, as [`resource`].
-pub(super) fn check_headers(read: Lookup<'_>) -> Result<(), String> {
+/// As [`resource`].
+pub(super) fn check_headers(read: Lookup<'_>) -> Result<(), EnvironmentError> {
     for variable in HEADERS {
         for (name, value) in pairs(read, variable)? {
             if HeaderName::from_bytes(name.as_bytes()).is_err() {
-                return Err(format!("{variable}: {name:?} is no name of a header; {FORM}"));
+                return Err(EnvironmentError::HeaderName { variable, name });
             }
             if value.is_empty() || HeaderValue::from_str(&value).is_err() {
-                return Err(format!("{variable}: the value of {name} cannot be that of a header; {FORM}"));
+                return Err(EnvironmentError::HeaderValue { variable, name });
             }
         }
     }
@@ -57,21 +90,21 @@ pub(super) fn check_headers(read: Lookup<'_>) -> Result<(), String> {
 }
 
 /// The value of a variable; none when it is empty.
-fn value(read: Lookup<'_>, variable: &str) -> Result<Option<String>, String> {
+fn value(read: Lookup<'_>, variable: &'static str) -> Result<Option<String>, EnvironmentError> {
     match read(variable) {
         Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
         Err(VarError::NotPresent) => Ok(None),
-        Err(VarError::NotUnicode(_)) => Err(format!("{variable}: not UTF-8; write it in UTF-8")),
+        Err(VarError::NotUnicode(_)) => Err(EnvironmentError::NotUtf8(variable)),
     }
 }
 
 /// The entries of a variable, decoded.
-fn pairs(read: Lookup<'_>, variable: &str) -> Result<Vec<(String, String)>, String> {
+fn pairs(read: Lookup<'_>, variable: &'static str) -> Result<Vec<(String, String)>, EnvironmentError> {
     let Some(text) = value(read, variable)? else { return Ok(Vec::new()) };
     let entries = text.split(',').enumerate();
     entries
         .map(|(at, entry)| {
-            let wrong = |why: &str| format!("{variable}: entry {} {why}; {FORM}", at + 1);
+            let wrong = |fault| EnvironmentError::Entry { variable, entry: at + 1, fault };
             let (key, value) = entry.split_once('=').ok_or_else(|| wrong("has no ="))?;
             let decoded = |text: &str| {
                 decode(text.trim()).ok_or_else(|| wrong("has a % without two hexadecimal digits of UTF-8"))
@@ -153,13 +186,13 @@ mod tests {
             for variable in [ATTRIBUTES, HEADERS[0], HEADERS[1]] {
                 let variables = [(variable, text)];
                 let read = of(&variables);
-                let error = resource(&read, "").and(check_headers(&read)).unwrap_err();
+                let error = resource(&read, "").and(check_headers(&read)).unwrap_err().to_string();
                 assert!(error.starts_with(&format!("{variable}: {why}")) && error.ends_with(FORM), "{error}");
                 assert!(!error.contains("hush"), "{error}");
             }
         }
         let bytes = |_: &str| Err(VarError::NotUnicode(std::ffi::OsString::from_vec(vec![0xff])));
-        let error = resource(&bytes, "").unwrap_err();
+        let error = resource(&bytes, "").unwrap_err().to_string();
         assert!(error.contains(ATTRIBUTES) && error.contains("UTF-8"), "{error}");
     }
 
@@ -167,7 +200,7 @@ mod tests {
     fn headers_are_those_that_http_has() {
         check_headers(&of(&[(HEADERS[1], "x-scope-orgid=acme,authorization=Bearer%20hush")])).unwrap();
         for text in ["a b=hush", "x-key=", "x-key=hu%0Ash"] {
-            let error = check_headers(&of(&[(HEADERS[0], text)])).unwrap_err();
+            let error = check_headers(&of(&[(HEADERS[0], text)])).unwrap_err().to_string();
             assert!(error.starts_with(HEADERS[0]) && !error.contains("hu"), "{error}");
         }
     }

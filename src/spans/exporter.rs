@@ -18,7 +18,7 @@ use super::collector_client::CollectorClient;
 use super::collector_url::CollectorUrl;
 use super::shape::spans;
 use super::story::Story;
-use super::{Counts, environment};
+use super::{Counts, SpansError, environment};
 
 /// Requests in a batch at most.
 const BATCH_STORIES: usize = 128;
@@ -47,12 +47,12 @@ impl ExportTask {
         instance: &str,
         stories: mpsc::Receiver<Story>,
         counts: Arc<Counts>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, SpansError> {
         let read = |name: &str| std::env::var(name);
         environment::check_headers(&read)?;
         let resource = environment::resource(&read, instance)?;
         let mut exporter = exporter(&collector, client.clone())
-            .map_err(|e| format!("service.otlp_endpoint = \"{collector}\": {e}"))?;
+            .map_err(|error| SpansError::Exporter { collector: collector.to_string(), error })?;
         exporter.set_resource(&resource);
         tracing::info!("spans of requests go to {collector}, by {}", collector.protocol());
         let stop = CancellationToken::new();

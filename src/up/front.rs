@@ -4,6 +4,8 @@ use std::future::Future;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use super::UpError;
+
 /// A runtime of its own. It may be dropped within another one: what still runs on it ends then.
 pub(super) struct FrontThreads(Option<Runtime>);
 
@@ -11,14 +13,14 @@ impl FrontThreads {
     /// `threads` of them, one a core unless said otherwise.
     ///
     /// # Errors
-    /// In words: the system gives no threads.
-    pub(super) fn start(threads: Option<usize>) -> Result<Self, String> {
+    /// The system gives no threads.
+    pub(super) fn start(threads: Option<usize>) -> Result<Self, UpError> {
         let mut builder = Builder::new_multi_thread();
         if let Some(threads) = threads {
             builder.worker_threads(threads);
         }
         let runtime = builder.thread_name("baton-front").enable_all().build();
-        runtime.map(|runtime| Self(Some(runtime))).map_err(|e| format!("front door's threads: {e}"))
+        runtime.map(|runtime| Self(Some(runtime))).map_err(UpError::Threads)
     }
 
     /// Where tasks of the front door are started.
@@ -32,12 +34,12 @@ impl FrontThreads {
     /// Runs one task there, to its end.
     ///
     /// # Errors
-    /// In words: the task panicked.
+    /// The task panicked.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, String> {
-        self.handle().spawn(task).await.map_err(|e| format!("front door: {e}"))
+    ) -> Result<T, UpError> {
+        self.handle().spawn(task).await.map_err(UpError::Front)
     }
 }
 

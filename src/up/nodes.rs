@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::Plan;
+use super::{Plan, UpError};
 use crate::guard::ClusterGuard;
 use crate::node::NodeConfig;
 
@@ -26,7 +26,7 @@ impl Nodes {
     pub(super) async fn start(
         plan: &Plan,
         (control, guard): (SocketAddr, &ClusterGuard),
-    ) -> Result<Self, String> {
+    ) -> Result<Self, UpError> {
         let control = format!("{}://{control}", guard.scheme());
         let mut nodes = Self { stop: CancellationToken::new(), tasks: JoinSet::new(), processes: Vec::new() };
         for (name, role) in plan.layout.nodes() {
@@ -62,12 +62,12 @@ impl Nodes {
 
     /// Waits until a node of this process cannot go on. Node processes may come and go: an operator who kills one wants
     /// to see the effect.
-    pub(super) async fn first_failure(&mut self) -> String {
+    pub(super) async fn first_failure(&mut self) -> UpError {
         while let Some(ended) = self.tasks.join_next().await {
             match ended {
                 Ok(Ok(())) => {}
-                Ok(Err(why)) => return why,
-                Err(panicked) => return format!("a node ended: {panicked}"),
+                Ok(Err(why)) => return UpError::Node(why),
+                Err(panicked) => return UpError::NodeTask(panicked),
             }
         }
         std::future::pending().await
@@ -93,8 +93,8 @@ impl Nodes {
     }
 }
 
-fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Result<Child, String> {
-    let program = std::env::current_exe().map_err(|e| format!("this program's own path: {e}"))?;
+fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Result<Child, UpError> {
+    let program = std::env::current_exe().map_err(UpError::Program)?;
     let mut command = Command::new(program);
     command
         .args(["node", "--name", name, "--role", role.name()])
@@ -113,5 +113,5 @@ fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Res
     }
     // Ctrl-C at the terminal is for this process, which then stops its nodes in order.
     command.process_group(0);
-    command.spawn().map_err(|e| format!("node {name}: cannot be started: {e}"))
+    command.spawn().map_err(|error| UpError::Process { name: name.to_owned(), error })
 }

@@ -91,14 +91,14 @@ impl Conductor {
     }
 
     /// The waiting request of an instance that shares the most leading blocks with a prompt and computes more of them than
-    /// are there, or will be, without it. A lower band, another router and one without room may keep it waiting.
+    /// are there, or will be, without it. One of another band, of another router or without room has its turn by other rules.
     fn leader(&self, instance: &Instance, request: &Request) -> Option<QueuedLeader> {
         let first = request.chain.first()?;
         let here_blocks = self.hits.of(instance.spec.id).by_its_turn();
         let next_block = request.chain.get(here_blocks as usize)?;
         let priority = self.class(request).priority;
         let leads = |w: &WaitingPrefill| {
-            let may = w.peer.is_none() && w.held_until_us == 0 && w.priority >= priority;
+            let may = w.peer.is_none() && w.held_until_us == 0 && w.priority == priority;
             if !may || w.first_block.as_ref() != Some(first) || w.request == request.id {
                 return None;
             }
@@ -119,12 +119,7 @@ impl Conductor {
     }
 
     /// The best plan on `instance` by the policy's fetch rule, from the last look-up, behind a request that waits there.
-    pub(crate) fn plan(
-        &self,
-        instance: &Instance,
-        request: &Request,
-        leader: Option<&QueuedLeader>,
-    ) -> Plan {
+    pub(crate) fn plan(&self, instance: &Instance, request: &Request, leader: Option<&QueuedLeader>) -> Plan {
         let hit = self.hits.of(instance.spec.id);
         let target_us = self.config.step_target_us();
         let here_blocks = leader.map_or(hit.by_its_turn(), |leader| leader.blocks);

@@ -3,7 +3,9 @@
 use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, RequestId, RequestObjectives, Role, SloClass};
 
-use crate::testing::{conductor, conductor_of, finished, naive_prefill_us, offer, plain, request, spec, step};
+use crate::testing::{
+    conductor, conductor_of, finished, naive_prefill_us, offer, plain, request, spec, step,
+};
 use crate::{AdmissionMode, Conductor, Effect, Input, PolicyName, Request, SchedulerConfig};
 
 /// Blocks that all prompts of these tests share.
@@ -54,7 +56,11 @@ fn a_follower_computes_its_own_end_alone_and_goes_right_behind_its_leader() {
     offer(&mut conductor, 3_000, request(4, 26_000, SHARED));
     let own_ms = naive_prefill_us(26_000 - SHARED * 512) / 1_000;
     assert_eq!(waiting(&conductor), [(3, None, 1_002), (2, None, 3_004), (4, Some(2), own_ms)]);
-    assert_eq!(all_sent(&mut conductor, 1_000_000, [1].into()), [3, 2, 4], "the least work, but what follows");
+    assert_eq!(
+        all_sent(&mut conductor, 1_000_000, [1].into()),
+        [3, 2, 4],
+        "the least work, but what follows"
+    );
 }
 
 #[test]
@@ -67,7 +73,11 @@ fn without_its_leader_one_of_the_followers_leads() {
     assert!(sent(&step(&mut conductor, 5_000, Input::RequestCancelled { request: RequestId(2) })).is_empty());
     let follow: Vec<_> = waiting(&conductor).into_iter().map(|(id, after, _)| (id, after)).collect();
     assert_eq!(follow, [(3, None), (4, None), (5, Some(4))]);
-    assert_eq!(sent(&step(&mut conductor, 1_990_000, finished(1))), [3], "the fourth has more work than was known");
+    assert_eq!(
+        sent(&step(&mut conductor, 1_990_000, finished(1))),
+        [3],
+        "the fourth has more work than was known"
+    );
     let whole_ms = naive_prefill_us(26_000) / 1_000;
     let own_ms = naive_prefill_us(26_000 - SHARED * 512) / 1_000;
     assert_eq!(waiting(&conductor), [(4, None, whole_ms), (5, Some(4), own_ms)]);
@@ -82,15 +92,19 @@ fn what_has_lost_its_leader_takes_its_own_turn() {
     offer(&mut conductor, 2_000, request(3, 27_000, 0));
     offer(&mut conductor, 3_000, request(4, 26_000, SHARED));
     step(&mut conductor, 5_000, Input::RequestCancelled { request: RequestId(2) });
-    assert_eq!(sent(&step(&mut conductor, 1_990_000, finished(1))), [4], "it is the least work, as it is now");
+    assert_eq!(
+        sent(&step(&mut conductor, 1_990_000, finished(1))),
+        [4],
+        "it is the least work, as it is now"
+    );
     assert_eq!(all_sent(&mut conductor, 2_000_000, [4].into()), [3]);
 }
 
 #[test]
-fn what_may_wait_longer_is_not_followed() {
+fn what_is_of_another_band_is_not_followed() {
     let classes = [0, 1].map(|priority| SloClass { priority, ..SloClass::default() });
     let of = |class: u16, request: Request| Request { class: ClassId(class), ..request };
-    for (leader, follower, follows) in [(0, 1, false), (1, 0, true), (1, 1, true)] {
+    for (leader, follower, follows) in [(0, 1, false), (1, 0, false), (1, 1, true)] {
         let mut conductor = busy(SchedulerConfig { classes: classes.to_vec(), ..config() });
         offer(&mut conductor, 1_000, of(leader, request(2, 30_000, SHARED)));
         offer(&mut conductor, 3_000, of(follower, request(4, 26_000, SHARED)));

@@ -229,7 +229,8 @@ fn a_file_is_followed_by_others_that_each_stand_alone() {
     let all = files(place.path());
     assert!(status.files > 4 && all.len() == 3, "{status:?} {all:?}");
     let found: Vec<ReplayReport> = all.iter().map(|f| again(f).expect("the same effects")).collect();
-    assert!(found.iter().all(|f| f.steps > 20), "{found:?}");
+    // The last one was begun shortly before the end, or long before.
+    assert!(found[..2].iter().all(|f| f.steps > 20) && found[2].steps > 0, "{found:?}");
     assert_eq!(
         found.iter().map(|f| f.end).collect::<Vec<_>>(),
         [Some(End::Rotated), Some(End::Rotated), Some(End::Closed)]
