@@ -124,6 +124,9 @@ impl Conductor {
 
     /// Says where a request of this router waits.
     pub(crate) fn share_waiting(&self, entry: &Entry, effects: &mut Vec<Effect>) {
+        if self.router.is_none() {
+            return;
+        }
         let mut waiting = self.fleet.known(entry.prefill).prefill.waiting().iter();
         let found = waiting.find(|w| w.request == entry.request.id);
         let WaitingPrefill { held_until_us, order_us, after, .. } = *found.expect("it waits there");

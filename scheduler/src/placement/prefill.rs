@@ -106,10 +106,12 @@ impl Conductor {
             if chain.get(here_blocks as usize) != Some(next_block) {
                 return None;
             }
-            let blocks = u32::try_from(common_blocks(chain, &request.chain)).unwrap_or(u32::MAX);
-            (blocks > here_blocks).then_some(QueuedLeader {
+            // A block's key is that of all before it, too.
+            let at = here_blocks as usize;
+            let blocks = at + common_blocks(&chain[at..], &request.chain[at..]);
+            Some(QueuedLeader {
                 request: w.request,
-                blocks,
+                blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
                 order_us: w.order_us,
                 work_us: w.work_us,
             })
