@@ -1,4 +1,4 @@
-//! Coming prefixes: what an instance will hold once the prefills that were sent to it are over.
+//! Coming prefixes: what an instance will hold once the prefills that were sent to it, or wait for it, are over.
 //!
 //! A node that receives a prompt while it computes another with the same beginning waits for those blocks and computes
 //! the rest. The earlier prefill is part of the predicted wait anyway, so a later request finds these blocks when its
@@ -15,7 +15,7 @@ use crate::estimate::place_among;
 /// Most neighbours in the order of chains that are examined on either side.
 const NEIGHBOURS: usize = 64;
 
-/// A prefill in progress.
+/// A prefill that was sent, or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Leader {
     request: RequestId,
@@ -24,15 +24,15 @@ struct Leader {
     common_blocks: usize,
 }
 
-/// All prefills that were sent and have not ended, sorted by the prompts' chains.
+/// All prefills that were sent and have not ended, or all that wait, sorted by the prompts' chains.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PendingPrefixes {
     leaders: Vec<Leader>,
 }
 
 impl PendingPrefixes {
-    /// Records a sent prefill; `chain_of` gives the chains of the earlier ones.
-    pub(crate) fn sent<'a>(
+    /// Records a prefill; `chain_of` gives the chains of the earlier ones.
+    pub(crate) fn begins<'a>(
         &mut self,
         request: RequestId,
         instance: InstanceId,
@@ -60,20 +60,20 @@ impl PendingPrefixes {
         true
     }
 
-    /// Calls `each` with every instance that will hold leading blocks of a chain, and their number. An instance may
-    /// come more than once.
+    /// Calls `each` with every prefill whose instance will hold leading blocks of a chain, that instance, and their
+    /// number.
     pub(crate) fn holders<'a>(
         &self,
         chain: &[BlockHash],
         chain_of: impl Fn(RequestId) -> &'a [BlockHash],
-        mut each: impl FnMut(InstanceId, usize),
+        mut each: impl FnMut(RequestId, InstanceId, usize),
     ) {
         let (at, mut before, mut after) = place_among(&self.leaders, chain, |one| chain_of(one.request));
         for one in self.leaders[..at].iter().rev().take(NEIGHBOURS) {
             if before == 0 {
                 break;
             }
-            each(one.instance, before);
+            each(one.request, one.instance, before);
             before = before.min(one.common_blocks);
         }
         for (nth, one) in self.leaders[at..].iter().take(NEIGHBOURS).enumerate() {
@@ -83,7 +83,7 @@ impl PendingPrefixes {
             if after == 0 {
                 break;
             }
-            each(one.instance, after);
+            each(one.request, one.instance, after);
         }
     }
 
@@ -144,7 +144,7 @@ mod tests {
                 }
                 most.retain(|_, blocks| *blocks > 0);
                 let mut found: BTreeMap<InstanceId, usize> = BTreeMap::new();
-                coming.holders(&asks, |id| &chains[&id.0].1, |at, blocks| {
+                coming.holders(&asks, |id| &chains[&id.0].1, |_, at, blocks| {
                     let known = found.entry(at).or_default();
                     *known = blocks.max(*known);
                 });
@@ -153,7 +153,7 @@ mod tests {
                     coming.over(RequestId(id));
                     chains.remove(&id);
                 } else {
-                    coming.sent(RequestId(id), InstanceId(instance), &asks, |id| &chains[&id.0].1);
+                    coming.begins(RequestId(id), InstanceId(instance), &asks, |id| &chains[&id.0].1);
                     chains.insert(id, (InstanceId(instance), asks));
                 }
                 let under_way = |id: RequestId| chains.get(&id.0).map(|(at, _)| *at);

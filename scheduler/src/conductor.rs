@@ -66,6 +66,8 @@ pub struct Conductor {
     pub(crate) hits: Hits,
     pub(crate) requests: Requests,
     pub(crate) coming: PendingPrefixes,
+    /// This router's requests that wait to be sent.
+    pub(crate) queued: PendingPrefixes,
     pub(crate) cold: ColdPrefixes,
     /// Requests not yet placed, in order of arrival (`dynamo_wspt` only).
     pub(crate) unplaced: Vec<RequestId>,
@@ -110,6 +112,7 @@ impl Conductor {
             hits: Hits::default(),
             requests: Requests::default(),
             coming: PendingPrefixes::default(),
+            queued: PendingPrefixes::default(),
             cold: ColdPrefixes::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),

@@ -84,6 +84,9 @@ impl Conductor {
         let sent = |e: &&Entry| e.stage == Stage::Prefilling;
         let under_way = |id| self.requests.get(id).filter(sent).map(|e| e.prefill);
         self.coming.check(self.requests.iter().filter(sent).count(), under_way)?;
+        let own = |e: &&Entry| e.stage == Stage::Waiting && e.peer.is_none();
+        let waits = |id| self.requests.get(id).filter(own).map(|e| e.prefill);
+        self.queued.check(self.requests.iter().filter(own).count(), waits)?;
         self.check_unplaced()?;
         self.check_flights()?;
         self.check_starts()

@@ -295,7 +295,8 @@ impl Conductor {
             Stage::Unplaced => return,
             Stage::Waiting => {
                 let waited = self.fleet.known_mut(entry.prefill).prefill.remove_waiting(id);
-                assert!(waited, "request {id} leaves a queue that it was not in (I5)");
+                let listed = self.queued.over(id) == entry.peer.is_none();
+                assert!(waited && listed, "request {id} leaves a queue that it was not in (I5)");
                 if let Some(decode) = entry.decode {
                     self.release_decode(id, decode);
                 }

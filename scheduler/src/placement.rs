@@ -8,6 +8,7 @@ mod retry_after;
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};
+use core::cmp::Reverse;
 
 use crate::estimate::NEVER_US;
 use crate::index::WideMatch;
@@ -25,6 +26,8 @@ pub(crate) struct Hit {
     pub by_tier: [u32; 3],
     /// Leading blocks that the instance will hold once the prefills sent to it are over.
     pub coming: u32,
+    /// Leading blocks that what waits there will compute at most, and the first request of those that do.
+    pub queued: Option<(u32, Reverse<RequestId>)>,
 }
 
 impl Hit {
@@ -83,6 +86,17 @@ impl Hits {
         }
     }
 
+    /// Records that a request that waits for an instance will compute so many blocks there, as [`Self::will_hold`].
+    pub(crate) fn waits(&mut self, request: RequestId, instance: InstanceId, blocks: u32) {
+        if let Some(slot) = self.by_instance.get_mut(instance.index()) {
+            let before = slot.queued;
+            slot.queued = before.max(Some((blocks, Reverse(request))));
+            if before.is_none() {
+                self.touched.push(instance);
+            }
+        }
+    }
+
     /// Whether so many blocks would be among the longest hits.
     pub(crate) fn lacks_sources(&self, blocks: u32) -> bool {
         self.top.len() < Self::TOP || self.top.last().is_some_and(|(least, _)| *least < blocks)
@@ -104,7 +118,7 @@ impl Hits {
             return hit;
         }
         let held = self.wide.of(instance).filter(|_| instance.index() < self.by_instance.len());
-        held.map_or(hit, |m| Hit { blocks: m.blocks, by_tier: m.by_tier, coming: hit.coming })
+        held.map_or(hit, |m| Hit { blocks: m.blocks, by_tier: m.by_tier, ..hit })
     }
 
     /// Instances that hold some of it or will, about as many as asked for; some come twice.
@@ -218,10 +232,10 @@ mod tests {
         let mut hits = Hits::default();
         hits.reset(12);
         for id in 0..12 {
-            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0], coming: 0 });
+            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0], coming: 0, queued: None });
             hits.offer_source(InstanceId(id), id);
         }
-        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0], coming: 0 });
+        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0], coming: 0, queued: None });
         assert_eq!(hits.sources().len(), Hits::TOP);
         assert_eq!(hits.sources()[0], (11, InstanceId(11)));
         assert_eq!(hits.of(InstanceId(5)).blocks, 5);
@@ -231,7 +245,7 @@ mod tests {
         hits.will_hold(InstanceId(5), 7);
         assert_eq!(
             hits.of(InstanceId(5)),
-            Hit { coming: 8, ..Hit { blocks: 5, by_tier: [5, 0, 0], coming: 0 } }
+            Hit { coming: 8, ..Hit { blocks: 5, by_tier: [5, 0, 0], coming: 0, queued: None } }
         );
         hits.reset(12);
         assert_eq!(hits.of(InstanceId(5)), Hit::default());

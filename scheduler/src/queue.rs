@@ -468,7 +468,6 @@ mod tests {
             tag_us: 0,
             since_us: 0,
             peer: None,
-            first_block: None,
             after: None,
         }
     }

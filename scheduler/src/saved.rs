@@ -31,6 +31,7 @@ pub struct SavedConductor {
     requests: Vec<Option<Entry>>,
     free: Vec<u32>,
     coming: PendingPrefixes,
+    queued: PendingPrefixes,
     #[serde(default)]
     cold: ColdPrefixes,
     unplaced: Vec<RequestId>,
@@ -106,6 +107,7 @@ impl Conductor {
             requests,
             free,
             coming: self.coming.clone(),
+            queued: self.queued.clone(),
             cold: self.cold.clone(),
             unplaced: self.unplaced.clone(),
             fair: self.fair.clone(),
@@ -149,6 +151,7 @@ impl Conductor {
         conductor.requests =
             requests.ok_or_else(|| wrong("the table of live requests contradicts itself"))?;
         conductor.coming = saved.coming;
+        conductor.queued = saved.queued;
         conductor.cold = saved.cold;
         conductor.unplaced = saved.unplaced;
         conductor.fair = saved.fair;

@@ -170,9 +170,10 @@ impl Conductor {
         let id = waiting.request;
         let entry = self.requests.get(id).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == instance, "request {id} waits elsewhere");
-        let decode = entry.decode;
+        let (decode, own) = (entry.decode, entry.peer.is_none());
         let waited = self.fleet.known_mut(instance).prefill.remove_waiting(id);
-        assert!(waited, "request {id} leaves a queue that it was not in (I5)");
+        let listed = self.queued.over(id) == own;
+        assert!(waited && listed, "request {id} leaves a queue that it was not in (I5)");
         let slot = decode.map(|decode| {
             let mut instance = self.fleet.known_mut(decode);
             let slot = instance.decode.slots().iter().find(|s| s.request == id).copied();
@@ -187,6 +188,10 @@ impl Conductor {
 
     pub(crate) fn put_back(&mut self, place: Place) {
         self.fleet.known_mut(place.instance).prefill.enqueue(place.waiting);
+        if place.waiting.peer.is_none() {
+            let chain = self.requests.chain_of(place.waiting.request).to_vec();
+            self.list_waiting(place.waiting.request, place.instance, &chain);
+        }
         if let Some((decode, slot)) = place.decode {
             let chain = self.requests.chain_of(slot.request).to_vec();
             self.keep(decode, slot, &chain);

@@ -186,7 +186,6 @@ mod tests {
             tag_us: work_us % 17,
             since_us: 0,
             peer: None,
-            first_block: None,
             after: None,
         }
     }

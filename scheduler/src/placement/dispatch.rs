@@ -2,7 +2,7 @@
 //! that order the queues themselves.
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId, Role};
+use baton_types::{BlockHash, InstanceId, RequestId, Role};
 
 use super::{Candidate, DecodeChoice, Placement, Plan, PlannedEnd, within_reach};
 use crate::conductor::Conductor;
@@ -54,6 +54,7 @@ impl Conductor {
                 WaitingPrefill { held_until_us, tag_us, after, order_us, ..self.waiting_of(&entry) };
             self.fleet.known_mut(placement.decode).decode.hold(entry.request.id, held_until_us > 0);
             self.fleet.known_mut(id).prefill.enqueue(waiting);
+            self.list_waiting(entry.request.id, id, &entry.request.chain);
             self.timers.set(id, self.now_us);
             self.share_waiting(&entry, effects);
             self.requests.insert(entry);
@@ -142,7 +143,6 @@ impl Conductor {
             tag_us: 0,
             since_us: self.now_us,
             peer: entry.peer,
-            first_block: entry.request.chain.first().copied(),
             after: None,
         }
     }
@@ -178,6 +178,12 @@ impl Conductor {
         self.requests.insert(entry);
     }
 
+    /// Lists a request of this router that waits, for those that may follow it.
+    pub(crate) fn list_waiting(&mut self, request: RequestId, on: InstanceId, chain: &[BlockHash]) {
+        let requests = &self.requests;
+        self.queued.begins(request, on, chain, |id| requests.chain_of(id));
+    }
+
     /// Counts a sent prefill on its engine.
     pub(crate) fn dispatch(&mut self, entry: &Entry) {
         let (now_us, tail_us) = (self.now_us, self.handoff_tail_us(self.fleet.known(entry.prefill)));
@@ -191,7 +197,7 @@ impl Conductor {
         };
         self.fleet.known_mut(entry.prefill).prefill.dispatch(now_us, work);
         let (requests, chain) = (&self.requests, &entry.request.chain);
-        self.coming.sent(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
+        self.coming.begins(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
     }
 
     /// Runs every queue whose wake-up time has come.
@@ -304,6 +310,7 @@ impl Conductor {
         let mut entry = self.requests.remove(request).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == id, "request {request} waits elsewhere");
         let planned = entry.decode.take();
+        assert!(self.queued.over(request), "request {request} waits, and is not listed (I5)");
         // The plan of its own decode would count as a decode beside its prefill.
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
@@ -374,6 +381,7 @@ impl Conductor {
         assert!(waits == entry.request.id, "one request waits again, and another leaves the queue");
         self.fleet.known_mut(entry.prefill).prefill.grow(at, plan.work_us);
         self.share_waiting(&entry, effects);
+        self.list_waiting(entry.request.id, entry.prefill, &entry.request.chain);
         self.requests.insert(entry);
     }
 
@@ -383,6 +391,7 @@ impl Conductor {
         // Any candidate is of another kind, since no instance of this kind can decode it.
         let goes = !self.candidate_ids(&entry.request, None).is_empty();
         if !goes {
+            self.list_waiting(entry.request.id, entry.prefill, &entry.request.chain);
             self.requests.insert(entry);
             return false;
         }

@@ -6,12 +6,10 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
-use crate::estimate::{
-    NEVER_US, common_blocks, fetch_us, least_work_us, load_us, prefill_work, stretches_steps,
-};
+use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work, stretches_steps};
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
-use crate::queue::{NewWork, Outlook, WaitingPrefill};
+use crate::queue::{NewWork, Outlook};
 use crate::{FetchPlan, FirstToken, Request};
 
 /// Holders that are asked, about, for what a decode instance has of a prompt.
@@ -57,7 +55,7 @@ impl Conductor {
         };
         let mut wide = core::mem::take(&mut hits.wide);
         self.index.narrow_matches(&request.chain, &mut self.scratch, &mut wide, |m| {
-            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0 });
+            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0, queued: None });
             if hits.lacks_sources(m.blocks) && is_source(m.instance) {
                 hits.offer_source(m.instance, m.blocks);
             }
@@ -79,7 +77,16 @@ impl Conductor {
             self.coming.holders(
                 &request.chain,
                 |id| requests.chain_of(id),
-                |at, blocks| hits.will_hold(at, u32::try_from(blocks).unwrap_or(u32::MAX)),
+                |_, at, blocks| hits.will_hold(at, u32::try_from(blocks).unwrap_or(u32::MAX)),
+            );
+            self.queued.holders(
+                &request.chain,
+                |id| requests.chain_of(id),
+                |leader, at, blocks| {
+                    if leader != request.id {
+                        hits.waits(leader, at, u32::try_from(blocks).unwrap_or(u32::MAX));
+                    }
+                },
             );
         }
     }
@@ -90,34 +97,14 @@ impl Conductor {
         (u64::from(blocks) * u64::from(self.config.block_tokens)).min(request.prompt_tokens - 1)
     }
 
-    /// The waiting request of an instance that shares the most leading blocks with a prompt and computes more of them than
-    /// are there, or will be, without it. One of another band, of another router or without room has its turn by other rules.
+    /// The waiting request of an instance that shares the most leading blocks with a prompt, if it computes more of them than
+    /// are there, or will be, without it. One of another band or without room has its turn by other rules.
     fn leader(&self, instance: &Instance, request: &Request) -> Option<QueuedLeader> {
-        let first = request.chain.first()?;
-        let here_blocks = self.hits.of(instance.spec.id).by_its_turn();
-        let next_block = request.chain.get(here_blocks as usize)?;
-        let priority = self.class(request).priority;
-        let leads = |w: &WaitingPrefill| {
-            let may = w.peer.is_none() && w.held_until_us == 0 && w.priority == priority;
-            if !may || w.first_block.as_ref() != Some(first) || w.request == request.id {
-                return None;
-            }
-            let chain = self.requests.chain_of(w.request);
-            if chain.get(here_blocks as usize) != Some(next_block) {
-                return None;
-            }
-            // A block's key is that of all before it, too.
-            let at = here_blocks as usize;
-            let blocks = at + common_blocks(&chain[at..], &request.chain[at..]);
-            Some(QueuedLeader {
-                request: w.request,
-                blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
-                order_us: w.order_us,
-                work_us: w.work_us,
-            })
-        };
-        let all = instance.prefill.waiting().iter().filter_map(leads);
-        all.max_by_key(|leader| (leader.blocks, Reverse(leader.request)))
+        let hit = self.hits.of(instance.spec.id);
+        let (blocks, Reverse(leader)) = hit.queued.filter(|(blocks, _)| *blocks > hit.by_its_turn())?;
+        let w = instance.prefill.waiting().iter().find(|w| w.request == leader)?;
+        let leads = w.held_until_us == 0 && w.priority == self.class(request).priority;
+        leads.then_some(QueuedLeader { request: leader, blocks, order_us: w.order_us, work_us: w.work_us })
     }
 
     /// The best plan on `instance` by the policy's fetch rule, from the last look-up, behind a request that waits there.

@@ -1,6 +1,6 @@
 //! Work of a prefill queue: what waits, what was sent, and what may join.
 
-use baton_types::{BlockHash, RequestId, TenantId};
+use baton_types::{RequestId, TenantId};
 use serde::{Deserialize, Serialize};
 
 /// Placed on an instance, held back by the conductor.
@@ -25,8 +25,6 @@ pub(crate) struct WaitingPrefill {
     pub since_us: u64,
     /// The other router that sends it, if it is not this one.
     pub peer: Option<u32>,
-    /// The first block of its prompt.
-    pub first_block: Option<BlockHash>,
     /// The request before it whose blocks it counts on, which is served first.
     pub after: Option<RequestId>,
 }
