@@ -1,4 +1,4 @@
-//! Coming prefixes: what an instance will hold once the prefills that were sent to it, or wait for it, are over.
+//! Coming prefixes: what an instance will hold once the prefills that were sent to it, or that wait for it, are over.
 //!
 //! A node that receives a prompt while it computes another with the same beginning waits for those blocks and computes
 //! the rest. The earlier prefill is part of the predicted wait anyway, so a later request finds these blocks when its

@@ -294,9 +294,7 @@ impl Conductor {
         match entry.stage {
             Stage::Unplaced => return,
             Stage::Waiting => {
-                let waited = self.fleet.known_mut(entry.prefill).prefill.remove_waiting(id);
-                let listed = self.queued.over(id) == entry.peer.is_none();
-                assert!(waited && listed, "request {id} leaves a queue that it was not in (I5)");
+                self.leave_queue(id, entry.prefill, entry.peer.is_none());
                 if let Some(decode) = entry.decode {
                     self.release_decode(id, decode);
                 }

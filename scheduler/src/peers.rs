@@ -127,8 +127,7 @@ impl Conductor {
         if self.router.is_none() {
             return;
         }
-        let mut waiting = self.fleet.known(entry.prefill).prefill.waiting().iter();
-        let found = waiting.find(|w| w.request == entry.request.id);
+        let found = self.fleet.known(entry.prefill).prefill.of(entry.request.id);
         let WaitingPrefill { held_until_us, order_us, after, .. } = *found.expect("it waits there");
         self.share_placement(entry, PeerStage::Waiting { held_until_us, order_us, after }, effects);
     }
@@ -221,8 +220,8 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        let mut waiting = self.fleet.known(at).prefill.waiting().iter();
-        let waiting = *waiting.find(|w| w.request == id).expect("a request that waits is in its queue (I5)");
+        let found = self.fleet.known(at).prefill.of(id);
+        let waiting = *found.expect("a request that waits is in its queue (I5)");
         self.take_off(at, waiting);
         self.place_displaced(&[id], effects);
     }

@@ -82,6 +82,11 @@ impl PrefillLedger {
         sent_until_us.max(self.outbound.free_at_us()).saturating_add(self.waiting_us)
     }
 
+    /// What waits here of a request.
+    pub(crate) fn of(&self, request: RequestId) -> Option<&WaitingPrefill> {
+        self.waiting.iter().find(|w| w.request == request)
+    }
+
     /// Requests of this router that are held back for want of room, with their arrivals.
     pub(crate) fn held(&self) -> impl Iterator<Item = (u64, RequestId)> {
         self.waiting

@@ -41,10 +41,8 @@ impl Conductor {
         let ids = self.candidate_ids(request, None);
         for larger_too in [false, true] {
             for (instance, leave) in self.least_in_the_way(&ids, (request, deadline_us), larger_too) {
-                let waiting = |id: &RequestId| {
-                    let all = self.waiting_on(instance);
-                    all.iter().find(|w| w.request == *id).copied().expect("it waits there")
-                };
+                let waiting =
+                    |id: &RequestId| *self.fleet.known(instance).prefill.of(*id).expect("it waits there");
                 let leave: Vec<WaitingPrefill> = leave.iter().map(waiting).collect();
                 let places: Vec<Place> = leave.iter().map(|w| self.take_off(instance, *w)).collect();
                 self.kept.made_way = Some((instance, leave));
@@ -171,9 +169,7 @@ impl Conductor {
         let entry = self.requests.get(id).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == instance, "request {id} waits elsewhere");
         let (decode, own) = (entry.decode, entry.peer.is_none());
-        let waited = self.fleet.known_mut(instance).prefill.remove_waiting(id);
-        let listed = self.queued.over(id) == own;
-        assert!(waited && listed, "request {id} leaves a queue that it was not in (I5)");
+        self.leave_queue(id, instance, own);
         let slot = decode.map(|decode| {
             let mut instance = self.fleet.known_mut(decode);
             let slot = instance.decode.slots().iter().find(|s| s.request == id).copied();
@@ -186,14 +182,21 @@ impl Conductor {
         Place { instance, waiting, decode: slot }
     }
 
+    /// A waiting request leaves a queue, and the list of those that others may follow if it is this router's `own`.
+    pub(crate) fn leave_queue(&mut self, id: RequestId, instance: InstanceId, own: bool) {
+        let waited = self.fleet.known_mut(instance).prefill.remove_waiting(id);
+        let listed = self.queued.over(id) == own;
+        assert!(waited && listed, "request {id} leaves a queue that it was not in (I5)");
+    }
+
     pub(crate) fn put_back(&mut self, place: Place) {
+        let id = place.waiting.request;
+        let chain = self.requests.chain_of(id).to_vec();
         self.fleet.known_mut(place.instance).prefill.enqueue(place.waiting);
         if place.waiting.peer.is_none() {
-            let chain = self.requests.chain_of(place.waiting.request).to_vec();
-            self.list_waiting(place.waiting.request, place.instance, &chain);
+            self.list_waiting(id, place.instance, &chain);
         }
         if let Some((decode, slot)) = place.decode {
-            let chain = self.requests.chain_of(slot.request).to_vec();
             self.keep(decode, slot, &chain);
         }
     }

@@ -129,13 +129,13 @@ impl Conductor {
     pub(crate) fn waiting_of(&self, entry: &Entry) -> WaitingPrefill {
         let class = self.class(&entry.request);
         let instance = self.fleet.known(entry.prefill);
-        let tail_us = self.handoff_tail_us(instance);
+        let deadline_us = entry.promised_us.saturating_sub(self.handoff_tail_us(instance));
         WaitingPrefill {
             request: entry.request.id,
             work_us: entry.work_us,
             arrived_us: entry.arrived_us,
-            deadline_us: entry.promised_us.saturating_sub(tail_us),
-            order_us: entry.promised_us.saturating_sub(tail_us),
+            deadline_us,
+            order_us: deadline_us,
             priority: class.priority,
             tenant: entry.request.tenant,
             weight: class.weight,

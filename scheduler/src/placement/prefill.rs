@@ -102,7 +102,7 @@ impl Conductor {
     fn leader(&self, instance: &Instance, request: &Request) -> Option<QueuedLeader> {
         let hit = self.hits.of(instance.spec.id);
         let (blocks, Reverse(leader)) = hit.queued.filter(|(blocks, _)| *blocks > hit.by_its_turn())?;
-        let w = instance.prefill.waiting().iter().find(|w| w.request == leader)?;
+        let w = instance.prefill.of(leader)?;
         let leads = w.held_until_us == 0 && w.priority == self.class(request).priority;
         leads.then_some(QueuedLeader { request: leader, blocks, order_us: w.order_us, work_us: w.work_us })
     }

@@ -19,7 +19,7 @@ pub(crate) struct WaitingPrefill {
     pub weight: u32,
     /// It is held until then, µs, because there is no room yet to decode it.
     pub held_until_us: u64,
-    /// Its fair-share tag: see [`FairShares`].
+    /// Its fair-share tag: see [`FairShares`](crate::shares::FairShares).
     pub tag_us: u64,
     /// When it was put here, µs.
     pub since_us: u64,

@@ -1,11 +1,9 @@
 //! Requests that count on what others before them in the queue will compute.
 
 use alloc::vec::Vec;
-use baton_types::{ClassId, InstanceId, RequestId, RequestObjectives, Role, SloClass};
+use baton_types::{ClassId, InstanceId, RequestId, RequestObjectives, SloClass};
 
-use crate::testing::{
-    conductor, conductor_of, finished, naive_prefill_us, offer, plain, request, spec, step,
-};
+use crate::testing::{conductor, finished, naive_prefill_us, offer, plain, request, step};
 use crate::{AdmissionMode, Conductor, Effect, Input, PolicyName, Request, SchedulerConfig};
 
 /// Blocks that all prompts of these tests share.
@@ -116,9 +114,7 @@ fn what_is_of_another_band_is_not_followed() {
 /// It would wait longer behind it than its objective allows.
 #[test]
 fn what_is_due_before_its_leader_is_does_not_follow() {
-    let specs = [spec(0, Role::Prefill), spec(1, Role::Decode)];
-    let mut conductor = conductor_of(config(), &specs);
-    offer(&mut conductor, 0, request(1, 20_000, 0));
+    let mut conductor = busy(config());
     offer(&mut conductor, 1_000, request(2, 30_000, SHARED));
     let objectives = RequestObjectives { ttft_us: Some(5_000_000), tbt_us: None };
     offer(&mut conductor, 3_000, Request { objectives, ..request(4, 26_000, SHARED) });
