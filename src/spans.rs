@@ -39,10 +39,10 @@ use crate::config::ServiceConfig;
 #[derive(Debug, thiserror::Error)]
 pub enum SpansError {
     /// The collector's address is at fault.
-    #[error("{0}")]
+    #[error(transparent)]
     Collector(#[from] CollectorUrlError),
     /// A variable of the environment is at fault.
-    #[error("{0}")]
+    #[error(transparent)]
     Environment(#[from] EnvironmentError),
     /// There is no exporter for the collector.
     #[error("service.otlp_endpoint = \"{collector}\": {error}")]

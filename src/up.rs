@@ -211,7 +211,7 @@ impl Service {
             tracing::warn!("{why}");
         }
         let connections = Connections::fit();
-        let metrics = Metrics::new()?;
+        let metrics = Metrics::new().map_err(UpError::Metrics)?;
         let (spans, exporting) = Spans::start(service, &conductor_name(control_address))?;
         let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with)?;
@@ -353,7 +353,10 @@ fn router(
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let (body_bytes, held_bytes) = (bytes(service.max_body_bytes), bytes(service.max_held_bytes));
     let files = (Path::new(&service.tls_cert), Path::new(&service.tls_key));
-    let tls = (!service.tls_cert.is_empty()).then(|| Identity::of_files(files.0, files.1)).transpose()?;
+    let tls = (!service.tls_cert.is_empty())
+        .then(|| Identity::of_files(files.0, files.1))
+        .transpose()
+        .map_err(UpError::Identity)?;
     let config = RouterConfig {
         hash_seed: service.chain_seed.clone(),
         keep_alive_ms: service.keep_alive_us / 1000,

@@ -45,7 +45,7 @@ pub enum CaptureError {
     #[error("its name is not a capture's")]
     Name,
     /// A file cannot be read, or put in order.
-    #[error("{0}")]
+    #[error(transparent)]
     Trace(#[from] TraceError),
     /// The half-done file, which the reader of the error names, cannot be cut or removed.
     #[error("{0}")]

@@ -51,13 +51,13 @@ pub struct DriverConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A setting is out of bounds.
-    #[error("{0}")]
+    #[error(transparent)]
     Settings(#[from] SettingsError),
     /// The journal cannot be kept.
-    #[error("{0}")]
+    #[error(transparent)]
     Journal(#[from] JournalError),
     /// Requests cannot be captured.
-    #[error("{0}")]
+    #[error(transparent)]
     Capture(#[from] CaptureError),
 }
 

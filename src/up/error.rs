@@ -35,16 +35,16 @@ pub enum UpError {
     #[error("front door: {0}")]
     Front(JoinError),
     /// The cluster's secrets cannot be read.
-    #[error("{0}")]
+    #[error(transparent)]
     Guard(#[from] GuardError),
     /// The metrics' exporter does not take a setting.
     #[error("metrics: {0}")]
-    Metrics(#[from] BuildError),
+    Metrics(BuildError),
     /// Spans cannot be sent.
-    #[error("{0}")]
+    #[error(transparent)]
     Spans(#[from] SpansError),
     /// The conductor cannot start.
-    #[error("{0}")]
+    #[error(transparent)]
     Driver(#[from] DriverError),
     /// The tokenizer of the engines' model cannot be read.
     #[error("{0}")]
@@ -53,13 +53,13 @@ pub enum UpError {
     #[error("tokenizer: its sample: {0}")]
     Sample(String),
     /// A setting of the front door is at fault.
-    #[error("{0}")]
+    #[error(transparent)]
     Config(#[from] ConfigError),
     /// The front door's certificate or key cannot be read.
     #[error("service.tls_cert, tls_key: {0}")]
-    Identity(#[from] IdentityError),
+    Identity(IdentityError),
     /// Signals cannot be listened to.
-    #[error("{0}")]
+    #[error(transparent)]
     Signal(#[from] SignalError),
     /// This program does not find itself, to start nodes with.
     #[error("this program's own path: {0}")]

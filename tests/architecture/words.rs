@@ -63,6 +63,19 @@ pub fn check_references(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
+/// Texts of errors that hold the cause, which also goes before them in a chain: a chain is printed whole.
+pub fn check_causes(path: &str, text: &str) -> Vec<Finding> {
+    let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
+    let repeats = |pair: &[&str]| {
+        let (shown, variant) = (pair[0], pair[1]);
+        let caused = ["#[from]", "#[source]"].iter().any(|mark| variant.contains(mark));
+        caused && shown.starts_with("#[error(\"") && shown.contains("{0")
+    };
+    let repeating = lines.windows(2).enumerate().filter(|(_, pair)| repeats(pair));
+    let remedy = "write #[error(transparent)], or make it no source";
+    repeating.map(|(at, _)| Finding::new(path, at + 1, "a chain prints this cause twice", remedy)).collect()
+}
+
 fn is_demand(word: &str) -> bool {
     let digits = word.strip_prefix('D').unwrap_or("");
     matches!(digits.len(), 1 | 2) && digits.bytes().all(|byte| byte.is_ascii_digit())
@@ -86,6 +99,20 @@ mod tests {
     fn the_house_refers_to_what_is_in_it() {
         let sources = house::sources().iter();
         assert_clean(sources.flat_map(|(path, text)| check_references(path, text)).collect());
+    }
+
+    #[test]
+    fn the_house_prints_each_cause_once() {
+        let sources = house::sources().iter();
+        assert_clean(sources.flat_map(|(path, text)| check_causes(path, text)).collect());
+    }
+
+    #[test]
+    fn planted_cause_is_caught() {
+        let planted = "enum E {\n    #[error(\"no URL: {0}\")]\n    Url(#[from] Inner),\n}\n";
+        assert_caught(&check_causes("a.rs", planted), 2, "prints this cause twice");
+        assert_eq!(check_causes("a.rs", &planted.replace("\"no URL: {0}\"", "transparent")), []);
+        assert_eq!(check_causes("a.rs", &planted.replace("#[from] ", "")), []);
     }
 
     #[test]

@@ -24,13 +24,13 @@ pub struct Trust(Result<Arc<ClientConfig>, Arc<str>>);
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
     /// The file cannot be read as PEM.
-    #[error("{0}")]
+    #[error(transparent)]
     Unread(#[from] rustls::pki_types::pem::Error),
     /// No certificate in it is of use.
     #[error("no certificate in it")]
     Empty,
     /// The library cannot speak TLS.
-    #[error("{0}")]
+    #[error(transparent)]
     Library(#[from] rustls::Error),
     /// No certificate is trusted: the reason given when this was made.
     #[error("{0}")]

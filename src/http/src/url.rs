@@ -12,7 +12,7 @@ pub struct Url(Uri);
 pub enum UrlError {
     /// It cannot be read.
     #[error("no URL: {0}")]
-    Unread(#[from] InvalidUri),
+    Unread(InvalidUri),
     /// It begins with something else.
     #[error("no URL that begins with http:// or https://")]
     Scheme,
@@ -27,7 +27,7 @@ impl Url {
     /// # Errors
     /// When it is no such URL.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
-        let uri: Uri = text.parse()?;
+        let uri: Uri = text.parse().map_err(UrlError::Unread)?;
         if ![Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&uri.scheme()) {
             return Err(UrlError::Scheme);
         }

@@ -137,3 +137,14 @@ fn submission(request_id: &str) -> Submission {
         trace: None,
     }
 }
+
+/// A regression: each error on the way repeated its cause, and the command line prints the chain of causes.
+#[tokio::test]
+async fn what_could_not_be_started_is_said_once() {
+    let mut config = Config::default();
+    (config.service.listen, config.service.control) = ("127.0.0.1:0".into(), "127.0.0.1:0".into());
+    config.service.capture = "/proc/none".into();
+    let refused = Service::start(&config, Tokenization::bytes(), None).await.err();
+    let text = format!("{:#}", anyhow::Error::from(refused.expect("nothing can be made there")));
+    assert_eq!(text.matches("/proc/none").count(), 1, "{text}");
+}
