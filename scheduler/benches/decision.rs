@@ -3,8 +3,8 @@
 //!
 //! The cluster serves a made-up conversation workload (growing chats over a few shared openings, Poisson arrivals at
 //! about seven tenths of what the prefill side can do), so that queues, decode batches and the index are as they would
-//! be. Then requests are offered and withdrawn again, and only the offering is timed. In a large cluster the same
-//! requests are also offered to a conductor that looks at all instances.
+//! be. Then requests are offered and withdrawn again, and only the offering is timed: to several clusters where that
+//! takes little time. In a large cluster the same requests are also offered to a conductor that looks at all instances.
 //!
 //! Bars: with 32 prefill and 32 decode instances p99 at most 20 µs for a prompt of 24 blocks, at most 150 µs for one of
 //! 8,192; with 1,000 instances p50 at most 30 µs, with 10,000 at most 60 µs.
@@ -39,6 +39,8 @@ struct Case {
     holders: &'static [u32],
     /// Requests served beforehand.
     warm_requests: u64,
+    /// Clusters that are measured, each warmed up by requests of its own: what a decision costs depends on how many wait.
+    clusters: u64,
     /// The quantile that has a bar, per mille, and the bar, µs.
     bar: (usize, f64),
 }
@@ -54,11 +56,12 @@ const CASES: [Case; 5] = [
         bar: (990, 150.0),
         ..CONVERSATION
     },
-    Case { pairs: 500, holders: &[3, 30, 1_000], bar: (500, 30.0), ..CONVERSATION },
+    Case { pairs: 500, clusters: 2, holders: &[3, 30, 1_000], bar: (500, 30.0), ..CONVERSATION },
     Case {
         pairs: 5_000,
         holders: &[3, 300, 10_000],
         warm_requests: 150_000,
+        clusters: 1,
         bar: (500, 60.0),
         ..CONVERSATION
     },
@@ -71,6 +74,7 @@ const CONVERSATION: Case = Case {
     known: 18,
     holders: &[3],
     warm_requests: 20_000,
+    clusters: 6,
     bar: (990, 20.0),
 };
 
@@ -155,7 +159,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(case: Case) -> Self {
+    fn new(case: Case, seed: u64) -> Self {
         let profile = profile();
         let config = SchedulerConfig { block_tokens: case.block_tokens, ..SchedulerConfig::default() };
         let mut conductor = Conductor::new(config).expect("a valid config");
@@ -169,7 +173,7 @@ impl Cluster {
             conductor,
             profile,
             nodes: (0..2 * case.pairs).map(|_| Node::default()).collect(),
-            rng: Rng::new(42),
+            rng: Rng::new(seed),
             now_us: 0,
             next_id: 0,
             coming: BinaryHeap::new(),
@@ -360,28 +364,29 @@ impl Cluster {
     }
 }
 
+/// Clusters of one case, each with prompts whose beginnings it knows.
+type Offered = Vec<(Cluster, Vec<Vec<BlockHash>>)>;
+
 /// What a decision costs, in ascending order, µs, and how many requests were let in.
-fn measure(cluster: &mut Cluster, known: &[Vec<BlockHash>], samples: u64) -> (Vec<f64>, u64) {
+fn measure(offered: &mut Offered, samples: u64) -> (Vec<f64>, u64) {
     let mut each_us = Vec::new();
     let mut admitted = 0;
-    for _ in 0..samples {
-        let (took, in_) = cluster.offer(known);
-        each_us.push(took.as_secs_f64() * 1e6);
-        admitted += u64::from(in_);
+    for (cluster, known) in offered {
+        for _ in 0..samples {
+            let (took, in_) = cluster.offer(known);
+            each_us.push(took.as_secs_f64() * 1e6);
+            admitted += u64::from(in_);
+        }
     }
     each_us.sort_by(f64::total_cmp);
     (each_us, admitted)
 }
 
-/// Prints what a decision costs beside its bar, and the state in which it was measured.
-fn print(cluster: &mut Cluster, known: &[Vec<BlockHash>], holders: u32) {
-    let case = cluster.case;
-    let (each_us, admitted) = measure(cluster, known, SAMPLES[0]);
+/// Prints what a decision costs beside its bar, and the states in which it was measured.
+fn print(case: Case, offered: &mut Offered, holders: u32) {
+    let (each_us, admitted) = measure(offered, SAMPLES[0]);
     let at = |all: &[f64], permille: usize| all[(all.len() * permille / 1000).min(all.len() - 1)];
     let quantile = |permille| at(&each_us, permille);
-    let load = cluster.conductor.snapshot();
-    let decodes: u32 = load.instances.iter().map(|i| i.decodes).sum();
-    let waiting: u32 = load.instances.iter().map(|i| i.waiting).sum();
     println!(
         "decision, {0}P+{0}D, {1} blocks, {holders} holders: p50 {2:.1} us, p99 {3:.1} us (bar of p{4} {5}), p99.9 {6:.1}, longest {7:.0}",
         case.pairs,
@@ -393,19 +398,30 @@ fn print(cluster: &mut Cluster, known: &[Vec<BlockHash>], holders: u32) {
         quantile(999),
         quantile(1000)
     );
-    let share = admitted as f64 / SAMPLES[0] as f64;
-    println!(
-        "  {share:.3} admitted; {} live, {waiting} waiting, {decodes} decodes; index {} blocks in {} runs",
-        load.requests,
-        cluster.conductor.index().len(),
-        cluster.conductor.index().runs()
-    );
+    println!("  {:.3} admitted", admitted as f64 / each_us.len() as f64);
+    for (cluster, _) in &*offered {
+        let load = cluster.conductor.snapshot();
+        let decodes: u32 = load.instances.iter().map(|i| i.decodes).sum();
+        let waiting: u32 = load.instances.iter().map(|i| i.waiting).sum();
+        let index = cluster.conductor.index();
+        println!(
+            "  {} live, {waiting} waiting, {decodes} decodes; index {} blocks in {} runs",
+            load.requests,
+            index.len(),
+            index.runs()
+        );
+    }
     if case.pairs > 32 {
-        let few = cluster.conductor.config().clone();
+        let few = SchedulerConfig { block_tokens: case.block_tokens, ..SchedulerConfig::default() };
         let all = SchedulerConfig { candidates: usize::MAX, ..few.clone() };
-        cluster.feed(Input::PolicyChanged(Box::new(all)));
-        let (of_all_us, _) = measure(cluster, known, SAMPLES[1]);
-        cluster.feed(Input::PolicyChanged(Box::new(few)));
+        let change = |offered: &mut Offered, config: &SchedulerConfig| {
+            for (cluster, _) in offered {
+                cluster.feed(Input::PolicyChanged(Box::new(config.clone())));
+            }
+        };
+        change(offered, &all);
+        let (of_all_us, _) = measure(offered, SAMPLES[1]);
+        change(offered, &few);
         let p50 = at(&of_all_us, 500);
         println!("  looking at all: p50 {p50:.1} us, {:.1} times as long", p50 / quantile(500));
     }
@@ -417,22 +433,37 @@ fn main() {
     for mut case in CASES {
         // `cargo test --benches` runs each bench once, unoptimised: show that it works and stop.
         if !measured {
-            (case.warm_requests, case.pairs) = (50, case.pairs.min(500));
+            (case.warm_requests, case.clusters, case.pairs) = (50, 1, case.pairs.min(500));
         }
-        let mut cluster = Cluster::new(case);
-        cluster.warm_up();
+        let warm = |seed| {
+            let mut cluster = Cluster::new(case, seed);
+            cluster.warm_up();
+            (cluster, Vec::new())
+        };
+        let mut offered: Offered = (1..=case.clusters).map(warm).collect();
         for &holders in case.holders {
-            let known = cluster.probes(holders);
+            for (cluster, known) in &mut offered {
+                *known = cluster.probes(holders);
+            }
             let Some(criterion) = criterion.as_mut() else {
-                assert!(cluster.offer(&known).1, "an idle cluster lets the request in");
+                let (cluster, known) = &mut offered[0];
+                assert!(cluster.offer(known).1, "an idle cluster lets the request in");
                 continue;
             };
-            print(&mut cluster, &known, holders);
+            print(case, &mut offered, holders);
             let mut group = criterion.benchmark_group("decision");
             group.sample_size(20).measurement_time(Duration::from_secs(2));
             let name = format!("{0}P+{0}D, {1} blocks, {holders} holders", case.pairs, case.blocks);
             group.bench_function(BenchmarkId::from_parameter(name), |bench| {
-                bench.iter_custom(|times| (0..times).map(|_| cluster.offer(&known).0).sum());
+                bench.iter_custom(|times| {
+                    let count = offered.len() as u64;
+                    (0..times)
+                        .map(|nth| {
+                            let (cluster, known) = &mut offered[(nth % count) as usize];
+                            cluster.offer(known).0
+                        })
+                        .sum()
+                });
             });
             group.finish();
         }

@@ -26,8 +26,6 @@ pub(crate) struct Hit {
     pub by_tier: [u32; 3],
     /// Leading blocks that the instance will hold once the prefills sent to it are over.
     pub coming: u32,
-    /// Leading blocks that what waits there will compute at most, and the first request of those that do.
-    pub queued: Option<(u32, Reverse<RequestId>)>,
 }
 
 impl Hit {
@@ -44,6 +42,9 @@ pub(crate) struct Hits {
     touched: Vec<InstanceId>,
     /// Holders with the longest hits, longest first, at most [`Hits::TOP`].
     top: Vec<(u32, InstanceId)>,
+    /// Where requests wait that will compute some of it: by instance, the most leading blocks, and the first request of
+    /// those that compute so many.
+    waiting: Vec<(InstanceId, (u32, Reverse<RequestId>))>,
     /// Holders of the beginning, where they are many: those without a hit of their own hold no more.
     pub wide: WideMatch,
     /// The most leading blocks that a decode instance has in its fastest memory.
@@ -62,6 +63,7 @@ impl Hits {
             self.by_instance.resize(bound, Hit::default());
         }
         self.top.clear();
+        self.waiting.clear();
         self.wide.clear();
         self.decode_blocks = 0;
     }
@@ -86,15 +88,20 @@ impl Hits {
         }
     }
 
-    /// Records that a request that waits for an instance will compute so many blocks there, as [`Self::will_hold`].
+    /// Records that a request that waits for an instance will compute so many blocks there.
     pub(crate) fn waits(&mut self, request: RequestId, instance: InstanceId, blocks: u32) {
-        if let Some(slot) = self.by_instance.get_mut(instance.index()) {
-            let before = slot.queued;
-            slot.queued = before.max(Some((blocks, Reverse(request))));
-            if before.is_none() {
-                self.touched.push(instance);
-            }
+        let most = (blocks, Reverse(request));
+        match self.waiting.binary_search_by_key(&instance, |(at, _)| *at) {
+            Ok(nth) => self.waiting[nth].1 = self.waiting[nth].1.max(most),
+            Err(nth) => self.waiting.insert(nth, (instance, most)),
         }
+    }
+
+    /// The request that will compute the most leading blocks of all that wait for an instance, and their number.
+    pub(crate) fn waiting_on(&self, instance: InstanceId) -> Option<(RequestId, u32)> {
+        let nth = self.waiting.binary_search_by_key(&instance, |(at, _)| *at).ok()?;
+        let (blocks, Reverse(request)) = self.waiting[nth].1;
+        Some((request, blocks))
     }
 
     /// Whether so many blocks would be among the longest hits.
@@ -125,7 +132,8 @@ impl Hits {
     pub(crate) fn some_holders(&self, count: usize) -> impl Iterator<Item = InstanceId> {
         let of_many = |holders: usize| holders.div_ceil(count).max(1);
         let wide = self.wide.matches().map(|m| m.instance).step_by(of_many(self.wide.matches().len()));
-        self.touched.iter().copied().step_by(of_many(self.touched.len())).chain(wide)
+        let waiting = self.waiting.iter().map(|(id, _)| *id).step_by(of_many(self.waiting.len()));
+        self.touched.iter().copied().step_by(of_many(self.touched.len())).chain(waiting).chain(wide)
     }
 
     pub(crate) fn sources(&self) -> &[(u32, InstanceId)] {
@@ -232,10 +240,10 @@ mod tests {
         let mut hits = Hits::default();
         hits.reset(12);
         for id in 0..12 {
-            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0], coming: 0, queued: None });
+            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0], coming: 0 });
             hits.offer_source(InstanceId(id), id);
         }
-        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0], coming: 0, queued: None });
+        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0], coming: 0 });
         assert_eq!(hits.sources().len(), Hits::TOP);
         assert_eq!(hits.sources()[0], (11, InstanceId(11)));
         assert_eq!(hits.of(InstanceId(5)).blocks, 5);
@@ -245,7 +253,7 @@ mod tests {
         hits.will_hold(InstanceId(5), 7);
         assert_eq!(
             hits.of(InstanceId(5)),
-            Hit { coming: 8, ..Hit { blocks: 5, by_tier: [5, 0, 0], coming: 0, queued: None } }
+            Hit { coming: 8, ..Hit { blocks: 5, by_tier: [5, 0, 0], coming: 0 } }
         );
         hits.reset(12);
         assert_eq!(hits.of(InstanceId(5)), Hit::default());

@@ -1,7 +1,5 @@
 //! Terms of a prefill on one instance: what is reused, what is fetched, what is computed.
 
-use core::cmp::Reverse;
-
 use baton_types::{InstanceId, RequestId, Role};
 
 use super::{Candidate, Hit, Plan};
@@ -55,7 +53,7 @@ impl Conductor {
         };
         let mut wide = core::mem::take(&mut hits.wide);
         self.index.narrow_matches(&request.chain, &mut self.scratch, &mut wide, |m| {
-            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0, queued: None });
+            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0 });
             if hits.lacks_sources(m.blocks) && is_source(m.instance) {
                 hits.offer_source(m.instance, m.blocks);
             }
@@ -100,8 +98,10 @@ impl Conductor {
     /// The waiting request of an instance that shares the most leading blocks with a prompt, if it computes more of them than
     /// are there, or will be, without it. One of another band or without room has its turn by other rules.
     fn leader(&self, instance: &Instance, request: &Request) -> Option<QueuedLeader> {
-        let hit = self.hits.of(instance.spec.id);
-        let (blocks, Reverse(leader)) = hit.queued.filter(|(blocks, _)| *blocks > hit.by_its_turn())?;
+        let (leader, blocks) = self.hits.waiting_on(instance.spec.id)?;
+        if blocks <= self.hits.of(instance.spec.id).by_its_turn() {
+            return None;
+        }
         let w = instance.prefill.of(leader)?;
         let leads = w.held_until_us == 0 && w.priority == self.class(request).priority;
         leads.then_some(QueuedLeader { request: leader, blocks, order_us: w.order_us, work_us: w.work_us })

@@ -284,7 +284,7 @@ proptest! {
         for held in looks {
             hits.reset(40);
             for (id, blocks) in &held {
-                hits.record(InstanceId(*id), Hit { blocks: *blocks, by_tier: [*blocks, 0, 0], coming: 0, queued: None });
+                hits.record(InstanceId(*id), Hit { blocks: *blocks, by_tier: [*blocks, 0, 0], coming: 0 });
                 hits.offer_source(InstanceId(*id), *blocks);
             }
             for id in 0..40 {

@@ -120,7 +120,7 @@ fn very_many_holders_are_known_as_few_are() {
         }
         let chain = shared_chain(15);
         let (mut expected, mut hits) = (Hits::default(), Hits::default());
-        let hit = |m: Match| Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0, queued: None };
+        let hit = |m: Match| Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0 };
         let bound = 2 * holders as usize;
         expected.reset(bound);
         index.matches(&chain, &mut MatchScratch::default(), |m| expected.record(m.instance, hit(m)));
