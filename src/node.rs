@@ -3,6 +3,7 @@
 mod attach;
 mod decode;
 mod engine;
+mod error;
 mod job;
 mod leader_locator;
 mod links;
@@ -41,6 +42,7 @@ use attach::{NodeRuntime, WorkerGoneError};
 pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
+pub use error::NodeError;
 pub(crate) use leader_locator::LEADER_METADATA;
 pub use leader_locator::Leaders;
 use links::{Links, ToWorker};
@@ -92,18 +94,13 @@ pub struct NodeConfig {
 
 impl NodeConfig {
     /// Blocks of memory that it lends instead of computing; none where it computes.
-    fn lent_blocks(&self) -> Result<Option<u32>, String> {
+    fn lent_blocks(&self) -> Result<Option<u32>, NodeError> {
         if self.role != Role::Store {
             return Ok(None);
         }
         match u32::try_from(self.dram_blocks) {
             Ok(blocks) if blocks >= 2 => Ok(Some(blocks)),
-            _ => Err(format!(
-                "node {}: a store node lends --dram-blocks = {} blocks of memory; give 2 to {}",
-                self.name,
-                self.dram_blocks,
-                u32::MAX
-            )),
+            _ => Err(NodeError::LentBlocks { name: self.name.clone(), blocks: self.dram_blocks }),
         }
     }
 }
@@ -165,9 +162,8 @@ impl NodeRuntime for LocalNode {
 /// Runs a node until `stop` is cancelled.
 ///
 /// # Errors
-/// In words: the engine cannot be built, the port is taken, the disk has no room, or the conductor
-/// will not have this node.
-pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), String> {
+/// The engine cannot be built, the port is taken, the disk has no room, or the conductor will not have this node.
+pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), NodeError> {
     run_led(config, None, Handle::current(), stop).await
 }
 
@@ -181,20 +177,25 @@ pub async fn run_led(
     leaders: Option<Leaders>,
     movers: Handle,
     stop: CancellationToken,
-) -> Result<(), String> {
+) -> Result<(), NodeError> {
     let (choice, lent_blocks) = (config.engine.clone(), config.lent_blocks()?);
     let built = tokio::task::spawn_blocking(move || match lent_blocks {
         Some(blocks) => memory_only::build(&choice, blocks),
         None => engine::build_and_calibrate(&choice),
     });
-    let (mut engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
-    let kv = KvMap::place(engine.as_mut()).map_err(|why| format!("node {}: {why}", config.name))?;
+    let (mut engine, profile) =
+        built.await.map_err(|error| NodeError::Panicked { part: "engine", error })??;
+    let kv = KvMap::place(engine.as_mut()).map_err(|(bytes, error)| {
+        let name = config.name.clone();
+        NodeError::Memory { name, bytes, error }
+    })?;
     let (to_worker, inbox) = std::sync::mpsc::channel();
     let links = Arc::new(Links::new(to_worker.clone(), movers.clone(), kv));
     let profile = Arc::new(profile);
     let fingerprint = engine::fingerprint(engine.as_ref());
     let bound = movers.spawn(bind(config.clone(), engine::digest(&fingerprint), Arc::clone(&links)));
-    let endpoint = Arc::new(bound.await.map_err(|e| format!("KV endpoint: {e}"))??);
+    let endpoint =
+        Arc::new(bound.await.map_err(|error| NodeError::Panicked { part: "KV endpoint", error })??);
     let cache = cache(&config, engine.as_ref())?;
     let hello = v1::Hello {
         ssd_bytes_per_s: ssd_bytes_per_s(&cache),
@@ -204,7 +205,7 @@ pub async fn run_led(
     let (lends, pass_tokens) = (config.role == Role::Store, hello.pass_tokens);
     let speaker = speaker(&config, engine.as_ref());
     let announcer = match &config.publish {
-        Some(at) => Some(publish::Announcer::bind(at, speaker).await?),
+        Some(at) => Some(publish::Announcer::bind(at, speaker).await.map_err(NodeError::Publish)?),
         None => None,
     };
     let turns = Arc::new(AtomicU64::new(0));
@@ -222,7 +223,7 @@ pub async fn run_led(
     let thread = std::thread::Builder::new()
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))
-        .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
+        .map_err(|error| NodeError::Thread { name: config.name.clone(), error })?;
     let (worker, served) = (to_worker.clone(), Arc::clone(&endpoint));
     let runtime = LocalNode { links, worker, report, endpoint: served, turns };
     let leader = Arc::new(leader_locator::LeaderLocator::new(config.control.clone(), leaders));
@@ -237,7 +238,7 @@ pub async fn run_led(
     match (outcome, ended) {
         (Err(why), _) => Err(why),
         (Ok(()), Ok(Ok(()))) => Ok(()),
-        (Ok(()), _) => Err(format!("node {}: its thread panicked; please report this", config.name)),
+        (Ok(()), _) => Err(NodeError::Gone { name: config.name, how: "panicked" }),
     }
 }
 
@@ -250,14 +251,15 @@ fn speaker(config: &NodeConfig, engine: &dyn Engine) -> Speaker {
     }
 }
 
-async fn bind(config: NodeConfig, fingerprint: u64, links: Arc<Links>) -> Result<Endpoint, String> {
+async fn bind(config: NodeConfig, fingerprint: u64, links: Arc<Links>) -> Result<Endpoint, NodeError> {
     let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), fingerprint);
     let (sources, rdma) = (vec![links.kv_memory()], config.rdma.clone());
     let data = DataPlaneConfig { sources, rdma, ..plain.data.clone() };
     let settings = EndpointConfig { data, guard: config.guard.links(), ..plain };
-    let endpoint = Endpoint::bind(settings, Arc::clone(&links) as Arc<dyn Receiver>)
-        .await
-        .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;
+    let endpoint =
+        Endpoint::bind(settings, Arc::clone(&links) as Arc<dyn Receiver>).await.map_err(|error| {
+            NodeError::Endpoint { name: config.name.clone(), address: config.kv_listen, error }
+        })?;
     links.set_dialer(endpoint.dialer());
     if let Some(why) = open_port("the KV port", endpoint.address(), &config.guard) {
         tracing::warn!(node = config.name, "{why}");
@@ -265,7 +267,7 @@ async fn bind(config: NodeConfig, fingerprint: u64, links: Arc<Links>) -> Result
     Ok(endpoint)
 }
 
-fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
+fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, NodeError> {
     let shape = engine.shape();
     let store = StoreConfig {
         hbm_blocks: shape.blocks.into(),
@@ -279,7 +281,7 @@ fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
     let ssd_dir = config.ssd_dir.clone();
     let (block_bytes, ssd_io) = (shape.block_bytes(), config.store.ssd_io);
     let cache = KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io, fingerprint })
-        .map_err(|e| format!("node {}: KV cache: {e}", config.name))?;
+        .map_err(|error| NodeError::Cache { name: config.name.clone(), error })?;
     let flash = cache.flash();
     if flash.is_off {
         tracing::error!(node = config.name, "the SSD tier is {}", flash.words);

@@ -365,10 +365,10 @@ impl Cluster {
 }
 
 /// Clusters of one case, each with prompts whose beginnings it knows.
-type Offered = Vec<(Cluster, Vec<Vec<BlockHash>>)>;
+type WarmFleet = Vec<(Cluster, Vec<Vec<BlockHash>>)>;
 
 /// What a decision costs, in ascending order, µs, and how many requests were let in.
-fn measure(offered: &mut Offered, samples: u64) -> (Vec<f64>, u64) {
+fn measure(offered: &mut WarmFleet, samples: u64) -> (Vec<f64>, u64) {
     let mut each_us = Vec::new();
     let mut admitted = 0;
     for (cluster, known) in offered {
@@ -383,7 +383,7 @@ fn measure(offered: &mut Offered, samples: u64) -> (Vec<f64>, u64) {
 }
 
 /// Prints what a decision costs beside its bar, and the states in which it was measured.
-fn print(case: Case, offered: &mut Offered, holders: u32) {
+fn print(case: Case, offered: &mut WarmFleet, holders: u32) {
     let (each_us, admitted) = measure(offered, SAMPLES[0]);
     let at = |all: &[f64], permille: usize| all[(all.len() * permille / 1000).min(all.len() - 1)];
     let quantile = |permille| at(&each_us, permille);
@@ -414,7 +414,7 @@ fn print(case: Case, offered: &mut Offered, holders: u32) {
     if case.pairs > 32 {
         let few = SchedulerConfig { block_tokens: case.block_tokens, ..SchedulerConfig::default() };
         let all = SchedulerConfig { candidates: usize::MAX, ..few.clone() };
-        let change = |offered: &mut Offered, config: &SchedulerConfig| {
+        let change = |offered: &mut WarmFleet, config: &SchedulerConfig| {
             for (cluster, _) in offered {
                 cluster.feed(Input::PolicyChanged(Box::new(config.clone())));
             }
@@ -440,7 +440,7 @@ fn main() {
             cluster.warm_up();
             (cluster, Vec::new())
         };
-        let mut offered: Offered = (1..=case.clusters).map(warm).collect();
+        let mut offered: WarmFleet = (1..=case.clusters).map(warm).collect();
         for &holders in case.holders {
             for (cluster, known) in &mut offered {
                 *known = cluster.probes(holders);

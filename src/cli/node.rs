@@ -17,7 +17,7 @@ use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
 use crate::cli::remote::RemoteArgs;
 use crate::guard::ClusterGuard;
-use crate::node::{NodeConfig, Place, PublishAddress, RemoteNode};
+use crate::node::{NodeConfig, NodeError, Place, PublishAddress, RemoteNode};
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]
@@ -153,7 +153,7 @@ struct LeaderSource {
 
 impl LeaderSource {
     /// Runs a node until it is stopped. It uses one thread, so that a message of its conductor wakes no other.
-    fn keep<F: Future<Output = Result<(), String>>>(
+    fn keep<F: Future<Output = Result<(), NodeError>>>(
         self,
         node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
     ) -> Result<ExitCode> {
@@ -166,7 +166,7 @@ impl LeaderSource {
             let leaders = self.etcd.map(|etcd| Leaders::follow(&etcd, &self.cluster)).transpose()?;
             // Held until the node has ended: it is followed as long as this lives.
             let latest = leaders.as_ref().map(Leaders::latest);
-            node(latest, stop).await.map_err(Error::msg)
+            node(latest, stop).await.map_err(Error::from)
         })?;
         runtime.shutdown_timeout(LINGER);
         Ok(ExitCode::SUCCESS)

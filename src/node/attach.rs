@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use super::error::NodeError;
 use super::leader_locator::{ChosenConductor, LeaderLocator};
 use super::pulse::Pulse;
 use crate::guard::{ClusterGuard, Opening};
@@ -91,7 +92,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
     ///
     /// # Errors
     /// When the conductor will not have this node; trying again would not help.
-    pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), String> {
+    pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), NodeError> {
         let (mut pause, mut known) = (RETRY_FIRST, false);
         loop {
             tokio::select! {
@@ -104,19 +105,19 @@ impl<S: NodeRuntime> GrpcSession<S> {
                 () = stop.cancelled() => return Ok(()),
             };
             if self.runtime.detached().is_err() {
-                return Err(format!("node {}: its thread ended; please report this", self.hello.name));
+                return Err(NodeError::Gone { name: self.hello.name.clone(), how: "ended" });
             }
             match ended {
                 // A life that ends at once is no reason to hurry.
                 Ok(()) if begun.elapsed() > RETRY_MOST => pause = RETRY_FIRST,
                 Ok(()) => {}
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {
-                    return Err(format!("the conductor refused: {}", status.message()));
+                    return Err(NodeError::Refused(status.message().to_owned()));
                 }
                 // A conductor that had accepted this node is expected to get the right key, so the node retries. One
                 // that never did ends the node with an error.
                 Err(status) if status.code() == tonic::Code::Unauthenticated && !known => {
-                    return Err(format!("not let in: {}", status.message()));
+                    return Err(NodeError::NotLetIn(status.message().to_owned()));
                 }
                 Err(status) => {
                     self.leader.refused(&status);

@@ -22,7 +22,7 @@ impl Worker {
         let block_tokens = self.engine.shape().block_tokens;
         let job = match Job::expected(attempt, order.work, order.room_tokens, block_tokens) {
             Ok(job) => job,
-            Err(why) => return self.refuse(request, attempt, &why),
+            Err(why) => return self.refuse(request, attempt, &why.to_string()),
         };
         let work = job.work();
         self.jobs.insert(request, job);
@@ -67,7 +67,7 @@ impl Worker {
     pub(super) fn tokens_came(&mut self, ticket: HandoffTicket, note: &Bytes) {
         let Some(job) = self.receiving(ticket) else { return };
         if let Err(why) = job.take_tokens(note) {
-            return self.leg_failed(ticket.request, Stage::Handoff, why);
+            return self.leg_failed(ticket.request, Stage::Handoff, why.to_string());
         }
         self.learn(ticket.request);
     }

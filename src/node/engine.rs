@@ -13,6 +13,8 @@ use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, Sampling, Val
 use baton_wire::v1;
 use parking_lot::Mutex;
 
+use super::error::EngineError;
+
 /// Profiles that this process has measured, by model and pool.
 static MEASURED: Mutex<Vec<(String, PoolSpec, CostProfile)>> = Mutex::new(Vec::new());
 
@@ -74,23 +76,19 @@ impl EngineChoice {
     }
 }
 
-pub(crate) fn build(choice: &EngineChoice) -> Result<Box<dyn Engine>, String> {
+pub(crate) fn build(choice: &EngineChoice) -> Result<Box<dyn Engine>, EngineError> {
     let engine: Box<dyn Engine> = match choice {
-        EngineChoice::Seeded { spec, pool } => {
-            Box::new(Builtin::seeded(spec, pool.clone()).map_err(|e| e.to_string())?)
-        }
-        EngineChoice::Checkpoint { folder, pool } => {
-            Box::new(Builtin::load(folder, pool.clone()).map_err(|e| e.to_string())?)
-        }
-        EngineChoice::Timed { spec, pool } => {
-            Box::new(TimedEngine::new((**spec).clone(), pool.clone()).map_err(|e| e.to_string())?)
-        }
+        EngineChoice::Seeded { spec, pool } => Box::new(Builtin::seeded(spec, pool.clone())?),
+        EngineChoice::Checkpoint { folder, pool } => Box::new(Builtin::load(folder, pool.clone())?),
+        EngineChoice::Timed { spec, pool } => Box::new(TimedEngine::new((**spec).clone(), pool.clone())?),
     };
     Ok(engine)
 }
 
 /// Builds the engine and says what its passes cost.
-pub(super) fn build_and_calibrate(choice: &EngineChoice) -> Result<(Box<dyn Engine>, CostProfile), String> {
+pub(super) fn build_and_calibrate(
+    choice: &EngineChoice,
+) -> Result<(Box<dyn Engine>, CostProfile), EngineError> {
     let mut engine = build(choice)?;
     let profile = match choice {
         EngineChoice::Timed { spec, .. } => timed_profile(spec, engine.as_ref()),
@@ -147,7 +145,7 @@ impl KvSink for NullSink {
 ///
 /// # Errors
 /// When the pool is too small for even the shortest pass.
-fn calibrate(engine: &mut dyn Engine) -> Result<CostProfile, String> {
+fn calibrate(engine: &mut dyn Engine) -> Result<CostProfile, EngineError> {
     let shape = engine.shape().clone();
     let most = (shape.blocks / 2 * shape.block_tokens).min(engine.model().max_model_tokens / 2).max(2);
     // The first pass pays for cold caches and pages.
@@ -216,8 +214,8 @@ fn run_out(engine: &mut dyn Engine) -> f64 {
     started.elapsed().as_secs_f64() * 1e6
 }
 
-fn time_prefill(engine: &mut dyn Engine, tokens: u32) -> Result<f64, String> {
-    engine.start(sequence(engine, 0, tokens, 1)).map_err(|e| format!("calibration: {e}"))?;
+fn time_prefill(engine: &mut dyn Engine, tokens: u32) -> Result<f64, EngineError> {
+    engine.start(sequence(engine, 0, tokens, 1)).map_err(EngineError::Start)?;
     Ok(run_out(engine))
 }
 
@@ -231,7 +229,7 @@ fn attention_ps(knots: &[(u32, f64)]) -> f64 {
     ((long.1 - 2.0 * half.1).max(0.0) * 1e6 / pairs).min(1e9)
 }
 
-fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64>), String> {
+fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64>), EngineError> {
     const STEPS: u32 = 8;
     let (mut batches, mut base_us): (Vec<u32>, Vec<f64>) = (Vec::new(), Vec::new());
     for batch in [1u32, 4, 16] {
@@ -239,16 +237,14 @@ fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64
             break;
         }
         for id in 0..u64::from(batch) {
-            engine.start(sequence(engine, id, 1, STEPS)).map_err(|e| format!("calibration: {e}"))?;
+            engine.start(sequence(engine, id, 1, STEPS)).map_err(EngineError::Start)?;
         }
         let step_us = run_out(engine) / f64::from(STEPS);
         base_us.push(step_us.max(base_us.last().copied().unwrap_or(0.0)));
         batches.push(batch);
     }
     if batches.is_empty() {
-        return Err(format!(
-            "calibration: a pool of {most} tokens is too small; give the engine more blocks"
-        ));
+        return Err(EngineError::Pool(most));
     }
     Ok((batches, base_us))
 }

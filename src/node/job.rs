@@ -7,8 +7,7 @@ use baton_tiers::Hold;
 use baton_types::{BlockKey, ChainHasher, Run, Sampling};
 use baton_wire::v1;
 
-/// Tokens that cannot be unpacked.
-pub(super) const TORN_TOKENS: &str = "tokens that are torn, or of no width";
+use super::error::OrderError;
 
 /// The keys of full blocks. `naming` is the seed of the keys and the tokens in a block.
 pub(super) fn block_keys(tokens: &[u32], root: BlockKey, (seed, block_tokens): (u64, u32)) -> Vec<BlockKey> {
@@ -48,16 +47,16 @@ impl Job {
     /// The job of an order to prefill. The keys of its blocks follow from the tokens.
     ///
     /// # Errors
-    /// With the reason, when it makes no sense on any node.
+    /// When it makes no sense on any node.
     pub(super) fn to_prefill(
         attempt: u32,
         work: Option<v1::Work>,
         room_tokens: u32,
         naming: (u64, u32),
-    ) -> Result<Self, String> {
+    ) -> Result<Self, OrderError> {
         let mut job = Self::expected(attempt, work, room_tokens, naming.1)?;
         if job.tokens.is_empty() {
-            return Err("an order to prefill without its tokens".into());
+            return Err(OrderError::Prompt);
         }
         if job.chain.is_empty() {
             job.chain = block_keys(&job.tokens, job.root, naming);
@@ -68,28 +67,28 @@ impl Job {
     /// The job of an order to expect KV.
     ///
     /// # Errors
-    /// With the reason, when it makes no sense on any node.
+    /// When it makes no sense on any node.
     pub(super) fn expected(
         attempt: u32,
         work: Option<v1::Work>,
         room_tokens: u32,
         block_tokens: u32,
-    ) -> Result<Self, String> {
-        let work = work.ok_or("an order without work")?;
+    ) -> Result<Self, OrderError> {
+        let work = work.ok_or(OrderError::Work)?;
         let sampling = work.sampling.as_ref().and_then(v1::Sampling::read);
-        let sampling = sampling.ok_or("an order without sampling settings, or with ones out of range")?;
+        let sampling = sampling.ok_or(OrderError::Sampling)?;
         let count = work.token_count as usize;
         if count == 0 || work.prompt_tokens == 0 || work.prompt_tokens > work.token_count {
-            return Err("an order without tokens".into());
+            return Err(OrderError::Tokens);
         }
-        let tokens = baton_wire::unpack_tokens(&work.tokens).ok_or(TORN_TOKENS)?;
+        let tokens = baton_wire::unpack_tokens(&work.tokens).ok_or(OrderError::Torn)?;
         if !tokens.is_empty() && tokens.len() != count {
-            return Err(format!("{} tokens where {count} were announced", tokens.len()));
+            return Err(OrderError::Count { tokens: tokens.len(), announced: count });
         }
         let chain = baton_wire::unpack_keys(&work.chain);
         // A key of tokens that are not there would name what nobody computes.
         if chain.len() * block_tokens as usize > count {
-            return Err(format!("a chain of {} blocks of {block_tokens} for {count} tokens", chain.len()));
+            return Err(OrderError::Chain { blocks: chain.len(), block_tokens, tokens: count });
         }
         Ok(Self {
             attempt,
@@ -124,14 +123,16 @@ impl Job {
     /// Takes the tokens that [`Job::packed_tokens`] of the prefill leg sent.
     ///
     /// # Errors
-    /// With the reason, when they are not as many as were announced.
-    pub(super) fn take_tokens(&mut self, note: &[u8]) -> Result<(), String> {
-        let (width, packed) = note.split_first().ok_or("a note without tokens")?;
+    /// When they are not as many as were announced.
+    pub(super) fn take_tokens(&mut self, note: &[u8]) -> Result<(), OrderError> {
+        let (width, packed) = note.split_first().ok_or(OrderError::Note)?;
         let mut tokens = Vec::new();
         let whole =
             Run::unpack(packed, u32::from(*width), &mut tokens).filter(|()| tokens.len() == self.token_count);
-        whole.ok_or_else(|| {
-            format!("{} bytes are not {} tokens of {width} bytes", packed.len(), self.token_count)
+        whole.ok_or(OrderError::NoteCount {
+            bytes: packed.len(),
+            tokens: self.token_count,
+            width: *width,
         })?;
         self.tokens = tokens;
         Ok(())

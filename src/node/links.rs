@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::error::HandoffError;
 use super::pool::KvMap;
 use super::sink::ReadySlice;
 
@@ -33,7 +34,7 @@ const SERVE_WITHIN: Duration = Duration::from_secs(5);
 const FLIGHTS_MAX: usize = 64;
 
 /// How a flight ended: bytes, or why not.
-pub(super) type Outcome = Result<u64, String>;
+pub(super) type Outcome = Result<u64, HandoffError>;
 /// Where blocks for a peer go.
 pub(super) type Reply = oneshot::Sender<Vec<FetchedBlock>>;
 
@@ -215,10 +216,9 @@ impl Links {
         content: HandoffContent,
         mut outgoing: mpsc::UnboundedReceiver<ReadySlice>,
     ) -> Outcome {
-        let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
-        let mut flight =
-            Flight::start(&dialer, &address(peer), ticket, content.plan).await.map_err(|e| e.to_string())?;
-        flight.note(&content.note).await.map_err(|e| e.to_string())?;
+        let dialer = self.dialer().ok_or(HandoffError::Closed)?;
+        let mut flight = Flight::start(&dialer, &address(peer), ticket, content.plan).await?;
+        flight.note(&content.note).await?;
         let have_blocks = flight.have_blocks();
         while let Some(first) = outgoing.recv().await {
             let mut next = Some(first);
@@ -226,14 +226,14 @@ impl Links {
                 if at.block >= have_blocks {
                     let from = self.kv.layer_at(slot, at.layer);
                     let from = Region { memory: Arc::clone(&self.kv.memory), at: from };
-                    flight.send(at, &from).await.map_err(|e| e.to_string())?;
+                    flight.send(at, &from).await?;
                 }
                 next = outgoing.try_recv().ok();
             }
             // The next layer is not ready yet: what there is need not wait for it.
-            flight.flush().await.map_err(|e| e.to_string())?;
+            flight.flush().await?;
         }
-        flight.finish().await.map(|stats| stats.bytes).map_err(|e| e.to_string())
+        Ok(flight.finish().await?.bytes)
     }
 
     /// Brings blocks for a prefill.

@@ -6,6 +6,7 @@ use baton_engine::{
 use baton_types::CostProfile;
 
 use super::engine::{EngineChoice, build as build_engine, keeping_profile};
+use super::error::EngineError;
 
 /// KV memory without an engine. It starts no sequence; its pages are written by others.
 struct MemoryOnlyEngine {
@@ -19,7 +20,10 @@ struct MemoryOnlyEngine {
 ///
 /// # Errors
 /// As the engine's own; and when the memory cannot be had.
-pub(super) fn build(choice: &EngineChoice, blocks: u32) -> Result<(Box<dyn Engine>, CostProfile), String> {
+pub(super) fn build(
+    choice: &EngineChoice,
+    blocks: u32,
+) -> Result<(Box<dyn Engine>, CostProfile), EngineError> {
     let engine = build_engine(choice)?;
     let profile = keeping_profile(engine.as_ref());
     let (shape, model) = (KvShape { blocks, ..engine.shape().clone() }, engine.model().clone());
@@ -28,11 +32,12 @@ pub(super) fn build(choice: &EngineChoice, blocks: u32) -> Result<(Box<dyn Engin
 }
 
 impl MemoryOnlyEngine {
-    fn new(shape: KvShape, model: ModelCard) -> Result<Self, String> {
+    fn new(shape: KvShape, model: ModelCard) -> Result<Self, EngineError> {
         let bytes = shape.block_bytes().checked_mul(shape.blocks as usize);
-        bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
-            format!("{} blocks of {} bytes are more than memory has", shape.blocks, shape.block_bytes())
-        })?;
+        let (blocks, block_bytes) = (shape.blocks, shape.block_bytes());
+        bytes
+            .filter(|bytes| isize::try_from(*bytes).is_ok())
+            .ok_or(EngineError::Memory { blocks, block_bytes })?;
         Ok(Self { kv: KvPool::new(&shape), shape, model })
     }
 }

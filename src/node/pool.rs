@@ -43,13 +43,13 @@ impl KvMap {
     /// Puts the pool of an engine on which nothing has started into memory that transports reach.
     ///
     /// # Errors
-    /// In words, where the memory cannot be had.
-    pub(super) fn place(engine: &mut dyn Engine) -> Result<Self, String> {
+    /// The bytes that cannot be had, and the system's words.
+    pub(super) fn place(engine: &mut dyn Engine) -> Result<Self, (usize, std::io::Error)> {
         let shape = engine.shape();
         let (layer_bytes, block_bytes) = (shape.layer_bytes as u64, shape.block_bytes() as u64);
         let bytes = shape.block_bytes() * shape.blocks as usize;
-        let memory = Memory::shared(bytes, Pages::Ordinary, Location::Anywhere)
-            .map_err(|error| format!("{bytes} bytes of memory for the engine's KV: {error}"))?;
+        let memory =
+            Memory::shared(bytes, Pages::Ordinary, Location::Anywhere).map_err(|error| (bytes, error))?;
         // SAFETY: the engine's thread has the only view. A block's slot belongs to one request at a time. Transports
         // read it once the engine reports a layer as computed. From then on the engine does not write to it until the
         // slot belongs to another request. Transports write to it before that thread learns that all KV has landed. The

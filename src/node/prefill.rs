@@ -20,7 +20,7 @@ impl Worker {
         let naming = (self.chain_seed, self.engine.shape().block_tokens);
         let mut job = match Job::to_prefill(attempt, order.work, order.room_tokens, naming) {
             Ok(job) => job,
-            Err(why) => return self.refuse(request, attempt, &why),
+            Err(why) => return self.refuse(request, attempt, &why.to_string()),
         };
         job.to = order.decode;
         let plan =
@@ -197,7 +197,7 @@ impl Worker {
         match outcome {
             Ok(bytes) => self.handoff_bytes += bytes,
             Err(why) => {
-                tracing::warn!(request, attempt, why, "hand-off failed");
+                tracing::warn!(request, attempt, %why, "hand-off failed");
                 self.kv_streams.remove(&SequenceId(request));
                 self.report(request, v1::fact::Fact::Handoff(false));
             }

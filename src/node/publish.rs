@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use baton_events::hash::Rolling;
 use baton_events::{
-    Change, EngineHash, Form, Medium, Publisher, PublisherConfig, RemovedBlocks, Speaker, StoredBlocks,
+    Change, EngineHash, EventError, Form, Medium, Publisher, PublisherConfig, RemovedBlocks, Speaker,
+    StoredBlocks,
 };
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
 
@@ -58,15 +59,15 @@ impl Announcer {
     /// Listens, and serves subscribers from now on.
     ///
     /// # Errors
-    /// In words: an endpoint is none, or cannot be listened on.
-    pub(super) async fn bind(at: &PublishAddress, speaker: Speaker) -> Result<Self, String> {
+    /// An endpoint is none, or cannot be listened on.
+    pub(super) async fn bind(at: &PublishAddress, speaker: Speaker) -> Result<Self, EventError> {
         let names = Names { block_tokens: speaker.block_tokens.max(1) as usize, ..Names::default() };
         let config = PublisherConfig {
             form: Form::Standard,
             speaker,
             ..PublisherConfig::new(at.endpoint.clone(), at.replay.clone())
         };
-        let publisher = Publisher::bind(config).await.map_err(|e| format!("--publish: {e}"))?;
+        let publisher = Publisher::bind(config).await?;
         let (endpoint, replay) = (publisher.endpoint(), publisher.replay_endpoint().unwrap_or("nowhere"));
         tracing::info!(endpoint, replay, "KV events are published");
         Ok(Self { publisher, names })

@@ -28,6 +28,7 @@ use baton_wire::v1;
 use tokio_util::sync::CancellationToken;
 
 use super::attach::{GrpcSession, NodeRuntime as _, WELCOME_WITHIN};
+use super::error::NodeError;
 use super::leader_locator::{LeaderLocator, Leaders};
 use super::pulse::Pulse;
 use super::within::InProcessSession;
@@ -153,9 +154,9 @@ pub enum Place {
 /// Runs a node until `stop` is cancelled.
 ///
 /// # Errors
-/// In words: settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
+/// Settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
 /// that will not have this node.
-pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Result<(), String> {
+pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Result<(), NodeError> {
     let (way, prompts) = match place {
         Place::Elsewhere(leaders) => {
             let leader = LeaderLocator::new(node.control.clone(), leaders);
@@ -163,15 +164,15 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         }
         Place::Within(inbox, lead, prompts) => (Way::Within(inbox, lead), prompts),
     };
-    let named = |error: String| format!("node {}: {error}", node.name);
-    let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
+    let engine = RemoteEngine::new(node.engine.clone())
+        .map_err(|error| NodeError::Remote { name: node.name.clone(), error })?;
     let outside = DetachNotice { name: &node.name, of: way.inbox() };
     loop {
         let found = tokio::select! {
             found = well(&engine, &node, &outside) => found,
             () = stop.cancelled() => return Ok(()),
         };
-        let hello = hello(&node, &found).map_err(named)?;
+        let hello = hello(&node, &found)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
         let (events, prompts) = (node.events.clone(), prompts.clone());
         let splitter = splits(&node, &found).then(|| PromptSplitter::new(&node.profile, node.block_tokens));
@@ -214,7 +215,7 @@ impl Way {
         guard: &ClusterGuard,
         runtime: RemoteLegs,
         stop: &CancellationToken,
-    ) -> Result<(), String> {
+    ) -> Result<(), NodeError> {
         match self {
             Self::Wire(leader) => {
                 let (leader, guard, welcome_within) = (Arc::clone(leader), guard.clone(), WELCOME_WITHIN);
@@ -338,8 +339,8 @@ fn splits(node: &RemoteNode, found: &Probe) -> bool {
 }
 
 /// The node's greeting to its conductor.
-fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
-    let lacks = |what: &str, option: &str| format!("the engine does not tell its {what}; give --{option}");
+fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, NodeError> {
+    let lacks = |what, option| NodeError::NotTold { name: node.name.clone(), what, option };
     let capacity_tokens = node
         .capacity_tokens
         .or(found.capacity_tokens)

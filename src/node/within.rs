@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::attach::{FACTS_WAITING, NodeRuntime, WorkerGoneError};
+use super::error::NodeError;
 use crate::conductor::{AttachRefusal, Inbox, Lead, Loss, Message, ORDERS_PER_NODE};
 
 /// Between two tries to attach, where the conductor does not lead or has lost this node.
@@ -26,7 +27,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
     ///
     /// # Errors
     /// When the conductor will not have this node; trying again would not help.
-    pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), String> {
+    pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), NodeError> {
         loop {
             if self.lead.check().is_ok() {
                 let ended = tokio::select! {
@@ -34,9 +35,9 @@ impl<S: NodeRuntime> InProcessSession<S> {
                     () = stop.cancelled() => Ok(()),
                 };
                 if self.runtime.detached().is_err() {
-                    return Err(format!("node {}: its work ended; please report this", self.hello.name));
+                    return Err(NodeError::Gone { name: self.hello.name.clone(), how: "ended" });
                 }
-                ended.map_err(|why| format!("the conductor refused: {why}"))?;
+                ended.map_err(|why| NodeError::Refused(why.to_string()))?;
             }
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}

@@ -9,6 +9,7 @@ use tokio::task::JoinError;
 use crate::conductor::DriverError;
 use crate::config::ConfigError;
 use crate::guard::GuardError;
+use crate::node::NodeError;
 use crate::shutdown::SignalError;
 use crate::spans::SpansError;
 
@@ -73,8 +74,8 @@ pub enum UpError {
         error: io::Error,
     },
     /// A node of this process cannot go on.
-    #[error("{0}")]
-    Node(String),
+    #[error(transparent)]
+    Node(#[from] NodeError),
     /// A node of this process panicked.
     #[error("a node ended: {0}")]
     NodeTask(JoinError),

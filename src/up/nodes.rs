@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Plan, UpError};
 use crate::guard::ClusterGuard;
-use crate::node::NodeConfig;
+use crate::node::{NodeConfig, NodeError};
 
 /// How long a node's process may take to stop.
 const STOP_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
@@ -18,7 +18,7 @@ const STOP_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// The nodes that were started.
 pub(super) struct Nodes {
     stop: CancellationToken,
-    tasks: JoinSet<Result<(), String>>,
+    tasks: JoinSet<Result<(), NodeError>>,
     processes: Vec<(String, Child)>,
 }
 

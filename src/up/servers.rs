@@ -298,7 +298,8 @@ impl ServerContext {
         };
         let place = Place::Within(self.inbox.clone(), self.lead.clone(), self.prompts.clone());
         // On a task of its own, so that what panics in it ends nothing else.
-        tokio::spawn(crate::node::run_remote(node, place, stop.clone())).await.map_err(broke)?
+        let ended = tokio::spawn(crate::node::run_remote(node, place, stop.clone())).await.map_err(broke)?;
+        ended.map_err(|why| why.to_string())
     }
 
     /// Waits until a node has nothing left to do, and gets nothing new.

@@ -23,6 +23,7 @@ use super::prompts::Prompts;
 use super::split::PromptSplitter;
 use super::work::Work;
 use crate::node::attach::{NodeRuntime, WorkerGoneError};
+use crate::node::error::OrderError;
 use crate::node::worker::in_words;
 
 /// How long an engine may take to say that it is there, after a connection to it broke.
@@ -160,7 +161,7 @@ impl RemoteLegs {
     fn prefill(&self, request: RequestId, attempt: u32, order: v1::Prefill) {
         let work = match self.work(order.work) {
             Ok(work) => Work { expected_tokens: order.expected_tokens, ..work },
-            Err(why) => return self.fail(request, attempt, (Stage::Engine, why)),
+            Err(why) => return self.fail(request, attempt, (Stage::Engine, why.to_string())),
         };
         let asks = work.asks(order.room_tokens);
         let fetch = order.fetch_from.map(|_| FetchPlan { from: InstanceId(0), blocks: order.fetch_blocks });
@@ -175,7 +176,7 @@ impl RemoteLegs {
     fn expect(&self, request: RequestId, attempt: u32, work: Option<v1::Work>) {
         let work = match self.work(work) {
             Ok(work) => work,
-            Err(why) => return self.fail(request, attempt, (Stage::Engine, why)),
+            Err(why) => return self.fail(request, attempt, (Stage::Engine, why.to_string())),
         };
         let asks = work.asks(0);
         let mut life = self.inner.life.lock();
@@ -295,13 +296,13 @@ impl RemoteLegs {
         });
     }
 
-    fn work(&self, work: Option<v1::Work>) -> Result<Work, String> {
+    fn work(&self, work: Option<v1::Work>) -> Result<Work, OrderError> {
         let (legs, chain_seed) = {
             let life = self.inner.life.lock();
             (life.jobs.len(), life.chain_seed)
         };
         if legs >= LEGS_MOST {
-            return Err(format!("{LEGS_MOST} legs are under way on this node"));
+            return Err(OrderError::Busy(LEGS_MOST));
         }
         Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts)
     }

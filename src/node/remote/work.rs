@@ -8,7 +8,8 @@ use baton_wire::v1;
 
 use super::follower::salt_of;
 use super::prompts::Prompts;
-use crate::node::job::{Job, TORN_TOKENS, block_keys};
+use crate::node::error::OrderError;
+use crate::node::job::{Job, block_keys};
 
 /// The work of a leg.
 #[derive(Clone, Debug)]
@@ -49,15 +50,19 @@ impl Work {
     /// The work of an order. `naming` is the seed of the block keys and the tokens in a block.
     ///
     /// # Errors
-    /// With the reason, when it makes no sense on any node.
-    pub(super) fn new(work: Option<v1::Work>, naming: (u64, u32), prompts: &Prompts) -> Result<Self, String> {
-        let mut work = work.ok_or("an order without work")?;
+    /// When it makes no sense on any node.
+    pub(super) fn new(
+        work: Option<v1::Work>,
+        naming: (u64, u32),
+        prompts: &Prompts,
+    ) -> Result<Self, OrderError> {
+        let mut work = work.ok_or(OrderError::Work)?;
         let id = Arc::<str>::from(work.request_id.as_str());
         let (tokens, body) = (std::mem::take(&mut work.tokens), std::mem::take(&mut work.body));
-        let (tokens, body) = prompts.of(tokens, body).ok_or(TORN_TOKENS)?;
+        let (tokens, body) = prompts.of(tokens, body).ok_or(OrderError::Torn)?;
         let job = Job::expected(0, Some(work), 0, naming.1)?;
         if tokens.len() != job.token_count {
-            return Err(format!("{} tokens where {} were announced", tokens.len(), job.token_count));
+            return Err(OrderError::Count { tokens: tokens.len(), announced: job.token_count });
         }
         let chain = match job.chain.is_empty() {
             true => block_keys(&tokens, job.root, naming),
@@ -74,17 +79,16 @@ impl Work {
 /// The settings of an answer that goes on after `given` tokens.
 ///
 /// # Errors
-/// With the reason, when the engine would draw the rest otherwise than it would have drawn it in one go.
-fn resumed(sampling: &Sampling, given: u32, body: &ClientBody) -> Result<Sampling, String> {
-    let cannot = |why: &str| Err(format!("an answer cannot go on from its tokens: {why}"));
+/// When the engine would draw the rest otherwise than it would have drawn it in one go.
+fn resumed(sampling: &Sampling, given: u32, body: &ClientBody) -> Result<Sampling, OrderError> {
     if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
-        return cannot("penalties count the answer's tokens only");
+        return Err(OrderError::Penalties);
     }
     let Some(left) = sampling.max_tokens.checked_sub(given).filter(|left| *left > 0) else {
-        return cannot("it has all its tokens");
+        return Err(OrderError::Whole);
     };
     if let Some(name) = BOUND_TO_ANSWER.iter().find(|name| body.sets(name)) {
-        return cannot(&format!("{name} binds the answer as a whole"));
+        return Err(OrderError::Bound(name));
     }
     Ok(Sampling {
         max_tokens: left,
@@ -97,7 +101,7 @@ fn resumed(sampling: &Sampling, given: u32, body: &ClientBody) -> Result<Samplin
 mod tests {
     use super::*;
 
-    fn new(work: impl Into<Option<v1::Work>>) -> Result<Work, String> {
+    fn new(work: impl Into<Option<v1::Work>>) -> Result<Work, OrderError> {
         Work::new(work.into(), (0, 2), &Prompts::default())
     }
 
@@ -127,19 +131,19 @@ mod tests {
     fn an_answer_that_would_go_on_otherwise_does_not() {
         let plain = Sampling { max_tokens: 10, ..Sampling::default() };
         let penal = Sampling { presence_penalty: 0.5, ..plain.clone() };
-        assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err().contains("penalties"));
+        assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err() == OrderError::Penalties);
         assert!(new(order(&[1, 2], &[], &penal)).is_ok());
         for name in BOUND_TO_ANSWER {
             // A number that no f64 holds is the engine's to refuse.
             let body = format!(r#"{{"vendor":1e400,"{name}":{{"type":"json_object"}},"none":null}}"#);
             let bound = v1::Work { body: body.into_bytes().into(), ..order(&[1, 2], &[3], &plain) };
-            assert!(new(bound).unwrap_err().contains(name));
+            assert!(new(bound).unwrap_err() == OrderError::Bound(name));
         }
         let none =
             v1::Work { body: br#"{"guided_json":null}"#.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
         assert!(new(none).is_ok());
         let full = Sampling { max_tokens: 1, ..plain };
-        assert!(new(order(&[1, 2], &[3], &full)).unwrap_err().contains("all its tokens"));
+        assert!(new(order(&[1, 2], &[3], &full)).unwrap_err() == OrderError::Whole);
     }
 
     #[test]

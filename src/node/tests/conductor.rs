@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::config::Config;
-use crate::node::{EngineChoice, NodeConfig};
+use crate::node::{EngineChoice, NodeConfig, NodeError};
 
 /// Tokens in a block of every test.
 pub(super) const BLOCK: u32 = 16;
@@ -75,7 +75,7 @@ impl Control for Door {
 pub(super) struct Stage {
     lines: mpsc::Receiver<Line>,
     pub stop: CancellationToken,
-    pub node: tokio::task::JoinHandle<Result<(), String>>,
+    pub node: tokio::task::JoinHandle<Result<(), NodeError>>,
     epoch: u32,
 }
 
@@ -148,7 +148,7 @@ impl Stage {
     pub(super) async fn end(self) {
         self.stop.cancel();
         let ended = tokio::time::timeout(TIME_LIMIT, self.node).await.expect("it stops");
-        assert_eq!(ended.unwrap(), Ok(()));
+        ended.unwrap().unwrap();
     }
 }
 

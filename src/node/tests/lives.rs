@@ -71,6 +71,7 @@ async fn a_node_tries_again_until_it_is_welcome_and_leaves_when_it_is_not() {
     stage.line().await.refuse(tonic::Status::failed_precondition("another model")).await;
     let ended = tokio::time::timeout(Duration::from_secs(20), stage.node).await.expect("it gives up");
     let why = ended.unwrap().unwrap_err();
+    let why = why.to_string();
     assert!(why.contains("refused") && why.contains("another model"), "{why}");
 }
 

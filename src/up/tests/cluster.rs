@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::node::{EngineChoice, NodeConfig, Place, Prompts, RemoteNode};
+use crate::node::{EngineChoice, NodeConfig, NodeError, Place, Prompts, RemoteNode};
 use crate::spans::{ExportTask, Spans};
 use crate::up::Layout;
 
@@ -52,7 +52,7 @@ pub(super) struct Cluster {
     exporting: Option<ExportTask>,
     control: SocketAddr,
     stop: CancellationToken,
-    nodes: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<Result<(), String>>)>,
+    nodes: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<Result<(), NodeError>>)>,
 }
 
 impl Cluster {

@@ -88,7 +88,7 @@ async fn a_node_of_another_tokenizer_is_refused() {
         tokio::spawn(crate::node::run(node, stop.clone()))
     };
     let refused = start(name(&sample.tokens[1..])).await.unwrap();
-    let why = refused.expect_err("its tokens are others");
+    let why = refused.expect_err("its tokens are others").to_string();
     assert!(why.contains("another tokenizer") && why.contains("--model"), "{why}");
     let taken = start(name(&sample.tokens));
     service.ready().await;
