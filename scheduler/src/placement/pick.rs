@@ -228,6 +228,25 @@ impl Conductor {
         best
     }
 
+    /// Puts the one that was idle longest in front of idle candidates that are as good, as far as predictions are good. If
+    /// the same one always took what no cache has, its cache would turn over, and those of the others stay empty.
+    #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+    fn spread(&self, sorted: &mut [Candidate]) {
+        let Some(best) = sorted.first().copied().filter(|best| best.queue_us == 0) else { return };
+        let error = |id: InstanceId| self.fleet.known(id).prefill_residual.mean_error();
+        let alike = |c: &Candidate| {
+            let within_us = best.plan.work_us as f64 * error(best.instance).max(error(c.instance));
+            c.queue_us == 0
+                && c.plan.cached_tokens == best.plan.cached_tokens
+                && c.score <= best.score + within_us
+        };
+        let equals = sorted.iter().enumerate().filter(|(_, c)| alike(c));
+        let idle_longest = equals.min_by_key(|(_, c)| self.fleet.known(c.instance).idle_since_us());
+        if let Some((nth, _)) = idle_longest {
+            sorted.swap(0, nth);
+        }
+    }
+
     /// The candidate with the least score among those that keep every promise. Decode instances are chosen for the best
     /// candidates first, so usually only once.
     fn best_feasible(
@@ -240,6 +259,7 @@ impl Conductor {
             let warmer = b.plan.cached_tokens.cmp(&a.plan.cached_tokens);
             a.score.total_cmp(&b.score).then(warmer).then(a.instance.cmp(&b.instance))
         });
+        self.spread(candidates);
         for candidate in candidates.iter_mut() {
             if let Some(decode) = self.judge(candidate, request, kept) {
                 return Some((*candidate, Some(decode)));

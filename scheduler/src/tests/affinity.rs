@@ -167,3 +167,45 @@ fn what_lost_its_prefix_takes_its_turn_with_all_of_its_work() {
         assert_eq!(conductor.check(), Ok(()));
     }
 }
+
+/// Three engines, each with a profile of its own speed.
+fn three(speeds: [f64; 3]) -> Conductor {
+    let of = |(id, speed): (u32, f64)| {
+        let mut profile = (*quick()).clone();
+        profile.prefill.knots_us.iter_mut().for_each(|us| *us /= speed);
+        InstanceSpec { profile: Arc::new(profile), ..spec(id, Role::Both) }
+    };
+    let specs: Vec<InstanceSpec> = (0..).zip(speeds).map(of).collect();
+    conductor_of(config(100_000, false), &specs)
+}
+
+/// Where new conversations begin, one at a time.
+fn beginnings(conductor: &mut Conductor, count: u64) -> Vec<u32> {
+    let known = conductor.stats().arrived;
+    let one = |nth| serve(conductor, (known + nth) * 1_000_000, turn(known + nth, 0), 0);
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn idle_engines_that_are_as_good_take_turns() {
+    let mut conductor = three([1.0; 3]);
+    assert_eq!(beginnings(&mut conductor, 6), [0, 1, 2, 0, 1, 2]);
+    // The second turn goes to where the first is, whoever's turn it is.
+    assert_eq!(serve(&mut conductor, 9_000_000, turn(1, 1), 15 * BLOCK_TOKENS), 1);
+    assert_eq!(beginnings(&mut conductor, 2), [0, 2]);
+    assert_eq!(beginnings(&mut three([1.0, 2.0, 2.0]), 4), [1, 2, 1, 2], "the slow one has no turn");
+}
+
+#[test]
+fn a_difference_within_the_error_of_predictions_is_none() {
+    let mut conductor = three([1.0, 1.01, 1.0]);
+    assert_eq!(beginnings(&mut conductor, 3), [1, 1, 1]);
+    // Every second prefill takes half as long again as the one before.
+    for nth in 0..100 {
+        let measured_us = if nth % 2 == 0 { 150_000.0 } else { 100_000.0 };
+        conductor.fleet.known_mut(InstanceId(1)).prefill_residual.observe(120_000.0, measured_us);
+    }
+    let mut next = beginnings(&mut conductor, 3);
+    next.sort_unstable();
+    assert_eq!(next, [0, 1, 2]);
+}
