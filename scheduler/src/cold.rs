@@ -8,7 +8,8 @@
 //! twice what the best choice would have (ski rental, Karlin and others 1988).
 //!
 //! As many are let in like this as were in time only because of a cache, and a few at first: where prefixes are evicted
-//! before they are used again, it stops.
+//! before they are used again, it stops. The first request of a beginning is let in where half of all beginnings are asked
+//! for again in time: the end of a prompt that no other has is no reason to be late.
 
 use alloc::vec::Vec;
 use baton_types::BlockHash;
@@ -29,6 +30,8 @@ const SLOTS: usize = 1 << 14;
 const FIRST_CREDIT: u32 = 16;
 /// The most that may be late in a row.
 const MOST_CREDIT: u32 = 1024;
+/// Beginnings of which the latest count how many were asked for again; half of them are forgotten then.
+const MOST_ONCE: u32 = 512;
 
 /// Requests that were refused with one beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +40,8 @@ struct AskedPrefix {
     /// The name of its last block.
     end: BlockHash,
     refused: u32,
+    /// Whether one request alone has asked for it.
+    once: bool,
 }
 
 /// Prefixes of refused requests, and how many more requests may be late to bring such a prefix into a cache.
@@ -46,13 +51,16 @@ pub(crate) struct ColdPrefixes {
     /// By the low bits of their names; empty until the first.
     slots: Vec<AskedPrefix>,
     credit: u32,
+    /// Beginnings that were asked for by one request at least, and by two, lately.
+    once: u32,
+    again: u32,
     /// Prefill work of those that are let in, µs.
     work_us: NeedMoments,
 }
 
 impl Default for ColdPrefixes {
     fn default() -> Self {
-        Self { slots: Vec::new(), credit: FIRST_CREDIT, work_us: NeedMoments::default() }
+        Self { slots: Vec::new(), credit: FIRST_CREDIT, once: 0, again: 0, work_us: NeedMoments::default() }
     }
 }
 
@@ -68,26 +76,69 @@ impl ColdPrefixes {
         (1..).zip(chain.iter().copied()).skip(every - 1).step_by(every)
     }
 
+    fn asked(&self, end: BlockHash) -> Option<&AskedPrefix> {
+        self.slots.get(slot_of(end)).filter(|asked| asked.end == end)
+    }
+
+    fn asked_mut(&mut self, end: BlockHash) -> Option<&mut AskedPrefix> {
+        self.slots.get_mut(slot_of(end)).filter(|asked| asked.end == end)
+    }
+
     /// How many requests with that beginning were refused.
     fn refused(&self, end: BlockHash) -> u32 {
-        self.slots.get(slot_of(end)).filter(|asked| asked.end == end).map_or(0, |asked| asked.refused)
+        self.asked(end).map_or(0, |asked| asked.refused)
+    }
+
+    /// A request would be in time with the part of its chain up to `end`, and does not find it.
+    fn ask(&mut self, chain: &[BlockHash], block_tokens: u32, end: BlockHash) {
+        if self.slots.is_empty() {
+            self.slots.resize(SLOTS, AskedPrefix::default());
+        }
+        let first = self.asked(end).is_none();
+        // What was let in for it, if anything was, has not helped.
+        self.asked_again(chain, block_tokens, end, self.refused(end) > 0);
+        for (_, end) in Self::ends(chain, block_tokens) {
+            if self.asked(end).is_none() {
+                self.slots[slot_of(end)] = AskedPrefix { end, refused: 0, once: first };
+            }
+        }
+        if first {
+            self.once += 1;
+            if self.once >= MOST_ONCE {
+                (self.once, self.again) = (self.once / 2, self.again / 2);
+            }
+        }
+    }
+
+    /// The beginning up to `end` is asked for again, and it was worth having, or would have been.
+    fn asked_again(&mut self, chain: &[BlockHash], block_tokens: u32, end: BlockHash, pays: bool) {
+        if !self.asked(end).is_some_and(|asked| asked.once) {
+            return;
+        }
+        self.again = (self.again + u32::from(pays)).min(self.once);
+        for (_, end) in Self::ends(chain, block_tokens) {
+            if let Some(asked) = self.asked_mut(end) {
+                asked.once = false;
+            }
+        }
     }
 
     /// A request was refused because nobody holds its prefix.
     fn note(&mut self, chain: &[BlockHash], block_tokens: u32) {
-        if self.slots.is_empty() {
-            self.slots.resize(SLOTS, AskedPrefix::default());
-        }
         for (_, end) in Self::ends(chain, block_tokens) {
-            let refused = self.refused(end).saturating_add(1);
-            self.slots[slot_of(end)] = AskedPrefix { end, refused };
+            if let Some(asked) = self.asked_mut(end) {
+                asked.refused = asked.refused.saturating_add(1);
+            }
         }
     }
 
     /// Whether a request may be late after so many with its beginning were refused: the very first of a beginning only
-    /// once more were in time because of a cache than were late for it.
+    /// where most beginnings are asked for again, and more were in time because of a cache than were late for it.
     const fn may_be_late(&self, refused: u32) -> bool {
-        self.credit > if refused > 0 { 0 } else { FIRST_CREDIT }
+        if refused > 0 {
+            return self.credit > 0;
+        }
+        self.credit > FIRST_CREDIT && self.again >= self.once / 2
     }
 
     /// A request is let in to bring its prefix into a cache.
@@ -95,8 +146,8 @@ impl ColdPrefixes {
         assert!(self.credit > 0, "a request is late for nothing");
         self.credit -= 1;
         for (_, end) in Self::ends(chain, block_tokens) {
-            if self.refused(end) > 0 {
-                self.slots[slot_of(end)] = AskedPrefix::default();
+            if let Some(asked) = self.asked_mut(end) {
+                asked.refused = 0;
             }
         }
     }
@@ -110,6 +161,8 @@ impl ColdPrefixes {
     /// What was read may be anything.
     pub(crate) fn is_sound(&self) -> bool {
         self.credit <= MOST_CREDIT
+            && self.again <= self.once
+            && self.once < MOST_ONCE
             && (self.slots.is_empty() || self.slots.len() == SLOTS)
             && self.work_us.is_sound()
     }
@@ -138,14 +191,10 @@ impl Conductor {
         if cold_us <= budget_us {
             return Err(refusal);
         }
+        let Some(end) = self.needed_end(soonest, request, budget_us) else { return Err(refusal) };
         let block_tokens = self.config.block_tokens;
-        let ends: Vec<(u32, BlockHash)> = ColdPrefixes::ends(&request.chain, block_tokens).collect();
-        let late = |blocks: u32| self.idle_prefill_us(soonest, request, blocks) > budget_us;
-        // With more of it cached a prompt never takes longer.
-        let Some((_, end)) = ends.get(ends.partition_point(|(blocks, _)| late(*blocks))) else {
-            return Err(refusal);
-        };
-        let refused = self.cold.refused(*end);
+        self.cold.ask(&request.chain, block_tokens, end);
+        let refused = self.cold.refused(end);
         let deadline_us = entry.deadline_us.saturating_add(cold_us);
         if self.cold.may_be_late(refused)
             && let Ok(placement) = self.place_for(request, deadline_us, true)
@@ -158,6 +207,16 @@ impl Conductor {
         }
         self.cold.note(&request.chain, block_tokens);
         Err(refusal)
+    }
+
+    /// The end of the shortest remembered part of its prompt that would bring a request in time on an idle instance, were
+    /// it cached there.
+    fn needed_end(&self, instance: &Instance, request: &Request, budget_us: u64) -> Option<BlockHash> {
+        let ends: Vec<(u32, BlockHash)> =
+            ColdPrefixes::ends(&request.chain, self.config.block_tokens).collect();
+        // With more of it cached a prompt never takes longer.
+        let late = |blocks: u32| self.idle_prefill_us(instance, request, blocks) > budget_us;
+        ends.get(ends.partition_point(|(blocks, _)| late(*blocks))).map(|(_, end)| *end)
     }
 
     /// Whether nobody else needs the time and the room that a placement takes.
@@ -184,6 +243,9 @@ impl Conductor {
         let budget_us = self.deadline_us(request, self.now_us) - self.now_us;
         let by_cache =
             candidate.plan.cached_tokens > 0 && self.idle_prefill_us(instance, request, 0) > budget_us;
+        if by_cache && let Some(end) = self.needed_end(instance, request, budget_us) {
+            self.cold.asked_again(&request.chain, self.config.block_tokens, end, true);
+        }
         self.cold.admitted(candidate.plan.work_us, by_cache);
     }
 }
@@ -203,15 +265,56 @@ mod tests {
         (0..shared).map(|at| name(document, at)).chain((0..4).map(|at| name(1_000 + own, at))).collect()
     }
 
+    fn refuse(cold: &mut ColdPrefixes, chain: &[BlockHash], block_tokens: u32) {
+        let end = *chain.last().expect("a chain");
+        cold.ask(chain, block_tokens, end);
+        cold.note(chain, block_tokens);
+    }
+
     #[test]
     fn blocks_longer_than_a_mark_are_remembered_each() {
         let mut cold = ColdPrefixes::default();
         let blocks: Vec<BlockHash> = (1..4).map(BlockHash).collect();
-        cold.note(&blocks, 4_096);
+        refuse(&mut cold, &blocks, 4_096);
         assert!(blocks.iter().all(|end| cold.refused(*end) == 1));
         assert_eq!(cold.refused(BlockHash(9)), 0);
         cold.note(&[], 16);
         assert!(cold.is_sound());
+    }
+
+    #[test]
+    fn the_first_of_a_beginning_is_let_in_where_most_beginnings_come_again() {
+        let mut cold = ColdPrefixes { credit: MOST_CREDIT, ..ColdPrefixes::default() };
+        let end = |chain: &[BlockHash]| chain[chain.len() - 1];
+        // Each prompt has an end of its own, without which it is late.
+        for own in 0..100 {
+            refuse(&mut cold, &chain(1, 8, own), BLOCK);
+        }
+        assert_eq!((cold.once, cold.again), (100, 0));
+        assert!(cold.may_be_late(1) && !cold.may_be_late(0), "none of them came again");
+        for own in 100..200 {
+            let chain = chain(1, 8, own);
+            refuse(&mut cold, &chain, BLOCK);
+            (0..3).for_each(|_| refuse(&mut cold, &chain, BLOCK));
+        }
+        assert_eq!((cold.once, cold.again), (200, 100), "one that comes four times counts once");
+        assert!(cold.may_be_late(0));
+        // What was let in at once and is not there when it is asked for again was in vain; what is there was not.
+        for (own, there) in (200..220).map(|own| (own, own % 2 == 0)) {
+            let chain = chain(1, 8, own);
+            cold.ask(&chain, BLOCK, end(&chain));
+            cold.spend(&chain, BLOCK);
+            if there {
+                cold.asked_again(&chain, BLOCK, end(&chain), true);
+            } else {
+                cold.ask(&chain, BLOCK, end(&chain));
+            }
+        }
+        assert_eq!((cold.once, cold.again), (220, 110));
+        (0..1_000).for_each(|own| refuse(&mut cold, &chain(2, 8, 1_000 + own), BLOCK));
+        assert!(cold.once < MOST_ONCE && cold.again < 60 && cold.is_sound(), "the latest count");
+        assert!(!ColdPrefixes { once: MOST_ONCE, ..cold.clone() }.is_sound());
+        assert!(!ColdPrefixes { again: cold.once + 1, ..cold }.is_sound());
     }
 
     #[test]
@@ -250,6 +353,7 @@ mod tests {
                     cold.spend(&chain, BLOCK);
                     ends.iter().for_each(|end| _ = naive.remove(end));
                 } else {
+                    cold.ask(&chain, BLOCK, ends[ends.len() - 1]);
                     cold.note(&chain, BLOCK);
                     ends.iter().for_each(|end| *naive.entry(*end).or_default() += 1);
                 }

@@ -30,7 +30,7 @@ pub use writer::JournalStatus;
 pub use writer::{JournalSettings, JournalWriter};
 
 /// The format that this program writes and reads.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The first line of a file.
 #[derive(Debug, Serialize, Deserialize)]
