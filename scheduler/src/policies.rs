@@ -67,7 +67,8 @@ pub(crate) enum Choice {
 pub(crate) enum Ties {
     /// The one with the lowest number.
     First,
-    /// The one with the most cached tokens of the prompt, then as in `First`.
+    /// The one with the most cached tokens of the prompt. Of idle ones that are as good as far as predictions are, the one
+    /// that was idle longest. Then as in `First`.
     Warmest,
     /// A random one.
     ByLot,

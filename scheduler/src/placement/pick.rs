@@ -191,7 +191,7 @@ impl Conductor {
     ) -> Result<Placement, Refusal> {
         let mut kept = CandidateFailures::default();
         let best = if only_feasible {
-            self.best_feasible(&mut candidates, request, &mut kept)
+            self.best_feasible(&mut candidates, (request, ties), &mut kept)
         } else {
             self.best_of_all(&candidates, ties).map(|candidate| (candidate, None))
         };
@@ -252,14 +252,16 @@ impl Conductor {
     fn best_feasible(
         &self,
         candidates: &mut [Candidate],
-        request: &Request,
+        (request, ties): (&Request, Ties),
         kept: &mut CandidateFailures,
     ) -> Option<(Candidate, Option<InstanceId>)> {
         candidates.sort_unstable_by(|a, b| {
             let warmer = b.plan.cached_tokens.cmp(&a.plan.cached_tokens);
             a.score.total_cmp(&b.score).then(warmer).then(a.instance.cmp(&b.instance))
         });
-        self.spread(candidates);
+        if ties == Ties::Warmest {
+            self.spread(candidates);
+        }
         for candidate in candidates.iter_mut() {
             if let Some(decode) = self.judge(candidate, request, kept) {
                 return Some((*candidate, Some(decode)));
