@@ -190,7 +190,7 @@ fn beginnings(conductor: &mut Conductor, count: u64) -> Vec<u32> {
 fn idle_engines_that_are_as_good_take_turns() {
     let mut conductor = three([1.0; 3]);
     assert_eq!(beginnings(&mut conductor, 6), [0, 1, 2, 0, 1, 2]);
-    // The second turn goes to where the first is, whoever's turn it is.
+    // The second turn goes to where the first is, even if another was idle longer.
     assert_eq!(serve(&mut conductor, 9_000_000, turn(1, 1), 15 * BLOCK_TOKENS), 1);
     assert_eq!(beginnings(&mut conductor, 2), [0, 2]);
     assert_eq!(beginnings(&mut three([1.0, 2.0, 2.0]), 4), [1, 2, 1, 2], "the slow one has no turn");
