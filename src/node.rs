@@ -238,7 +238,7 @@ pub async fn run_led(
     match (outcome, ended) {
         (Err(why), _) => Err(why),
         (Ok(()), Ok(Ok(()))) => Ok(()),
-        (Ok(()), _) => Err(NodeError::Gone { name: config.name, how: "panicked" }),
+        (Ok(()), _) => Err(NodeError::Gone { name: config.name, what: "thread panicked" }),
     }
 }
 

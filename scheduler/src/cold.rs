@@ -80,8 +80,12 @@ impl ColdPrefixes {
         self.slots.get(slot_of(end)).filter(|asked| asked.end == end)
     }
 
-    fn asked_mut(&mut self, end: BlockHash) -> Option<&mut AskedPrefix> {
-        self.slots.get_mut(slot_of(end)).filter(|asked| asked.end == end)
+    /// Calls `change` with every remembered beginning of a chain.
+    fn each_asked(&mut self, chain: &[BlockHash], block_tokens: u32, change: impl Fn(&mut AskedPrefix)) {
+        for (_, end) in Self::ends(chain, block_tokens) {
+            let asked = self.slots.get_mut(slot_of(end)).filter(|asked| asked.end == end);
+            asked.into_iter().for_each(&change);
+        }
     }
 
     /// How many requests with that beginning were refused.
@@ -116,20 +120,12 @@ impl ColdPrefixes {
             return;
         }
         self.again = (self.again + u32::from(pays)).min(self.once);
-        for (_, end) in Self::ends(chain, block_tokens) {
-            if let Some(asked) = self.asked_mut(end) {
-                asked.once = false;
-            }
-        }
+        self.each_asked(chain, block_tokens, |asked| asked.once = false);
     }
 
     /// A request was refused because nobody holds its prefix.
     fn note(&mut self, chain: &[BlockHash], block_tokens: u32) {
-        for (_, end) in Self::ends(chain, block_tokens) {
-            if let Some(asked) = self.asked_mut(end) {
-                asked.refused = asked.refused.saturating_add(1);
-            }
-        }
+        self.each_asked(chain, block_tokens, |asked| asked.refused = asked.refused.saturating_add(1));
     }
 
     /// Whether a request may be late after so many with its beginning were refused: the very first of a beginning only
@@ -145,11 +141,7 @@ impl ColdPrefixes {
     fn spend(&mut self, chain: &[BlockHash], block_tokens: u32) {
         assert!(self.credit > 0, "a request is late for nothing");
         self.credit -= 1;
-        for (_, end) in Self::ends(chain, block_tokens) {
-            if let Some(asked) = self.asked_mut(end) {
-                asked.refused = 0;
-            }
-        }
+        self.each_asked(chain, block_tokens, |asked| asked.refused = 0);
     }
 
     /// Counts a request that was let in, and whether it is in time only because of a cache.

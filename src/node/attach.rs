@@ -105,7 +105,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
                 () = stop.cancelled() => return Ok(()),
             };
             if self.runtime.detached().is_err() {
-                return Err(NodeError::Gone { name: self.hello.name.clone(), how: "ended" });
+                return Err(NodeError::Gone { name: self.hello.name.clone(), what: "thread ended" });
             }
             match ended {
                 // A life that ends at once is no reason to hurry.

@@ -73,13 +73,13 @@ pub enum NodeError {
         /// The system's words.
         error: io::Error,
     },
-    /// Its thread is gone.
-    #[error("node {name}: its thread {how}; please report this")]
+    /// What does its work is gone.
+    #[error("node {name}: its {what}; please report this")]
     Gone {
         /// The node.
         name: String,
-        /// Ended, or panicked.
-        how: &'static str,
+        /// What ended, and how.
+        what: &'static str,
     },
     /// The conductor will not have it.
     #[error("the conductor refused: {0}")]
@@ -130,7 +130,7 @@ pub enum EngineError {
 }
 
 /// Why an order, or what came with it, makes no sense.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum OrderError {
     #[error("an order without work")]
     Work,

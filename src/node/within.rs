@@ -35,7 +35,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
                     () = stop.cancelled() => Ok(()),
                 };
                 if self.runtime.detached().is_err() {
-                    return Err(NodeError::Gone { name: self.hello.name.clone(), how: "ended" });
+                    return Err(NodeError::Gone { name: self.hello.name.clone(), what: "work ended" });
                 }
                 ended.map_err(|why| NodeError::Refused(why.to_string()))?;
             }

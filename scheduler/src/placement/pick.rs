@@ -234,11 +234,12 @@ impl Conductor {
     fn spread(&self, sorted: &mut [Candidate]) {
         let Some(best) = sorted.first().copied().filter(|best| best.queue_us == 0) else { return };
         let error = |id: InstanceId| self.fleet.known(id).prefill_residual.mean_error();
+        let within_us =
+            |c: &Candidate| best.plan.work_us as f64 * error(best.instance).max(error(c.instance));
         let alike = |c: &Candidate| {
-            let within_us = best.plan.work_us as f64 * error(best.instance).max(error(c.instance));
             c.queue_us == 0
                 && c.plan.cached_tokens == best.plan.cached_tokens
-                && c.score <= best.score + within_us
+                && c.score <= best.score + within_us(c)
         };
         let equals = sorted.iter().enumerate().filter(|(_, c)| alike(c));
         let idle_longest = equals.min_by_key(|(_, c)| self.fleet.known(c.instance).idle_since_us());

@@ -131,19 +131,19 @@ mod tests {
     fn an_answer_that_would_go_on_otherwise_does_not() {
         let plain = Sampling { max_tokens: 10, ..Sampling::default() };
         let penal = Sampling { presence_penalty: 0.5, ..plain.clone() };
-        assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err() == OrderError::Penalties);
+        assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err().to_string().contains("penalties"));
         assert!(new(order(&[1, 2], &[], &penal)).is_ok());
         for name in BOUND_TO_ANSWER {
             // A number that no f64 holds is the engine's to refuse.
             let body = format!(r#"{{"vendor":1e400,"{name}":{{"type":"json_object"}},"none":null}}"#);
             let bound = v1::Work { body: body.into_bytes().into(), ..order(&[1, 2], &[3], &plain) };
-            assert!(new(bound).unwrap_err() == OrderError::Bound(name));
+            assert!(new(bound).unwrap_err().to_string().contains(name));
         }
         let none =
             v1::Work { body: br#"{"guided_json":null}"#.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
         assert!(new(none).is_ok());
         let full = Sampling { max_tokens: 1, ..plain };
-        assert!(new(order(&[1, 2], &[3], &full)).unwrap_err() == OrderError::Whole);
+        assert!(new(order(&[1, 2], &[3], &full)).unwrap_err().to_string().contains("all its tokens"));
     }
 
     #[test]
