@@ -101,9 +101,10 @@ impl Conductor {
         let instance = self.fleet.known(entry.prefill);
         let over_us = (self.now_us + self.handoff_tail_us(instance)).saturating_sub(entry.promised_us);
         let slack_us = entry.deadline_us.saturating_sub(entry.arrived_us).saturating_sub(entry.work_us);
+        let scale_us = slack_us.max(entry.work_us);
         let of = (entry.request.class, instance.spec.role);
         let target_permille = self.class(&entry.request).target_permille;
-        self.margins.observe(of, over_us, slack_us, target_permille);
+        self.margins.observe(of, over_us, scale_us, target_permille);
     }
 
     /// An answer ended: learns when its decode and its first token came, and how long its gaps were, beside what was predicted.

@@ -1,10 +1,11 @@
 //! The part of a request's slack that is not promised, so that the request is in time although predictions err.
 //!
-//! A request's slack is its objective less its own prefill: the longest time that it may wait. For each admitted
-//! request the estimator measures which part of its slack its first token came later than promised. The margin of a
-//! class on a path is a quantile of these parts: no more than the class's target share of requests overshoots it. This
-//! is split conformal prediction (Vovk, Gammerman, Shafer 2005) over a window that fades. On an idle cluster the margin
-//! costs a request nothing, since its own prefill is not scaled.
+//! A request's slack is its objective less its own prefill: the longest time that it may wait. Its scale is its slack, or
+//! its own time where that is longer: a prompt that takes nine of its ten seconds on a slow link errs by parts of nine.
+//! For each admitted request the estimator measures by which part of its scale its first token came later than promised.
+//! The margin of a class on a path is a quantile of these parts: no more than the class's target share of requests
+//! overshoots it. This is split conformal prediction (Vovk, Gammerman, Shafer 2005) over a window that fades. A margin is
+//! at most the slack, so on an idle cluster it costs a request nothing.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::excess::ExcessSamples;
 use super::needs::NeedEstimator;
 
-/// Histogram of overshoots in hundredths of the slack. The first bin counts requests in time, the last one everything
+/// Histogram of overshoots in hundredths of the scale. The first bin counts requests in time, the last one everything
 /// from its value on. A margin beyond a third of the slack would not help: a request that is so late waits for
 /// something other than its turn, for example for room to decode.
 const BINS: usize = 31;
@@ -48,9 +49,9 @@ impl OvershootHistogram {
         self.weights.len() == bins && self.margin_percent < bins as u64 && self.weights.iter().all(bounded)
     }
 
-    /// Counts an overshoot of a slack; the margin is at least `least`.
-    fn observe(&mut self, (over_us, slack_us): (u64, u64), target_permille: u32, least: usize) {
-        let percent = over_us.saturating_mul(100).div_ceil(slack_us.max(1));
+    /// Counts an overshoot of a scale; the margin is at least `least`.
+    fn observe(&mut self, (over_us, scale_us): (u64, u64), target_permille: u32, least: usize) {
+        let percent = over_us.saturating_mul(100).div_ceil(scale_us.max(1));
         self.weights.iter_mut().for_each(|weight| *weight *= FADE);
         self.total = self.total * FADE + 1.0;
         let bin = usize::try_from(percent).unwrap_or(usize::MAX).min(self.weights.len() - 1);
@@ -144,6 +145,12 @@ impl MarginEstimator {
         slack_us / 100 * self.percent(class, role)
     }
 
+    /// What is not promised, µs, to a request of that class on an instance of that role that has so much slack and takes so
+    /// long itself, µs.
+    pub(crate) fn of_wait_us(&self, class: ClassId, role: Role, (slack_us, own_us): (u64, u64)) -> u64 {
+        self.of_slack_us(class, role, slack_us.max(own_us)).min(slack_us)
+    }
+
     /// The part of the slack that is not promised to a request of that class on an instance of that role, per cent.
     pub(crate) fn percent(&self, class: ClassId, role: Role) -> u64 {
         self.classes[self.slot(class)].first_tokens[Self::path(role)].margin_percent
@@ -165,16 +172,16 @@ impl MarginEstimator {
         }
     }
 
-    /// Records that a first token came `over_us` after the promised time, for a request with that slack.
+    /// Records that a first token came `over_us` after the promised time, for a request of that scale, µs.
     pub(crate) fn observe(
         &mut self,
         (class, role): (ClassId, Role),
         over_us: u64,
-        slack_us: u64,
+        scale_us: u64,
         target_permille: u32,
     ) {
         let at = self.slot(class);
-        let overshoot = (over_us, slack_us);
+        let overshoot = (over_us, scale_us);
         self.classes[at].first_tokens[Self::path(role)].observe(overshoot, target_permille, LEAST);
     }
 
@@ -234,6 +241,14 @@ mod tests {
         assert_eq!((of(&margins, Role::Prefill), of(&margins, Role::Decode)), (900, 400));
         (0..6_000).for_each(|_| margins.observe((CLASS, Role::Prefill), 0, 10_000, 995));
         assert_eq!(of(&margins, Role::Prefill), 400, "what was is forgotten");
+    }
+
+    #[test]
+    fn a_request_that_takes_most_of_its_time_itself_is_measured_by_that_and_loses_no_more_than_its_slack() {
+        let mut margins = MarginEstimator::new(1);
+        (0..2_000).for_each(|_| margins.observe((CLASS, Role::Prefill), 900, 9_000, 995));
+        let of = |slack_us, own_us| margins.of_wait_us(CLASS, Role::Prefill, (slack_us, own_us));
+        assert_eq!([of(9_000, 1_000), of(1_000, 9_000), of(500, 9_500), of(0, 9_000)], [900, 900, 500, 0]);
     }
 
     #[test]

@@ -225,7 +225,7 @@ impl Conductor {
         let tail_us = self.handoff_tail_us(instance) + latency;
         let own_us = plan.load_us + plan.work_us + tail_us;
         let slack_us = deadline_us.saturating_sub(now).saturating_sub(own_us);
-        let margin_us = self.margins.of_slack_us(request.class, instance.spec.role, slack_us);
+        let margin_us = self.margins.of_wait_us(request.class, instance.spec.role, (slack_us, own_us));
         let deadline_us = deadline_us - margin_us.min(deadline_us);
         let due_us = deadline_us.saturating_sub(tail_us);
         let new = NewWork {
