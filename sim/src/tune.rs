@@ -7,4 +7,4 @@ mod search;
 mod tally;
 
 pub use search::{Candidate, SearchResult, SearchTrial, TuningKnob, fewest, largest_load, search};
-pub use tally::{RunTally, gain, merit, share, total};
+pub use tally::{RunTally, gain, is_better, merit, share, total};

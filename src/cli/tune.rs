@@ -140,11 +140,25 @@ pub fn run(args: TuneArgs) -> Result<ExitCode> {
     let runner = RunDriver::new(trace, args.speed, args.state.as_deref(), args.jobs)?;
     let mut tuner = TuneDriver { runner, parts, room, seeds: args.seeds, trials: 0 };
     let base = TuningOptions::new(&config, nodes, room)?.base().clone();
+    scenarios::check(&args.what_if, &base, room)?;
+    let (mut left_out, mut too_few_nodes) = (Vec::new(), false);
     let found = match args.goal {
-        TuneGoal::Goodput => tuner.best(&config, nodes)?,
-        TuneGoal::Nodes => tuner.fewest(&config, nodes)?,
+        TuneGoal::Goodput => {
+            let found = tuner.best(&config, nodes)?;
+            let borne_out = tuner.is_borne_out(&base, &found)?;
+            if !borne_out {
+                left_out = changes(&base, &found);
+            }
+            if borne_out { found } else { base.clone() }
+        }
+        TuneGoal::Nodes => {
+            let fewest = tuner.fewest(&config, nodes)?;
+            too_few_nodes = fewest.is_none();
+            fewest.map_or_else(|| tuner.best(&config, nodes), Ok)?
+        }
     };
-    let mut answer = tuner.answer(&base, &found, &args.what_if)?;
+    let answer = tuner.answer(&base, &found, &args.what_if)?;
+    let mut answer = TuneAnswer { left_out, too_few_nodes, ..answer };
     answer.gpus = gpus_per_node.map(|gpus| gpus * nodes_of(&found).unwrap_or(0));
     if let Some(gpus) = gpus_per_node {
         answer.goodput_per_minute = answer.goodput_per_minute.map(|goodput| goodput / f64::from(gpus));
@@ -152,11 +166,7 @@ pub fn run(args: TuneArgs) -> Result<ExitCode> {
     answer.sentence = answer::sentence(&answer);
     out::print(&format!("{}\n{}", answer.sentence, answer::tables(&answer)))?;
     write_files(&args, &tuner, (&base, &found), &answer)?;
-    Ok(if args.goal == TuneGoal::Goodput || answer.meets_targets {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if answer.too_few_nodes { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn write_files(
@@ -225,6 +235,11 @@ fn nodes(args: &TuneArgs, gpus_per_node: Option<u32>) -> Result<Option<u32>> {
         );
     }
     Ok(Some(gpus / each))
+}
+
+/// Settings of one that are different in another, in words.
+fn changes(base: &Config, found: &Config) -> Vec<String> {
+    policy::changes(base, found).iter().map(ToString::to_string).collect()
 }
 
 fn nodes_of(config: &Config) -> Result<u32> {
@@ -329,8 +344,16 @@ impl TuneDriver {
         space.config(if found.best_merit > found.base_merit { &found.best } else { &base })
     }
 
-    /// The best configuration with the fewest nodes that meet all targets; with all of them where they do not suffice.
-    fn fewest(&mut self, config: &Config, nodes: Option<u32>) -> Result<Config> {
+    /// Whether a configuration is better than the present one in the held-out part, too, by more than chance.
+    fn is_borne_out(&mut self, base: &Config, found: &Config) -> Result<bool> {
+        let targets: Vec<f64> = base.scheduler.classes.iter().map(answer::target).collect();
+        let now = self.held_out("held out", base, 1.0, self.seeds)?;
+        let tuned = self.held_out("held out", found, 1.0, self.seeds)?;
+        Ok(tune::is_better(&tuned, &now, &targets, base.scheduler.seed))
+    }
+
+    /// The best configuration with the fewest nodes that meet all targets in both parts. None where not even all do.
+    fn fewest(&mut self, config: &Config, nodes: Option<u32>) -> Result<Option<Config>> {
         let most = nodes.map_or_else(|| nodes_of(config), Ok)?;
         let fewest = tune::fewest(most, |nodes| {
             if nodes < 2 {
@@ -341,9 +364,11 @@ impl TuneDriver {
             let part = (0.0, self.parts.split_ms);
             let runs: Vec<CountedRun> =
                 (0..self.seeds).map(|seed| self.run_of(&found, seed, 1.0, part)).collect();
-            Ok(answer::meets(&self.runner.tallies("targets", &runs)?, &config.scheduler.classes))
+            let tuned = self.runner.tallies("targets", &runs)?;
+            let held_out = self.held_out("targets", &found, 1.0, self.seeds)?;
+            Ok([tuned, held_out].iter().all(|runs| answer::meets(runs, &config.scheduler.classes)))
         })?;
-        self.best(config, Some(fewest.unwrap_or(most)))
+        fewest.map(|nodes| self.best(config, Some(nodes))).transpose()
     }
 
     /// The factor of the load up to which a configuration keeps its targets, and what gives out then.
@@ -369,16 +394,20 @@ impl TuneDriver {
         let (headroom, next_bottleneck) = self.headroom(found)?;
         let mut scenarios = Vec::new();
         for scenario in what_if {
-            let (config, load) = scenario.apply(found)?;
-            let runs = self.held_out("what if", &config, load, self.seeds)?;
-            let classes = found.scheduler.classes.iter().enumerate();
-            let share = |(at, class): (usize, &baton_types::SloClass)| {
-                (class.name.clone(), tune::share(&runs, Some(at), seed))
-            };
-            scenarios.push(ScenarioAnswer {
-                scenario: scenario.to_string(),
-                classes: classes.map(share).collect(),
-            });
+            let mut answer =
+                ScenarioAnswer { scenario: scenario.to_string(), classes: Vec::new(), nothing: None };
+            match scenario.apply(found) {
+                Ok((config, load)) => {
+                    let runs = self.held_out("what if", &config, load, self.seeds)?;
+                    let classes = found.scheduler.classes.iter().enumerate();
+                    let share = |(at, class): (usize, &baton_types::SloClass)| {
+                        (class.name.clone(), tune::share(&runs, Some(at), seed))
+                    };
+                    answer.classes = classes.map(share).collect();
+                }
+                Err(error) => answer.nothing = Some(error.to_string()),
+            }
+            scenarios.push(answer);
         }
         let (nodes_now, nodes) = (nodes_of(base)?, nodes_of(found)?);
         let fewer = f64::from(nodes_now) / f64::from(nodes);
@@ -387,10 +416,12 @@ impl TuneDriver {
         let gain = FigureInterval { figure: per_node(figure), low: per_node(low), high: per_node(high) };
         Ok(TuneAnswer {
             sentence: String::new(),
+            too_few_nodes: false,
             nodes: split_of(found, None)?.to_string(),
             nodes_now: split_of(base, None)?.to_string(),
             gpus: None,
-            changes: policy::changes(base, found).iter().map(ToString::to_string).collect(),
+            changes: changes(base, found),
+            left_out: Vec::new(),
             classes: answer::classes(&found.scheduler.classes, &now, &tuned, seed),
             gain,
             more_than_chance: gain.excludes_zero(),

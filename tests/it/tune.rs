@@ -100,9 +100,21 @@ fn the_fewest_nodes_keep_the_targets() {
     let answer = place.json("a.json");
     let nodes = answer["gpus"].as_u64().unwrap() / 8;
     assert!((2..8).contains(&nodes), "{nodes}");
-    // The exit code says whether they keep the targets in the part held out, too.
-    assert_eq!(out.code, Some(i32::from(answer["meets_targets"] == false)), "{out:#?}");
+    // They keep them in the part held out, too.
+    assert_eq!((out.code, &answer["meets_targets"]), (Some(0), &true.into()), "{out:#?}");
     assert!(answer["gain"]["figure"].as_f64().unwrap() > 0.0, "fewer nodes, more for each: {answer:#}");
+}
+
+#[test]
+fn nodes_that_never_suffice_are_not_sold_as_an_answer() {
+    let place = Place::new();
+    place.write("t.jsonl", &two_classes(240));
+    // No prompt of forty blocks is computed within 100 ms.
+    let classes = ["--class", "chat=30s/200ms@90%", "--class", "batch=100ms/200ms@90%"];
+    let args = ["tune", "t.jsonl", "--nodes", "4", "--goal", "nodes", "--json", "a.json"];
+    let out = place.baton(&[&args[..], &classes].concat());
+    assert_eq!((out.code, &place.json("a.json")["too_few_nodes"]), (Some(1), &true.into()), "{out:#?}");
+    assert!(out.stdout.starts_with("not even all nodes keep every target"), "{out:#?}");
 }
 
 #[test]
@@ -121,6 +133,7 @@ fn what_cannot_be_tuned_is_refused_with_the_remedy() {
     refused(&[&CLASSES[..], &["--hold-out", "0.99"]].concat(), 2, &["--hold-out", "0.1 to 0.9"]);
     refused(&[&CLASSES[..], &["--out", "no/such/p.toml"]].concat(), 1, &["no/such/p.toml", "folder"]);
     refused(&[&CLASSES[..], &["--what-if", "disk=2"]].concat(), 2, &["traffic=FACTOR"]);
+    refused(&[&CLASSES[..], &["--what-if", "dram=0.5"]].concat(), 1, &["no KV in DRAM", "--dram-tokens"]);
     place.write("t.jsonl", &two_classes(150));
     refused(&CLASSES, 1, &["75 rows to tune on", "longer trace"]);
     place.write("both.toml", "[[cluster.pools]]\nrole = \"both\"\ncount = 4\n");

@@ -92,11 +92,22 @@ pub fn gain(one: &[RunTally], other: &[RunTally], seed: u64) -> FigureInterval {
 /// requests in SLO.
 #[must_use]
 pub fn merit(runs: &[RunTally], targets: &[f64]) -> f64 {
-    let missing = |(class, target): (usize, &f64)| match total(runs, Some(class)) {
+    merit_of(runs, targets, &(0..BLOCKS).collect::<Vec<_>>())
+}
+
+fn merit_of(runs: &[RunTally], targets: &[f64], drawn: &[usize]) -> f64 {
+    let missing = |(class, target): (usize, &f64)| match count(runs, Some(class), drawn) {
         [0, _] => 0.0,
         counts => (target - ratio(counts)).max(0.0),
     };
-    BEYOND_TARGET * ratio(total(runs, None)) - targets.iter().enumerate().map(missing).sum::<f64>()
+    BEYOND_TARGET * ratio(count(runs, None, drawn)) - targets.iter().enumerate().map(missing).sum::<f64>()
+}
+
+/// Whether `one` has more merit than `other` by more than chance, over the same time blocks.
+#[must_use]
+pub fn is_better(one: &[RunTally], other: &[RunTally], targets: &[f64], seed: u64) -> bool {
+    let more = |drawn: &[usize]| merit_of(one, targets, drawn) - merit_of(other, targets, drawn);
+    bootstrap(BLOCKS, seed, more).low > 0.0
 }
 
 #[cfg(test)]
@@ -149,6 +160,20 @@ pub(super) mod tests {
         let mut one = even(&[0.99, 0.0]);
         one.blocks.iter_mut().for_each(|block| block[1] = [0, 0]);
         assert!((merit(&[one], &targets) - 0.0099).abs() < 1e-12);
+    }
+
+    #[test]
+    fn better_is_what_is_so_in_nearly_every_draw() {
+        let (more, less) = ([even(&[0.97])], [even(&[0.96])]);
+        assert!(is_better(&more, &less, &[0.95], 1) && !is_better(&less, &more, &[0.95], 1));
+        assert!(!is_better(&more, &more, &[0.95], 1), "equal");
+        // All of it is in the first of twelve blocks, which many draws leave out.
+        let mut once = less.clone();
+        once[0].blocks[0][0][1] = 100;
+        assert!(merit(&once, &[0.95]) > merit(&less, &[0.95]) && !is_better(&once, &less, &[0.95], 1));
+        // A class that comes to its target outweighs requests of another one.
+        let (raised, flat) = ([even(&[0.95, 0.5])], [even(&[0.5, 1.0])]);
+        assert!(is_better(&raised, &flat, &[0.95, 0.4], 1));
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub struct ScenarioAnswer {
     pub scenario: String,
     /// Each class with its share in SLO.
     pub classes: Vec<(String, FigureInterval)>,
+    /// Why there is no such configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nothing: Option<String>,
 }
 
 /// Everything that was found. The names are relied upon by scripts; all shares are of the held-out part.
@@ -32,6 +35,8 @@ pub struct ScenarioAnswer {
 pub struct TuneAnswer {
     /// In one sentence.
     pub sentence: String,
+    /// Whether not even all nodes keep the targets, where the fewest that do were asked for.
+    pub too_few_nodes: bool,
     /// Nodes by role, such as `12P4D`.
     pub nodes: String,
     /// Nodes by role of the configuration at hand.
@@ -40,6 +45,8 @@ pub struct TuneAnswer {
     pub gpus: Option<u32>,
     /// Settings that are different.
     pub changes: Vec<String>,
+    /// What was better on the part to tune on, and in the held-out part by no more than chance: it is not changed.
+    pub left_out: Vec<String>,
     pub classes: Vec<ClassAnswer>,
     /// Requests in SLO for each node, relative to the configuration at hand.
     pub gain: FigureInterval,
@@ -125,8 +132,13 @@ pub fn sentence(answer: &TuneAnswer) -> String {
         format!("{} {} in SLO (now {})", class.name, percent(class.tuned.figure), percent(class.now.figure))
     };
     let classes: Vec<String> = answer.classes.iter().map(class).collect();
-    let mut what = answer.nodes.clone();
-    if answer.nodes == answer.nodes_now && answer.changes.is_empty() {
+    let same = answer.nodes == answer.nodes_now && answer.changes.is_empty();
+    let mut what = match answer.too_few_nodes {
+        true => "not even all nodes keep every target in both parts; ".to_owned(),
+        false => String::new(),
+    };
+    what.push_str(&answer.nodes);
+    if same {
         what.push_str(" as it is");
     }
     for change in answer.changes.iter().filter(|change| !change.starts_with("cluster.pools")) {
@@ -138,6 +150,7 @@ pub fn sentence(answer: &TuneAnswer) -> String {
         }
     }
     let goodput = match answer.more_than_chance {
+        _ if same => "nothing is better by more than chance".to_owned(),
         true => format!("{:+.1} % goodput per GPU ({})", 100.0 * answer.gain.figure, interval(&answer.gain)),
         false => format!(
             "goodput per GPU within chance of the present one ({:+.1} %, {})",
@@ -146,6 +159,8 @@ pub fn sentence(answer: &TuneAnswer) -> String {
         ),
     };
     let head = match answer.headroom {
+        // As far as is looked.
+        Some(load) if load >= 8.0 => "×8 head-room or more".to_owned(),
         Some(load) if load >= 1.0 => format!("×{load:.2} head-room"),
         Some(load) => format!("the targets are met up to ×{load:.2} of this load"),
         None => "the targets are not met at an eighth of this load either".into(),
@@ -176,7 +191,15 @@ pub fn tables(answer: &TuneAnswer) -> String {
     if !answer.changes.is_empty() {
         text.push_str(&format!("changed: {}\n", answer.changes.join("; ")));
     }
+    if !answer.left_out.is_empty() {
+        let left_out = answer.left_out.join("; ");
+        text.push_str(&format!("left out, since the held-out part does not bear it out: {left_out}\n"));
+    }
     for scenario in &answer.what_if {
+        if let Some(why) = &scenario.nothing {
+            text.push_str(&format!("what if {}: {why}\n", scenario.scenario));
+            continue;
+        }
         let shares: Vec<String> = scenario
             .classes
             .iter()

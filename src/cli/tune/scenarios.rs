@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cli::tune::space::split_of;
+use crate::cli::tune::space::{NodeRoom, split_of};
 use crate::config::{Config, PoolConfig};
 
 /// What is different.
@@ -72,6 +72,24 @@ impl WhatIfScenario {
     }
 }
 
+/// Refuses what no tuned configuration can answer, before anything is searched.
+pub fn check(scenarios: &[WhatIfScenario], base: &Config, room: NodeRoom) -> Result<()> {
+    let mut most = base.clone();
+    for pool in &mut most.cluster.pools {
+        pool.dram_tokens = pool.dram_tokens.max(room.dram_tokens);
+        pool.ssd_tokens = pool.ssd_tokens.max(room.ssd_tokens);
+    }
+    for scenario in scenarios {
+        let remedy = match scenario {
+            WhatIfScenario::Dram(_) => "leave that out, or give --dram-tokens",
+            WhatIfScenario::Ssd(_) => "leave that out, or give --ssd-tokens",
+            WhatIfScenario::Traffic(_) | WhatIfScenario::Nodes(_) => "leave that out",
+        };
+        scenario.apply(&most).with_context(|| format!("--what-if: {scenario}: {remedy}"))?;
+    }
+    Ok(())
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -85,7 +103,7 @@ fn scale(
     tier: impl Fn(&mut PoolConfig) -> &mut u64,
 ) -> Result<()> {
     if config.cluster.pools.iter_mut().all(|pool| *tier(pool) == 0) {
-        bail!("what-if: the tuned nodes hold no KV in {name}, so a part of it is nothing; leave that out");
+        bail!("the nodes hold no KV in {name}");
     }
     for pool in &mut config.cluster.pools {
         let tokens = tier(pool);
