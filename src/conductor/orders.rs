@@ -83,6 +83,7 @@ impl Driver {
         let PrefillOrder { request, attempt, instance, decode, room_tokens, .. } = *ordered;
         let naming = self.naming();
         let peer = (decode != instance).then(|| self.fleet.peer(decode)).flatten();
+        self.decisions.decodes_at(request, decode);
         let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));
         let terms = self.decisions.of(request).and_then(chosen);
         let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
@@ -197,6 +198,9 @@ impl Driver {
         self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
         let session = self.end(rejection.request)?;
         self.metrics.refused(rejection.reason.name());
+        let class = self.config.scheduler.classes.get(session.class.index());
+        let class = class.map_or("", |class| &class.name);
+        self.decisions.refused(rejection, &session, class, self.now_us);
         let text = self.refusal_text(rejection, &session);
         Some((session, text))
     }

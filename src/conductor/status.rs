@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use baton_scheduler::{Decision, Input, RoleAdvice};
+use baton_scheduler::{Decision, Input, Rejection, RoleAdvice};
 use baton_types::{InstanceId, RequestId, Tier};
 use serde::{Deserialize, Serialize};
 
 use super::driver::Driver;
 use super::inbox::Question;
 use super::node_error::NodeChangeError;
+use super::session::Session;
 use super::slo::SloStatus;
 use crate::policy::in_lines;
 
@@ -129,10 +130,28 @@ pub struct RequestStatus {
     pub decode: Option<u32>,
 }
 
+/// A decision, with what came of it.
+struct KnownDecision {
+    decision: Decision,
+    /// The id that its client knows.
+    request_id: Option<Arc<str>>,
+    /// Where its answer is to be decoded.
+    decode: Option<InstanceId>,
+    refusal: Option<KnownRefusal>,
+}
+
+/// Why a request was refused.
+struct KnownRefusal {
+    class: String,
+    reason: &'static str,
+    retry_after_us: u64,
+    predicted_ttft_us: Option<u64>,
+}
+
 /// The latest decisions, by request.
 #[derive(Default)]
 pub(super) struct Decisions {
-    latest: VecDeque<(RequestId, Option<Arc<str>>, Decision)>,
+    latest: VecDeque<KnownDecision>,
 }
 
 impl Decisions {
@@ -140,25 +159,51 @@ impl Decisions {
         if self.latest.len() == DECISIONS {
             self.latest.pop_front();
         }
-        self.latest.push_back((decision.request, None, decision));
+        self.latest.push_back(KnownDecision { decision, request_id: None, decode: None, refusal: None });
+    }
+
+    fn known_mut(&mut self, request: RequestId) -> Option<&mut KnownDecision> {
+        self.latest.iter_mut().rev().take(8).find(|known| known.decision.request == request)
     }
 
     /// Ties the request's decision to the id that its client knows.
     pub(super) fn remember(&mut self, request: RequestId, request_id: &Arc<str>) {
-        if let Some(known) = self.latest.iter_mut().rev().take(8).find(|known| known.0 == request) {
-            known.1 = Some(Arc::clone(request_id));
+        if let Some(known) = self.known_mut(request) {
+            known.request_id = Some(Arc::clone(request_id));
+        }
+    }
+
+    /// A request's prefill is sent, and this is where it will be decoded.
+    pub(super) fn decodes_at(&mut self, request: RequestId, decode: InstanceId) {
+        if let Some(known) = self.latest.iter_mut().rev().find(|known| known.decision.request == request) {
+            known.decode = Some(decode);
+        }
+    }
+
+    /// A request was refused. Where nothing was compared, as for a prompt that fits nowhere, that is a decision as well.
+    pub(super) fn refused(&mut self, rejection: &Rejection, session: &Session, class: &str, at_us: u64) {
+        let request = rejection.request;
+        if self.known_mut(request).is_none() {
+            self.note(Decision { request, at_us, chosen: None, candidates: Vec::new() });
+        }
+        self.remember(request, &session.submission.request_id);
+        if let Some(known) = self.known_mut(request) {
+            let Rejection { reason, retry_after_us, predicted_ttft_us, .. } = *rejection;
+            let (class, reason) = (class.to_owned(), reason.name());
+            known.refusal = Some(KnownRefusal { class, reason, retry_after_us, predicted_ttft_us });
         }
     }
 
     /// A request's latest decision, if it was just made.
     pub(super) fn of(&self, request: RequestId) -> Option<&Decision> {
-        self.latest.iter().rev().take(8).find(|known| known.0 == request).map(|(_, _, decision)| decision)
+        let mut latest = self.latest.iter().rev().take(8).map(|known| &known.decision);
+        latest.find(|decision| decision.request == request)
     }
 
     /// The requests of an id: those of clients that gave it, else the one that nodes' logs call by this number.
     fn called(&self, id: &str) -> BTreeSet<RequestId> {
-        let named = self.latest.iter().filter(|known| known.1.as_deref() == Some(id));
-        let named: BTreeSet<_> = named.map(|known| known.0).collect();
+        let named = self.latest.iter().filter(|known| known.request_id.as_deref() == Some(id));
+        let named: BTreeSet<_> = named.map(|known| known.decision.request).collect();
         if named.is_empty() { id.parse().map(RequestId).into_iter().collect() } else { named }
     }
 
@@ -166,13 +211,20 @@ impl Decisions {
     /// time.
     fn table(&self, id: &str, name: &dyn Fn(InstanceId, u64) -> String) -> Option<String> {
         let called = self.called(id);
-        let decisions: Vec<_> = self.latest.iter().filter(|known| called.contains(&known.0)).collect();
+        let decisions: Vec<_> =
+            self.latest.iter().filter(|known| called.contains(&known.decision.request)).collect();
         if decisions.is_empty() {
             return None;
         }
-        let request_id = decisions.iter().rev().find_map(|known| known.1.as_deref());
-        let rows = decisions.into_iter().map(|(_, _, decision)| {
+        let request_id = decisions.iter().rev().find_map(|known| known.request_id.as_deref());
+        let rows = decisions.into_iter().map(|KnownDecision { decision, decode, refusal, .. }| {
             let name = |instance| name(instance, decision.at_us);
+            let refused = refusal.as_ref().map(|refusal| {
+                serde_json::json!({
+                    "reason": refusal.reason, "class": refusal.class, "retry_after_us": refusal.retry_after_us,
+                    "predicted_ttft_us": refusal.predicted_ttft_us,
+                })
+            });
             let candidates = decision.candidates.iter().map(|c| {
                 serde_json::json!({
                     "node": name(c.instance), "chosen": decision.chosen == Some(c.instance),
@@ -182,7 +234,10 @@ impl Decisions {
                 })
             });
             let candidates: Vec<_> = candidates.collect();
-            serde_json::json!({ "number": decision.request.0, "at_us": decision.at_us, "candidates": candidates })
+            serde_json::json!({
+                "number": decision.request.0, "at_us": decision.at_us, "decode": decode.map(name),
+                "refused": refused, "candidates": candidates,
+            })
         });
         let explained =
             serde_json::json!({ "request_id": request_id, "decisions": rows.collect::<Vec<_>>() });
@@ -424,12 +479,19 @@ impl Driver {
     fn recent_decisions(&self) -> Vec<String> {
         let recent = self.decisions.latest.iter().rev().take(20);
         recent
-            .map(|(_, request_id, decision)| {
+            .map(|KnownDecision { decision, request_id, decode, refusal }| {
                 let name = |id| self.name_of(id, decision.at_us);
-                let words = in_words(decision, &name).map_or_else(
-                    || format!("refused ({} candidates)", decision.candidates.len()),
-                    |words| words.to_string(),
-                );
+                let candidates = decision.candidates.len();
+                let words = match (in_words(decision, &name), refusal) {
+                    (_, Some(KnownRefusal { reason, class, .. })) => {
+                        format!("refused reason={reason} class={class} candidates={candidates}")
+                    }
+                    (Some(words), None) => {
+                        let decode = decode.map_or_else(String::new, |id| format!(" decode={}", name(id)));
+                        format!("{words}{decode}")
+                    }
+                    (None, None) => format!("refused candidates={candidates}"),
+                };
                 format!("{} {words}", request_id.as_deref().unwrap_or("-"))
             })
             .collect()

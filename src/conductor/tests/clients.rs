@@ -109,6 +109,18 @@ async fn what_cannot_be_served_is_refused_with_a_reason() {
     bench.send(long).await;
     let (status, reason, _) = bench.client("long").trouble();
     assert_eq!((status, reason.as_str()), (400, "too_long"));
+    // It is remembered by the client's name, although nothing was compared.
+    let (reply, mut answer) = oneshot::channel();
+    bench.inbox.send(Message::Ask(Question::Explain("long".into(), reply))).await;
+    bench.pump().await;
+    let explained: serde_json::Value = serde_json::from_str(&answer.try_recv().unwrap().unwrap()).unwrap();
+    let refused = &explained["decisions"][0]["refused"];
+    assert_eq!(
+        (&refused["reason"], &refused["class"]),
+        (&"too_long".into(), &"default".into()),
+        "{explained}"
+    );
+    assert_eq!(bench.status().decisions[0], "long refused reason=too_long class=default candidates=0");
     bench.quiet();
 }
 

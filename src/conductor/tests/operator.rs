@@ -290,8 +290,13 @@ async fn a_request_is_explained_by_its_clients_name() {
     let chosen: Vec<_> = candidates.iter().filter(|c| c["chosen"] == true).collect();
     assert_eq!((candidates.len(), chosen.len()), (2, 1));
     assert_eq!(chosen[0]["node"], bench.prefill("r").node.as_str());
+    assert_eq!(
+        (&told["decisions"][0]["decode"], &told["decisions"][0]["refused"]),
+        (&"d0".into(), &().into())
+    );
     assert_eq!(ask(&mut bench, |reply| Question::Explain("s".into(), reply)).await, None);
-    assert!(bench.status().decisions[0].starts_with("r prefill=p"));
+    let line = bench.status().decisions[0].clone();
+    assert!(line.starts_with("r prefill=p") && line.ends_with(" decode=d0"), "{line}");
     bench.serve("r").await;
 }
 
