@@ -282,7 +282,13 @@ pub fn to_attach(service: &ServiceConfig, control: std::net::SocketAddr) -> Stri
     ];
     let given = files.into_iter().filter(|(_, file)| !file.is_empty());
     let options: String = given.map(|(name, file)| format!(" --cluster-{name} {file}")).collect();
-    format!("--conductor {scheme}://{control}{options}")
+    format!("--conductor {scheme}://{}{options}", seen_from_outside(control))
+}
+
+/// An address as another machine has to write it, where it is one on all interfaces: with a name in place of the host.
+#[must_use]
+pub fn seen_from_outside(address: std::net::SocketAddr) -> String {
+    if address.ip().is_unspecified() { format!("THIS_HOST:{}", address.port()) } else { address.to_string() }
 }
 
 /// The warning for a port without a key that other machines can reach; `None` where all is well.

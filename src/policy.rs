@@ -69,7 +69,7 @@ pub enum PolicyError {
     )]
     Keys,
     /// It is to come from the configuration file, and there is none.
-    #[error("there is no configuration file; send the policy as {0}")]
+    #[error("the service was started without a configuration file; give it a policy: {0}")]
     NoFile(&'static str),
     /// The configuration file cannot be read.
     #[error("config {}: {why}", .file.display())]

@@ -37,7 +37,7 @@ use shared_policy::SharedPolicy;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question, under_way};
 use crate::config::Config;
-use crate::guard::{ClusterGuard, open_port, to_attach};
+use crate::guard::{ClusterGuard, open_port, seen_from_outside, to_attach};
 use crate::keys::AccessKeys;
 use crate::metrics::Metrics;
 use crate::node::EngineChoice;
@@ -82,9 +82,13 @@ impl std::str::FromStr for Layout {
                 _ => return Err(wrong()),
             }
         }
-        let serves = layout.both > 0 || (layout.prefill > 0 && layout.decode > 0);
-        if !digits.is_empty() || !serves {
+        if !digits.is_empty() {
             return Err(wrong());
+        }
+        if layout.both == 0 && (layout.prefill == 0 || layout.decode == 0) {
+            return Err(format!(
+                "'{text}': it takes a prefill and a decode node to serve, or one of both parts"
+            ));
         }
         let counts = [layout.prefill, layout.decode, layout.both, layout.store];
         if counts.into_iter().fold(0, u32::saturating_add) > 256 {
@@ -414,7 +418,10 @@ pub async fn run(plan: Plan, read: impl FnOnce() -> Result<Tokenization, String>
 fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
     let (address, control) = at;
     let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
-    let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
+    let service = &plan.config.service;
+    let key = if service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
+    let admin_key = if service.admin_key.expose().is_empty() { "" } else { " --key ADMIN_KEY" };
+    let url = format!("{scheme}://{}", seen_from_outside(address));
     announce!(
         "baton: {} node(s) of {}, front door on {scheme}://{address} after {:.2} s; Ctrl-C drains and stops",
         plan.layout.nodes().len(),
@@ -424,9 +431,7 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
     announce!(
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
-    announce!(
-        "watch: the page {scheme}://{address}/, or baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics"
-    );
+    announce!("watch: the page {url}/, or baton top --url {url}{admin_key}   metrics: {url}/metrics");
     announce!("shows: {}", shown_by(&plan.engine, plan.layout, plan.config.scheduler.local_prefill));
     let shown = to_attach(&plan.config.service, control);
     announce!("more:  baton node --name NAME --role prefill {shown}");

@@ -2,6 +2,7 @@
 
 mod values;
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use baton_sim::metrics::{Collector, Outcome};
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
 use baton_traces::scale::{self, Scale};
 use baton_traces::{Dialect, ReadOptions, TimeUnit, Trace};
-use baton_types::CostProfile;
+use baton_types::{CostProfile, SloClass};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
 
@@ -165,6 +166,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode> {
     }
     let trace = Arc::new(read(&args)?);
     warn_outside(&trace, &jobs[0].setup);
+    warn_classes(&trace, &jobs[0].setup.scheduler.classes);
     let workers = args.jobs.unwrap_or(0);
     let pool =
         rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| anyhow!("replay: {e}"))?;
@@ -293,6 +295,25 @@ fn warn_outside(trace: &Trace, setup: &Setup) {
             "warning: {outside} requests ({share:.2} %) have prompts beyond {longest} tokens, the longest that profile {} was measured on; their times are extrapolated",
             profile.name
         );
+    }
+}
+
+/// Warns of rows whose class the configuration does not have.
+fn warn_classes(trace: &Trace, classes: &[SloClass]) {
+    let named = trace.records.iter().filter_map(|record| record.extra.as_ref()?.class.as_ref());
+    let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
+    named
+        .filter(|name| classes.iter().all(|class| class.name != **name))
+        .for_each(|name| *unknown.entry(name).or_default() += 1);
+    // A trace may name as many as it has rows.
+    for (name, rows) in unknown.iter().take(4) {
+        note!(
+            "warning: {rows} rows are of class {name}, which the configuration does not have; they count as class {}",
+            classes[0].name
+        );
+    }
+    if unknown.len() > 4 {
+        note!("warning: so do those of {} more classes", unknown.len() - 4);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::cli::guard::GuardArgs;
 use crate::cli::servers::{Defaults, ServersArgs};
 use crate::conductor::Lead;
 use crate::config::Config;
-use crate::guard::to_attach;
+use crate::guard::{seen_from_outside, to_attach};
 use crate::up::Service;
 
 /// Where nodes attach when nothing else is said: they have to know it before this starts.
@@ -190,9 +190,8 @@ fn greet(service: &Service, config: &Config, args: &ServeArgs) {
         );
     }
     let key = if config.service.admin_key.expose().is_empty() { "" } else { " --key ADMIN_KEY" };
-    announce!(
-        "watch: the page {scheme}://{clients}/, or baton top --url {scheme}://{clients}{key}   metrics: {scheme}://{clients}/metrics"
-    );
+    let url = format!("{scheme}://{}", seen_from_outside(clients));
+    announce!("watch: the page {url}/, or baton top --url {url}{key}   metrics: {url}/metrics");
 }
 
 #[cfg(test)]

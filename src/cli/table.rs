@@ -26,10 +26,11 @@ fn filled<R: Into<comfy_table::Row>>(
     table.to_string()
 }
 
-/// Runs side by side; below, where a run has more than one service class, a row for each class of each run, where its
+/// Runs side by side; below, why requests were refused, where a run has more than one service class, a row for each class of each run, where its
 /// requests name tenants, a row for each of the largest, and where it has a bound, a row for each run beside that.
 pub fn report(runs: &[RunResult]) -> String {
     let mut tables = vec![self::runs(runs)];
+    tables.extend(runs.iter().filter_map(|run| refusals(run, runs)));
     if runs.iter().any(|run| run.classes.len() > 1) {
         tables.push(classes(runs));
     }
@@ -72,6 +73,16 @@ fn runs(runs: &[RunResult]) -> String {
         2..,
         runs.iter().map(|run| row(run, name(run, runs))),
     )
+}
+
+/// Why a run refused requests, most first; none where it refused none.
+fn refusals(run: &RunResult, runs: &[RunResult]) -> Option<String> {
+    let mut reasons = run.refusals_by_reason.clone();
+    reasons.retain(|(_, count)| *count > 0);
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let each: Vec<String> = reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    let [policy, admission, speed] = run_cells(run, runs);
+    (!each.is_empty()).then(|| format!("refusals of {policy}, {admission} at {speed}: {}", each.join(", ")))
 }
 
 /// Service classes, run by run.

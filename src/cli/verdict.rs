@@ -16,18 +16,21 @@ pub fn lines(runs: &[RunResult]) -> String {
 
 fn line(runs: &[RunResult], speed: f64) -> Option<String> {
     let mut ranked: Vec<&RunResult> = runs.iter().filter(|run| run.speed == speed).collect();
-    // Of equal runs the first one asked for is named: the sort is stable.
     ranked.sort_by_key(|run| std::cmp::Reverse(run.in_slo));
     let [best, next, ..] = ranked[..] else { return None };
+    let (share, names) = (100.0 * best.goodput, [name(best), name(next)]);
+    if best.in_slo == next.in_slo {
+        let equal = ranked.iter().filter(|run| run.in_slo == best.in_slo).count();
+        return Some(format!("verdict at ×{speed}: {equal} runs have equally many in SLO, {share:.1} %\n"));
+    }
     let lead = interval::difference(&best.series, &next.series, best.seed);
     let points = |share: f64| format!("{:+.2}", 100.0 * share);
-    let judgement = if lead.excludes_zero() { "more than chance" } else { "within chance" };
+    let judgement = if lead.excludes_zero() { "best by more than chance" } else { "best within chance" };
     Some(format!(
-        "verdict at ×{speed}: {} is best with {:.1} % in SLO, {} points on {} (95 % of draws of {BLOCKS} time blocks: {} to {}): {judgement}\n",
-        name(best),
-        100.0 * best.goodput,
+        "verdict at ×{speed}: {} is {judgement} with {share:.1} % in SLO, {} points on {} (95 % of draws of {BLOCKS} time blocks: {} to {})\n",
+        names[0],
         points(lead.figure),
-        name(next),
+        names[1],
         points(lead.low),
         points(lead.high),
     ))

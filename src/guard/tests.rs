@@ -140,3 +140,11 @@ fn files_that_cannot_be_read_are_named() {
             .is_err_and(|e| e.to_string().contains("/nowhere/cert"))
     );
 }
+
+#[test]
+fn an_address_on_all_interfaces_is_written_as_others_can_use_it() {
+    let attach = |address: &str| to_attach(&ServiceConfig::default(), address.parse().expect("an address"));
+    assert_eq!(attach("0.0.0.0:9090"), "--conductor http://THIS_HOST:9090");
+    assert_eq!(attach("[::]:9090"), "--conductor http://THIS_HOST:9090");
+    assert_eq!(attach("10.0.0.5:9090"), "--conductor http://10.0.0.5:9090");
+}

@@ -218,7 +218,7 @@ impl Admin {
             // Settings that the text leaves out stay as they are: operators send a policy, not their keys.
             (false, _) => crate::policy::over(&own, &text).and_then(|new| keeps_keys(&own, new)),
             (true, Some(path)) => crate::config::load(path).map_err(PolicyError::from),
-            (true, None) => Err(PolicyError::NoFile("the body, in TOML")),
+            (true, None) => Err(PolicyError::NoFile("a file, or the body of the call in TOML")),
         });
         let refused = |why: String| wrong(StatusCode::BAD_REQUEST, &why);
         let config = config.await.map_err(|e| refused(format!("the policy could not be read: {e}")))?;
@@ -247,7 +247,7 @@ impl Admin {
             (false, _) => text.to_owned(),
             (true, Some(path)) => std::fs::read_to_string(path)
                 .map_err(|e| PolicyError::Unreadable { file: path.clone(), why: e.to_string() })?,
-            (true, None) => return Err(PolicyError::NoFile("the body")),
+            (true, None) => return Err(PolicyError::NoFile("a file, or the body of the call in TOML")),
         };
         let text = crate::policy::to_share(&text)?;
         let new = crate::policy::under(now, &text)?;

@@ -292,6 +292,24 @@ fn what_would_replay_nothing_or_for_ever_is_refused() {
 }
 
 #[test]
+fn rows_of_a_class_that_there_is_not_are_named() {
+    let place = Place::new();
+    let row = |class: &str| {
+        format!(
+            r#"{{"timestamp": 0, "input_length": 512, "output_length": 9, "hash_ids": [1], "class": "{class}"}}"#
+        )
+    };
+    place.write("t.jsonl", &[row("interactve"), row("batch")].join("\n"));
+    place.write(
+        "c.toml",
+        "[[scheduler.classes]]\nname = \"interactive\"\n[[scheduler.classes]]\nname = \"batch\"\n",
+    );
+    let out = place.baton(&["replay", "t.jsonl", "--config", "c.toml"]).succeeded();
+    let warning = "1 rows are of class interactve, which the configuration does not have; they count as class interactive";
+    assert!(out.stderr.contains(warning) && !out.stderr.contains("class batch,"), "{out:#?}");
+}
+
+#[test]
 fn nodes_and_admissions_are_swept_in_one_run_with_a_verdict() {
     let place = Place::new();
     place.write("t.jsonl", &rows::text(&rows::flood()));
@@ -307,10 +325,24 @@ fn nodes_and_admissions_are_swept_in_one_run_with_a_verdict() {
         runs.iter().map(|run| (count(run, "prefill"), count(run, "decode"), &run["admission"])).collect();
     let (slo, early) = (Value::from("slo"), Value::from("early"));
     assert_eq!(swept, [(1, 3, &slo), (1, 3, &early), (3, 1, &slo), (3, 1, &early)]);
-    let best = runs.iter().map(|run| run["in_slo"].as_u64()).max().unwrap();
-    let winner = runs.iter().find(|run| run["in_slo"].as_u64() == best).unwrap();
-    let named = format!("verdict at ×1: {}P{}D, baton", count(winner, "prefill"), count(winner, "decode"));
-    assert!(out.stdout.contains(&named), "{out:#?}");
+    // All come at once, and each of four nodes has one prompt in time, whichever they are.
+    assert!(out.stdout.contains("verdict at ×1: 4 runs have equally many in SLO"), "{out:#?}");
+    // Half a second apart, prompts are more than one prefill node takes.
+    let apart: Vec<Row> = (0..200).map(|at| Row::full(at * 500, 10, at * 100..at * 100 + 30)).collect();
+    place.write("apart.jsonl", &rows::text(&apart));
+    place.write("apart.toml", "[scheduler]\nlocal_prefill = false\n");
+    let args =
+        ["replay", "apart.jsonl", "--config", "apart.toml", "--nodes", "1p3d,3p1d", "--json", "out.json"];
+    let out = place.baton(&args).succeeded();
+    let report = place.json("out.json");
+    let in_slo: Vec<u64> =
+        report["runs"].as_array().unwrap().iter().map(|run| run["in_slo"].as_u64().unwrap()).collect();
+    assert!(in_slo[1] > in_slo[0], "{out:#?}");
+    let named = "verdict at ×1: 3P1D, baton, slo is best by more than chance";
+    assert!(
+        out.stdout.contains(named) && out.stdout.contains("refusals of 1P3D baton, slo at ×1: "),
+        "{out:#?}"
+    );
     // One run has no rival, and so no verdict.
     let alone = place.baton(&["replay", "t.jsonl", "--nodes", "1p3d"]).succeeded();
     assert!(!alone.stdout.contains("verdict"), "{alone:#?}");
