@@ -5,7 +5,7 @@ use baton_types::{Finish, TokenLogprob};
 use crate::output_parsing::OutputParser;
 use crate::plan::Plan;
 use crate::stops::StopWatch;
-use crate::tokenize::Detokenizer;
+use crate::tokenize::{Detokenizer, PROMPT_TAIL};
 
 /// A token with what is said of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,8 +66,11 @@ pub(crate) struct Answer {
 impl Answer {
     /// The answer to the plan's prompt at `prompt_at`.
     pub(crate) fn new(plan: &Plan, prompt_at: usize) -> Self {
+        let prompt = &plan.prompts[prompt_at].tokens;
+        let tail = prompt.after(prompt.len().saturating_sub(PROMPT_TAIL));
         let mut answer = Self {
-            detokenizer: Detokenizer::seeing(plan.skip_special, plan.output.seen.clone()),
+            detokenizer: Detokenizer::seeing(plan.skip_special, plan.output.seen.clone())
+                .after(&plan.tokenization, &tail),
             watch: StopWatch::new(&plan.stops, plan.keep_stop),
             shown: String::new(),
             output: (!plan.output.is_plain()).then(|| OutputParser::new(&plan.output)),
@@ -163,7 +166,10 @@ impl Answer {
         self.echo(plan, &[]);
         self.cached_tokens = Some(cached_tokens);
         self.piece.clear();
-        self.detokenizer.finish(&plan.tokenization, &mut self.piece);
+        // The bytes of an unfinished character at a prompt's end are no answer.
+        if self.completion_tokens > 0 {
+            self.detokenizer.finish(&plan.tokenization, &mut self.piece);
+        }
         self.show_piece(true);
         if self.finish.is_none() {
             let before = self.shown.len();

@@ -16,7 +16,7 @@ pub(crate) mod template;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub(crate) use detokenize::Detokenizer;
+pub(crate) use detokenize::{Detokenizer, PROMPT_TAIL};
 pub use prompt::{Lineage, Prompt};
 pub(crate) use prompt::{from_tokens, session_number};
 pub use sample::Sample;

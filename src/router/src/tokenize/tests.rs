@@ -296,6 +296,41 @@ fn tokens_without_text_leave_a_character_whole() {
     }
 }
 
+/// An answer's text is decoded after its prompt, as vLLM decodes it: the first space of a text is left out, not that of
+/// an answer. Where the prompt ends within a character, the answer that completes it has all of it.
+#[test]
+fn an_answer_is_read_after_its_prompt() {
+    let with = pieces();
+    let answer = |prompt: &[u32], tokens: &[u32]| {
+        let mut detokenizer = Detokenizer::new(true).after(&with, prompt);
+        let mut out = String::new();
+        tokens.iter().for_each(|&token| detokenizer.push(&with, token, &mut out));
+        detokenizer.finish(&with, &mut out);
+        out
+    };
+    let euro = [2 + 0xe2, 2 + 0x82, 2 + 0xac];
+    let replacement = [2 + 0xef, 2 + 0xbf, 2 + 0xbd];
+    for (prompt, tokens, text) in [
+        (&[261, 262][..], &[261, 262][..], " a b"),
+        (&[261, 1, 1, 9_999], &[261], " a"),
+        (&[258], &[261], " a"),
+        (&[1], &[261], "a"),
+        (&[], &[261], "a"),
+        (&[261, euro[0]], &[euro[1], euro[2], 261], "€ a"),
+        (&[261, euro[0], 1, euro[1]], &[euro[2], 261], "€ a"),
+        (&[261, euro[0]], &[261], "\u{fffd} a"),
+        // The prompt's last tokens begin within a character.
+        (&[euro[2], euro[0], euro[1], euro[2]], &[261], " a"),
+        (&replacement, &[261], " a"),
+    ] {
+        assert_eq!(answer(prompt, tokens), text, "{prompt:?} {tokens:?}");
+    }
+    let mut detokenizer = Detokenizer::new(true).after(&Tokenization::bytes(), &[97, 0xe2, 0x82]);
+    let mut out = String::new();
+    detokenizer.push(&Tokenization::bytes(), 0xac, &mut out);
+    assert_eq!(out, "€");
+}
+
 fn texts() -> impl Strategy<Value = Vec<String>> {
     let piece =
         "(<s>|</s>|<\\|turn\\|>|<\\|im_end\\|>|<\\|im_start\\|>|the | {1,3}|[a-zé😀\n<|]{1,30}){0,30}";
@@ -349,6 +384,32 @@ proptest! {
         let text = with.decode(&tokens, true);
         let encoded = inner.encoder.reference().encode(text.as_str(), false).unwrap().get_ids().to_vec();
         prop_assert_eq!(with.prompt_now(&text, false, &LINEAGE).unwrap().tokens, encoded.into());
+    }
+
+    #[test]
+    fn prompt_and_answer_read_as_both_in_one(
+        parts in proptest::collection::vec(prop_oneof![
+            (258u32..264).prop_map(|piece| vec![piece]),
+            Just(vec![1]),
+            prop_oneof![Just("é"), Just("€"), Just("😀")]
+                .prop_map(|c: &str| c.bytes().map(|byte| 2 + u32::from(byte)).collect()),
+        ], 0..40),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let with = pieces();
+        let tokens = parts.concat();
+        let (prompt, answer) = tokens.split_at(cut.index(tokens.len() + 1));
+        let mut text = String::new();
+        let mut whole = Detokenizer::new(true);
+        prompt.iter().for_each(|&token| whole.push(&with, token, &mut text));
+        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
+        let mut detokenizer = Detokenizer::new(true).after(&with, tail);
+        answer.iter().for_each(|&token| detokenizer.push(&with, token, &mut text));
+        detokenizer.finish(&with, &mut text);
+        // Where all of the prompt's last tokens are hidden, the answer begins a text.
+        if prompt.is_empty() || tail.iter().any(|token| *token != 1) {
+            prop_assert_eq!(text, with.decode(&tokens, true));
+        }
     }
 
     #[test]

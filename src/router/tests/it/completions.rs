@@ -2,11 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use baton_router::{Event, RouterConfig};
+use baton_router::{Event, RouterConfig, Tokenization};
 use baton_types::{Finish, TokenLogprob};
 use serde_json::{Value, json};
 
-use crate::scripted::{Step, admitted, finished, likely, open, open_with_text, text_script};
+use crate::scripted::{
+    Step, admitted, finished, likely, open, open_reading, open_with_text, text_script, token,
+};
 
 const PATH: &str = "/v1/completions";
 
@@ -243,5 +245,52 @@ async fn the_length_of_an_answer_is_passed_on_only_where_the_client_names_one() 
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         assert_eq!(door.post(PATH, &body).await.status, 200);
         assert_eq!(door.backend.submissions.lock().last().unwrap().asked_tokens, asked, "{body}");
+    }
+}
+
+/// A vocabulary after SentencePiece, whose decoder takes the space of a text's first word away.
+fn words(path: &std::path::Path) {
+    let words = ["?", "\u{2581}The", "\u{2581}capital", "\u{2581}is", "\u{2581}Paris"];
+    let vocab: serde_json::Map<String, Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "post_processor": null,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "?"}});
+    std::fs::write(path.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    std::fs::write(path.join("chat_template.jinja"), template).unwrap();
+}
+
+/// The space was lost, and with `echo` two words were one.
+#[tokio::test]
+async fn an_answer_keeps_the_space_that_it_begins_with() {
+    let place = tempfile::tempdir().unwrap();
+    words(place.path());
+    let script = |_: &baton_router::Submission| {
+        let said = [4, 3, 1].map(token);
+        std::iter::once(admitted()).chain(said).chain([finished(Finish::Stop, 0)]).collect()
+    };
+    let reading = Tokenization::folder(place.path()).unwrap();
+    let door = open_reading(reading, RouterConfig::default(), script).await;
+    let answer = " Paris is The";
+    for (more, text) in [
+        (json!({"n": 2}), answer.to_owned()),
+        (json!({"echo": true}), format!("The capital is{answer}")),
+        (json!({"prompt": [1, 2, 3]}), answer.to_owned()),
+    ] {
+        let mut body = json!({"prompt": "The capital is"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let value = door.post(PATH, &body).await.json();
+        assert!(texts(&value).iter().all(|told| *told == text), "{body}: {value}");
+    }
+    let message = json!({"role": "user", "content": "The capital is"});
+    for more in ["add_generation_prompt", "continue_final_message"] {
+        let value =
+            door.post("/v1/chat/completions", &json!({"messages": [message], more: true})).await.json();
+        assert_eq!(value["choices"][0]["message"]["content"], answer, "{more}");
     }
 }

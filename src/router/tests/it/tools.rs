@@ -286,7 +286,7 @@ async fn marks_that_are_special_tokens_are_seen_and_not_shown() {
     let plain = RouterConfig { tool_parser: ToolParser::None, ..RouterConfig::default() };
     let door = open_reading(reading(), plain, script).await;
     let value = door.post(PATH, &ask(json!({}))).await.json();
-    assert_eq!(value["choices"][0]["message"]["content"], "hm Well. [{\"name\": \"now\"}]");
+    assert_eq!(value["choices"][0]["message"]["content"], " hm Well. [{\"name\": \"now\"}]");
 }
 
 #[tokio::test]
