@@ -248,7 +248,8 @@ fn session<'s>(headers: &'s HeaderMap, fields: &'s Fields<'_>, config: &RouterCo
 }
 
 /// How long the client waits: for the whole answer, or as SDKs say it, in seconds; and for the next
-/// byte, which is the whole answer unless it is streamed.
+/// byte, which is the whole answer unless it is streamed. The SDK for JavaScript waits so long for the response's head,
+/// whatever it says: once that is there, a stream may take any time. A client that waits no longer leaves.
 fn timeout_us(headers: &HeaderMap, streams: bool) -> Result<Option<u64>, ApiError> {
     let own = ("x-request-timeout-ms", 1_000.0);
     let of_sdks = [("x-stainless-timeout", 1_000_000.0), ("x-stainless-read-timeout", 1_000_000.0)];
@@ -259,7 +260,8 @@ fn timeout_us(headers: &HeaderMap, streams: bool) -> Result<Option<u64>, ApiErro
         };
     }
     // SDKs add these headers by default, so an unusable value is no reason to reject a call.
-    let usable = if streams { &of_sdks[..1] } else { &of_sdks[..] };
+    let of_head = text(headers, "x-stainless-lang") == Some("js");
+    let usable = &of_sdks[..if !streams { 2 } else { usize::from(!of_head) }];
     Ok(usable.iter().find_map(|(name, unit)| micros(text(headers, name)?, *unit)))
 }
 
@@ -333,6 +335,11 @@ mod tests {
         assert_eq!(read(&[("x-stainless-read-timeout", "600.0")], "{}").timeout_us, Some(600_000_000));
         assert_eq!(read(&[("x-stainless-read-timeout", "600")], r#"{"stream":true}"#).timeout_us, None);
         assert_eq!(read(&[("x-stainless-timeout", "never")], "{}").timeout_us, None);
+        let of_js = [("x-stainless-lang", "js"), ("x-stainless-timeout", "5")];
+        assert_eq!(read(&of_js, "{}").timeout_us, Some(5_000_000));
+        assert_eq!(read(&of_js, r#"{"stream":true}"#).timeout_us, None);
+        let of_go = [("x-stainless-lang", "go"), ("x-stainless-timeout", "5")];
+        assert_eq!(read(&of_go, r#"{"stream":true}"#).timeout_us, Some(5_000_000));
         let fields = Fields::default();
         let bad = headers(&[("x-request-timeout-ms", "-1")]);
         assert_eq!(Caller::read(&bad, &fields, &RouterConfig::default(), "m").unwrap_err().status, 400);

@@ -16,7 +16,7 @@
 //! | `x-slo-ttft-ms`, `x-slo-tbt-ms` | the TTFT and the TBT of this call, whole ms from 1 to 86,400,000, in place of its class's |
 //! | [`RouterConfig::session_headers`], else `prompt_cache_key`, `user`, `previous_response_id` | the conversation |
 //! | `x-request-timeout-ms`, `x-stainless-timeout` (s) | how long the client waits |
-//! | `x-stainless-read-timeout` (s) | the same, for calls that are not streamed |
+//! | `x-stainless-read-timeout`, `x-stainless-timeout` with `x-stainless-lang: js` (s) | the same, for calls that are not streamed |
 //! | `traceparent` | the trace that the call belongs to; ignored when it breaks the standard |
 //! | `x-baton-explain: 1` | the decision is sent back in `x-baton-decision` |
 //! | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`, `include_stop_str_in_output`, `skip_special_tokens`, `add_special_tokens`, `add_generation_prompt`, `chat_template_kwargs`, `prompt_logprobs` | as engines know them |
