@@ -36,6 +36,8 @@ pub(crate) fn body(
     let sampling = &*request.sampling;
     check_sampling(request)?;
     let Client { along: mut body, seeded } = client;
+    // SGLang's word, which the router adds: vLLM would warn of it.
+    body.take("require_reasoning");
     body.set_tokens("prompt", &request.tokens);
     draws(&mut body, sampling, seeded)?;
     lengths(&mut body, sampling, leg)?;
@@ -223,6 +225,12 @@ mod tests {
         assert_eq!((&body["stream_options"], &body["priority"]), (&Value::Null, &json!(2)));
         let open = Sampling { temperature: 0.0, ..Sampling::default() };
         assert_eq!(made(open, "", Leg::Prefill)["min_tokens"], json!(0));
+    }
+
+    #[test]
+    fn sglangs_word_for_a_thought_is_left_out() {
+        let body = made(Sampling::default(), r#"{"require_reasoning": true, "vendor": 1}"#, Leg::Whole);
+        assert_eq!((&body["require_reasoning"], &body["vendor"]), (&Value::Null, &json!(1)));
     }
 
     #[test]

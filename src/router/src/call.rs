@@ -12,7 +12,7 @@ use crate::backend::{Model, Submission};
 use crate::caller::{Caller, fresh_id, namespace};
 use crate::chat::{Chat, ChatError};
 use crate::config::RouterConfig;
-use crate::engine_body::without_prompt;
+use crate::engine_body::{with_field, without_prompt};
 use crate::error::ApiError;
 use crate::fields::{Fields, PromptField, UNSERVED};
 use crate::output_parsing::OutputPlan;
@@ -26,6 +26,9 @@ const COMPLETION_TOKENS: u32 = 16;
 
 /// Messages of a chat at most: each costs a template more than its own tokens.
 const MAX_MESSAGES: usize = 65_536;
+
+/// Fields that hold an answer of SGLang to a grammar.
+const GRAMMARS: [&str; 5] = ["response_format", "json_schema", "regex", "ebnf", "structural_tag"];
 
 /// Bytes of a block's name, long and short.
 const BLOCK_BYTES: usize = 24;
@@ -97,7 +100,7 @@ impl RequestReader<'_> {
             Endpoint::Chat => vec![self.chat_prompt(&fields, lineage).await?],
             Endpoint::Completions => self.completion_prompts(&mut fields, lineage).await?,
         };
-        let body = tools::with_schema(without_prompt(&body, &fields.entries), &fields)?;
+        let body = engine_body(&body, &fields, &ready)?;
         let n = fields.n.unwrap_or(1) as usize;
         self.check_count(ready.len(), n)?;
         let mut submissions = Vec::with_capacity(ready.len() * n);
@@ -306,7 +309,10 @@ impl RequestReader<'_> {
         }
         let seen = self.tokenization.special_tokens(&texts).into();
         let hides_reasoning = fields.include_reasoning == Some(false);
-        OutputPlan { offer: offer.map(Arc::new), reasoning, hides_reasoning, seen }
+        let format = fields.response_format.and_then(format_type);
+        let is_json =
+            matches!(format.as_deref(), Some("json_object" | "json_schema")) || tools::is_forced(fields);
+        OutputPlan { offer: offer.map(Arc::new), reasoning, is_json, hides_reasoning, seen }
     }
 
     fn plan(
@@ -416,6 +422,19 @@ pub(crate) fn check_model(name: Option<&str>, model: &Model) -> Result<(), ApiEr
         }
         _ => Ok(()),
     }
+}
+
+/// The client's body for engines, with what the router adds to it.
+fn engine_body(body: &[u8], fields: &Fields<'_>, ready: &[ReadyPrompt]) -> Result<Bytes, ApiError> {
+    let body = tools::with_schema(without_prompt(body, &fields.entries), fields)?;
+    let names = |name: &str| fields.entries.iter().any(|entry| entry.name == name);
+    let thinks = ready.first().is_some_and(|one| one.reasoning == Some(true));
+    let has_grammar = tools::is_forced(fields) || GRAMMARS.iter().any(|name| names(name));
+    if !thinks || !has_grammar || names("require_reasoning") {
+        return Ok(body);
+    }
+    // Else SGLang holds the thought to the answer's grammar.
+    Ok(with_field(&body, "\"require_reasoning\":true"))
 }
 
 fn format_type(raw: &RawValue) -> Option<String> {

@@ -67,6 +67,13 @@ pub(crate) fn without_prompt(body: &[u8], entries: &[Entry<'_>]) -> Bytes {
     out.into()
 }
 
+/// The body, which is an object, with one more field: `"name":value`.
+pub(crate) fn with_field(body: &[u8], field: &str) -> Bytes {
+    let end = body.iter().rposition(|byte| *byte == b'}').unwrap_or(body.len());
+    let comma = if body[..end].trim_ascii_end().ends_with(b"{") { "" } else { "," };
+    [&body[..end], comma.as_bytes(), field.as_bytes(), b"}"].concat().into()
+}
+
 /// Strips the fields of a body in which some field's position is unknown.
 fn read_again(body: &[u8]) -> Bytes {
     let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).unwrap_or_default();

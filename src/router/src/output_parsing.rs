@@ -68,6 +68,8 @@ pub(crate) struct OutputPlan {
     pub(crate) offer: Option<Arc<Offer>>,
     /// Reasoning is separated from content; true when the prompt has opened it.
     pub(crate) reasoning: Option<bool>,
+    /// Engines are asked to hold what follows reasoning to JSON.
+    pub(crate) is_json: bool,
     /// Reasoning is separated and not shown.
     pub(crate) hides_reasoning: bool,
     /// Special tokens that are seen here though they are not shown, ascending.
@@ -95,7 +97,7 @@ pub(crate) struct OutputParser {
 impl OutputParser {
     pub(crate) fn new(plan: &OutputPlan) -> Self {
         Self {
-            reasoning: plan.reasoning.map(ReasoningSplitter::new),
+            reasoning: plan.reasoning.map(|opened| ReasoningSplitter::new(opened, plan.is_json)),
             hides_reasoning: plan.hides_reasoning,
             reader: plan.offer.clone().map(Reader::new),
             parts: Parts::default(),

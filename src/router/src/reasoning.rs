@@ -51,6 +51,8 @@ pub(crate) struct ReasoningSplitter {
     at: ReasoningState,
     /// The prompt has opened it.
     opened: bool,
+    /// The answer after it is JSON.
+    is_json: bool,
     marks: Marks,
     text: String,
 }
@@ -68,8 +70,8 @@ enum ReasoningState {
 }
 
 impl ReasoningSplitter {
-    pub(crate) fn new(opened: bool) -> Self {
-        Self { at: ReasoningState::Start, opened, marks: Marks::default(), text: String::new() }
+    pub(crate) fn new(opened: bool, is_json: bool) -> Self {
+        Self { at: ReasoningState::Start, opened, is_json, marks: Marks::default(), text: String::new() }
     }
 
     /// Takes in a piece of text, and appends to `rest` what is no reasoning.
@@ -120,7 +122,9 @@ impl ReasoningSplitter {
     /// The answer does not begin with a tag.
     fn no_tag(&mut self, parts: &mut Parts, rest: &mut String) {
         let text = std::mem::take(&mut self.text) + &self.marks.take();
-        if self.opened {
+        // An engine that does not know of reasoning holds the answer to JSON from its first token on.
+        let begins_json = self.is_json && text.trim_start().starts_with(['{', '[']);
+        if self.opened && !begins_json {
             self.at = ReasoningState::Reasoning { begun: false };
             for c in text.chars() {
                 self.one(c, parts, rest);
@@ -179,6 +183,25 @@ mod tests {
         ] {
             assert_eq!(read(&[text], opened), (reasoning, content), "{text:?}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_json_from_its_first_token_has_no_reasoning() {
+        let read = |pieces: &[&str]| {
+            let plan = OutputPlan { reasoning: Some(true), is_json: true, ..OutputPlan::default() };
+            let mut output = OutputParser::new(&plan);
+            pieces.iter().for_each(|piece| output.push(piece));
+            output.finish();
+            let message = Message::of(output.take());
+            (message.reasoning, message.content.unwrap())
+        };
+        assert_eq!(read(&["\n", " {\"a\"", ":1}"]), (None, "\n {\"a\":1}".to_owned()));
+        assert_eq!(read(&["[1]"]), (None, "[1]".to_owned()));
+        let why = Some("why {".to_owned());
+        assert_eq!(read(&["why {</think>\n{}"]), (why.clone(), "{}".to_owned()));
+        assert_eq!(read(&["<think>why {</think>{}"]), (why.clone(), "{}".to_owned()));
+        // Cut off within the thought.
+        assert_eq!(read(&["why {"]), (why, String::new()));
     }
 
     #[test]

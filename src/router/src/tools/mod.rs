@@ -17,7 +17,7 @@ mod reader;
 mod tests;
 mod value;
 
-pub(crate) use offer::{Offer, check, offered, with_schema};
+pub(crate) use offer::{Offer, check, is_forced, offered, with_schema};
 pub(crate) use reader::Reader;
 
 /// Which calls are looked for in answers to requests that offer tools.

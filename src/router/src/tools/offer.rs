@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::ToolFormat;
+use crate::engine_body::with_field;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -127,6 +128,11 @@ impl Offer {
     }
 }
 
+/// Whether the tool choice requires a form of answer.
+pub(crate) fn is_forced(fields: &Fields<'_>) -> bool {
+    forced(fields).is_some()
+}
+
 /// The form of answer that the tool choice requires.
 fn forced(fields: &Fields<'_>) -> Option<ForcedFormat> {
     match Choice::read(fields)? {
@@ -150,13 +156,7 @@ pub(crate) fn with_schema(body: Bytes, fields: &Fields<'_>) -> Result<Bytes, Api
         object.insert("$defs".into(), std::mem::take(&mut shared).into());
     }
     let format = json!({"type": "json_schema", "json_schema": {"name": "tool_calls", "schema": schema, "strict": true}});
-    // The body is an object.
-    let end = body.iter().rposition(|byte| *byte == b'}').unwrap_or(body.len());
-    let mut made = Vec::with_capacity(body.len() + 256);
-    made.extend_from_slice(&body[..end]);
-    let comma = if body[..end].trim_ascii_end().ends_with(b"{") { "" } else { "," };
-    made.extend_from_slice(format!("{comma}\"response_format\":{format}}}").as_bytes());
-    Ok(made.into())
+    Ok(with_field(&body, &format!("\"response_format\":{format}")))
 }
 
 /// The schema of an answer, and the definitions that all functions' parameters refer to.

@@ -220,6 +220,60 @@ async fn reasoning_is_a_field_of_its_own() {
     assert_eq!((&message["reasoning_content"], &message["content"]), (&Value::Null, &json!("No reasons.")));
 }
 
+/// The engine may know of reasoning and hold only the answer to the grammar, or hold all of it.
+#[tokio::test]
+async fn an_answer_of_json_after_an_open_thought_is_found_with_and_without_the_thought() {
+    let named = json!({"type": "function", "function": {"name": "now"}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}});
+    for (more, text) in [
+        (json!({"tool_choice": named}), "{\"a\": 1}"),
+        (json!({"tool_choice": "required"}), "[{\"name\": \"now\", \"parameters\": {\"a\": 1}}]"),
+        (json!({"tools": null, "response_format": format}), "{\"a\": 1}"),
+    ] {
+        for thought in ["", "Why.\n</think>\n"] {
+            let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
+            let door = open(config, move |_| text_script(&format!("{thought}{text}"))).await;
+            door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
+            let mut body = ask(more.clone());
+            body["messages"] =
+                json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\n"}]);
+            body["continue_final_message"] = true.into();
+            let message = both_ways(&door, &body).await["message"].clone();
+            let told = if body["tools"].is_null() {
+                &message["content"]
+            } else {
+                &message["tool_calls"][0]["function"]["arguments"]
+            };
+            assert_eq!(told, "{\"a\": 1}", "{message}");
+            let reason = if thought.is_empty() { Value::Null } else { json!("Why.") };
+            assert_eq!(message["reasoning_content"], reason);
+            let sent: Value = serde_json::from_slice(&door.backend.submissions.lock()[0].body).unwrap();
+            assert_eq!(sent["require_reasoning"], true);
+        }
+    }
+    // A client may ask for the other, and elsewhere there is no thought or no grammar.
+    let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
+    let door = open(config, |_| text_script("Yes.")).await;
+    let open_thought = json!({"messages": [{"role": "assistant", "content": "<think>"}],
+        "continue_final_message": true});
+    let with = |more: Value| {
+        let mut body = open_thought.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for (body, sent) in [
+        (with(json!({"regex": "Yes."})), json!(true)),
+        (with(json!({"regex": "Yes.", "require_reasoning": false})), json!(false)),
+        (with(json!({})), Value::Null),
+        (ask(json!({"regex": "Yes."})), Value::Null),
+    ] {
+        assert_eq!(door.post(PATH, &body).await.status, 200);
+        let submission = door.backend.submissions.lock().pop().unwrap();
+        let body: Value = serde_json::from_slice(&submission.body).unwrap();
+        assert_eq!(body["require_reasoning"], sent);
+    }
+}
+
 /// vLLM's word for leaving it out, and SGLang's for leaving it where it is.
 #[tokio::test]
 async fn reasoning_is_left_out_or_left_where_it_is_where_that_is_wanted() {
