@@ -315,7 +315,8 @@ impl Driver {
             if let Some(session) = self.sessions.get_mut(&request) {
                 session.outcome = crate::capture::CaptureOutcome::Failed;
                 session.excused = true;
-                session.fail(400, word, failure.message.clone());
+                let status = u16::try_from(failure.status).ok().filter(|status| (400..500).contains(status));
+                session.fail(status.unwrap_or(400), word, failure.message.clone());
                 session.trace.failed(word, self.now_us);
             }
             return self.cancel(request, "invalid");

@@ -105,6 +105,18 @@ async fn a_decode_that_is_ordered_before_its_kv_fails_and_is_over() {
     assert!(facts.try_recv().is_err());
 }
 
+#[tokio::test]
+async fn a_request_that_its_engine_refuses_is_reported_with_the_status() {
+    let spec = VllmSpec { max_model_tokens: 8, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+    let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
+    let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
+    let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None);
+    let mut facts = attach(&node_legs);
+    node_legs.ordered(prefill(&[1; 9], 9, None)).expect("the node_legs is there");
+    let told = next(&mut facts).await;
+    assert_eq!((failure(&told).of_request, failure(&told).status), (true, 400));
+}
+
 /// A node that left without a word made its requests look as if the engine cannot have died of them.
 #[tokio::test]
 async fn what_was_in_an_engine_that_is_gone_is_reported_before_the_node_leaves() {

@@ -148,9 +148,18 @@ impl From<Refusal> for ApiError {
     }
 }
 
+/// The words of vLLM and SGLang for a prompt or an answer that is too long for the model.
+const OVERFLOWS: [&str; 2] = ["maximum context length", "the model's context length"];
+
 impl From<Fault> for ApiError {
     fn from(fault: Fault) -> Self {
-        let error = Self::new(fault.status, fault.message.to_string()).code(fault.stage.to_string());
+        let code = match fault.status {
+            400..=499 if OVERFLOWS.iter().any(|words| fault.message.contains(words)) => {
+                "context_length_exceeded".to_owned()
+            }
+            _ => fault.stage.to_string(),
+        };
+        let error = Self::new(fault.status, fault.message.to_string()).code(code);
         if fault.status == 503 { error.retry_after_us(1_000_000) } else { error }
     }
 }

@@ -172,6 +172,26 @@ async fn faults_name_their_stage_and_an_engines_own_status_is_kept() {
     assert_eq!((response.status, response.error().1.as_deref()), (502, Some("engine_lost")));
 }
 
+/// Agents shorten the conversation at this code.
+#[tokio::test]
+async fn a_context_that_is_too_long_for_the_engine_has_the_usual_code() {
+    let vllm =
+        "start: the engine answered 400: This model's maximum context length is 4096 tokens. However, your";
+    let sglang = "start: the engine answered 400: The input (9 tokens) is longer than the model's context length (8 tokens).";
+    for (status, message, code) in [
+        (400, vllm, "context_length_exceeded"),
+        (400, sglang, "context_length_exceeded"),
+        (422, "no such field", "engine"),
+        (502, vllm, "engine"),
+    ] {
+        let fault = Fault { status, stage: "engine".into(), message: message.into() };
+        let door =
+            open(RouterConfig::default(), move |_| vec![Step::Say(Event::Failed(fault.clone()))]).await;
+        let response = door.post("/v1/completions", &json!({"prompt": "a"})).await;
+        assert_eq!((response.status, response.error().1.as_deref()), (status, Some(code)), "{message}");
+    }
+}
+
 #[tokio::test]
 async fn health_is_the_process_and_ready_is_the_pair() {
     let door = open_with_text("x").await;
