@@ -377,7 +377,9 @@ impl FactSender {
     /// The engine has reported how much of a prompt it found in its cache: what was known of that is corrected.
     /// `held` is what [`Self::held`] gave before.
     pub(super) async fn found(&self, work: &Work, held: &[u64], found_tokens: Option<u64>) {
-        let Some(found_tokens) = found_tokens else { return };
+        // A prompt whose logprobs are asked for is computed without a look into the cache.
+        let looked = work.request.sampling.prompt_logprobs.is_none();
+        let Some(found_tokens) = found_tokens.filter(|_| looked) else { return };
         let inner = &self.node_legs.inner;
         let (wrong, news) = inner.knowledge.found(work, held, (found_tokens, inner.block_tokens));
         if wrong {

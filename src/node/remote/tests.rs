@@ -392,7 +392,7 @@ async fn parts_begin_behind_what_is_cached_and_an_answer_without_company_has_non
     let (fake, node_legs, mut facts) = splitting(keeping(Duration::from_millis(20), Cost::NONE), true).await;
     let long: Vec<u32> = (0..3_000).map(|at| at % 2_000).collect();
     node_legs.ordered(numbered(7, prefill(&long, 2, None))).expect("it is there");
-    assert_eq!(answer(&mut facts, 7).await, (2, Some(0)));
+    assert_eq!(answer(&mut facts, 7).await, (2, None), "nothing found is not counted");
     node_legs.ordered(numbered(8, prefill(&[1, 2, 3], 400, None))).expect("it is there");
     while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Token(_))) {}
     let mut order = numbered(9, prefill(&long, 2, None));
@@ -402,6 +402,27 @@ async fn parts_begin_behind_what_is_cached_and_an_answer_without_company_has_non
     node_legs.ordered(order).expect("it is there");
     assert_eq!(answer(&mut facts, 9).await, (2, Some(2_976)));
     assert_eq!(called(&fake), [3_000, 3, 3_000]);
+    node_legs.detached().expect("it is there");
+}
+
+/// vLLM counts nothing where it finds nothing: what it had evicted stayed known for ever.
+#[tokio::test]
+async fn a_prompt_of_which_nothing_is_found_corrects_what_is_known() {
+    let cost = Cost { cache_blocks: 4, ..Cost::NONE };
+    let spec = VllmSpec { cost, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+    let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
+    let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
+    let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None);
+    let mut facts = attach(&node_legs);
+    let [old, one, other] = [500..540, 1..100, 200..340].map(|tokens: std::ops::Range<u32>| tokens.collect());
+    let asked: [(u64, &Vec<u32>, Option<u64>); 5] =
+        [(1, &old, None), (2, &one, None), (3, &one, Some(96)), (4, &other, Some(0)), (5, &one, Some(0))];
+    for (request, prompt, cached_tokens) in asked {
+        assert_eq!(node_legs.load().resyncs, 0);
+        node_legs.ordered(numbered(request, prefill(prompt, 2, None))).expect("it is there");
+        assert_eq!(answer(&mut facts, request).await, (2, cached_tokens), "request {request}");
+    }
+    assert_eq!(node_legs.load().resyncs, 1, "what is older than what was not found is gone");
     node_legs.detached().expect("it is there");
 }
 

@@ -1,6 +1,8 @@
 //! Answers of `/v1/completions`: vLLM's, and those of engines like it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use baton_types::TokenLogprob;
 use serde::Deserialize;
@@ -94,6 +96,8 @@ pub(crate) struct Reader {
     /// How many of the likeliest tokens are wanted beside each logprob, when logprobs are.
     pub(crate) logprobs: Option<u8>,
     pub(crate) prompt_logprobs: Option<u8>,
+    /// Whether the engine has reported cached tokens before. vLLM leaves out a count of 0: from then on none means 0.
+    pub(crate) counts_cached: Arc<AtomicBool>,
 }
 
 /// An answer in one piece.
@@ -177,10 +181,15 @@ impl Reader {
             let text = format!("the engine counts {theirs} tokens in our prompt of {ours}");
             return Err(self.bug(text).remedy("use an engine that takes token ids as they are"));
         }
+        let cached_tokens = usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
+        if cached_tokens.is_some() {
+            self.counts_cached.store(true, Ordering::Relaxed);
+        }
+        let counts_cached = self.counts_cached.load(Ordering::Relaxed);
         Ok(Counts {
             prompt_tokens: usage.prompt_tokens,
             answer_tokens: usage.completion_tokens,
-            cached_tokens: usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens),
+            cached_tokens: cached_tokens.or_else(|| counts_cached.then_some(0)),
         })
     }
 
@@ -260,7 +269,13 @@ mod tests {
     use crate::error::Kind;
 
     fn reader(prompt: &[u32], logprobs: Option<u8>) -> Reader {
-        Reader { stage: Stage::Stream, prompt: prompt.to_vec().into(), logprobs, prompt_logprobs: logprobs }
+        Reader {
+            stage: Stage::Stream,
+            prompt: prompt.to_vec().into(),
+            logprobs,
+            prompt_logprobs: logprobs,
+            counts_cached: Arc::default(),
+        }
     }
 
     fn ids(progress: &Progress) -> Vec<u32> {
@@ -283,6 +298,19 @@ mod tests {
         let last = reader.event(SEEN[2].as_bytes()).unwrap();
         assert_eq!((last.counts.prompt_tokens, last.counts.answer_tokens), (Some(6), Some(6)));
         assert_eq!((last.counts.cached_tokens, last.tokens.len()), (None, 0));
+    }
+
+    /// A miss looked like an engine that counts nothing.
+    #[test]
+    fn an_engine_that_has_counted_cached_tokens_leaves_out_only_a_count_of_zero() {
+        let reader = reader(&[1, 2], None);
+        let cached = |details: &str| {
+            let usage = format!(r#"{{"usage":{{"prompt_tokens":2,"completion_tokens":1{details}}}}}"#);
+            reader.event(usage.as_bytes()).unwrap().counts.cached_tokens
+        };
+        assert_eq!(cached(""), None);
+        assert_eq!(cached(r#","prompt_tokens_details":{"cached_tokens":1}"#), Some(1));
+        assert_eq!((cached(""), cached(r#","prompt_tokens_details":null"#)), (Some(0), Some(0)));
     }
 
     #[test]

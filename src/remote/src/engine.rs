@@ -1,6 +1,7 @@
 //! A remote engine: whole requests and decode legs. Prefill legs are in `prefill.rs`, what it is in `probe.rs`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use baton_types::Sampling;
@@ -38,6 +39,8 @@ struct Inner {
     wire: Arc<Wire>,
     probe: Mutex<Option<Arc<Probe>>>,
     spent: Mutex<SpentNames>,
+    /// Whether it has reported cached tokens since it was probed.
+    counts_cached: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for RemoteEngine {
@@ -54,8 +57,13 @@ impl RemoteEngine {
     pub fn new(settings: RemoteSettings) -> Result<Self, RemoteError> {
         settings.check()?;
         let wire = Arc::new(Wire::new(&settings)?);
-        let inner =
-            Inner { settings, wire, probe: Mutex::new(None), spent: Mutex::new(SpentNames::default()) };
+        let inner = Inner {
+            settings,
+            wire,
+            probe: Mutex::new(None),
+            spent: Mutex::new(SpentNames::default()),
+            counts_cached: Arc::default(),
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -73,8 +81,21 @@ impl RemoteEngine {
 
     pub(crate) fn keep_probe(&self, probe: Probe) -> Arc<Probe> {
         let probe = Arc::new(probe);
+        // It may have been started anew without the option for it.
+        self.inner.counts_cached.store(false, Ordering::Relaxed);
         *self.inner.probe.lock() = Some(Arc::clone(&probe));
         probe
+    }
+
+    /// Reads the answer to a request from `/v1/completions`.
+    pub(crate) fn reader(&self, request: &Request, stage: Stage) -> completions::Reader {
+        completions::Reader {
+            stage,
+            prompt: request.tokens.clone(),
+            logprobs: request.sampling.logprobs,
+            prompt_logprobs: request.sampling.prompt_logprobs,
+            counts_cached: Arc::clone(&self.inner.counts_cached),
+        }
     }
 
     pub(crate) fn wire(&self) -> Arc<Wire> {
@@ -246,17 +267,15 @@ impl RemoteEngine {
         self.name_model(&mut body)?;
         let first_by = Instant::now() + Duration::from_micros(first_us);
         let terms = self.terms(&request, first_by, leased);
-        let sampling = &request.sampling;
-        let (prompt, logprobs) = (request.tokens.clone(), sampling.logprobs);
         let (path, headers, reader, abort) = if settings.dialect == Dialect::Sglang {
-            let prompt_logprobs = sampling.prompt_logprobs;
+            let (prompt, sampling) = (request.tokens.clone(), &request.sampling);
+            let (logprobs, prompt_logprobs) = (sampling.logprobs, sampling.prompt_logprobs);
             let reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
             let abort = Abort::new(self.wire(), leg);
             ("/generate", vec![], Reader::Sglang(reader), Some(abort))
         } else {
-            let reader =
-                completions::Reader { stage, prompt, logprobs, prompt_logprobs: sampling.prompt_logprobs };
-            ("/v1/completions", self.vllm_headers(&leg)?, Reader::Completions(reader), None)
+            let reader = Reader::Completions(self.reader(&request, stage));
+            ("/v1/completions", self.vllm_headers(&leg)?, reader, None)
         };
         let call = Call { stage, path, elsewhere: None, headers, until: first_by };
         // A call that is dropped here drops `abort`, which aborts the request at the engine.
@@ -280,13 +299,7 @@ impl RemoteEngine {
         let call = Call { stage, path: "/v1/completions", elsewhere: None, headers, until };
         let answer = self.inner.wire.post(body.written()?, call).await?;
         let bytes = self.inner.wire.whole(answer, until, stage).await?;
-        let sampling = &request.sampling;
-        let reader = completions::Reader {
-            stage,
-            prompt: request.tokens.clone(),
-            logprobs: sampling.logprobs,
-            prompt_logprobs: sampling.prompt_logprobs,
-        };
+        let reader = self.reader(&request, stage);
         let progress = reader.whole(&bytes)?.progress;
         let terms = self.terms(&request, until, false);
         Generation::at_once(progress, Reader::Completions(reader), terms)

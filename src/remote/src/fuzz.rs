@@ -75,7 +75,13 @@ fn fuzz_engine_streams() {
         |input| {
             let (found, error) = events(input, usize::MAX);
             assert_eq!(events(input, 7), (found.clone(), error.clone()));
-            let vllm = completions::Reader { stage, prompt: prompt(), logprobs: logs, prompt_logprobs: logs };
+            let vllm = completions::Reader {
+                stage,
+                prompt: prompt(),
+                logprobs: logs,
+                prompt_logprobs: logs,
+                counts_cached: Default::default(),
+            };
             let mut other = sglang::Reader {
                 stage,
                 prompt: prompt(),

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::answer::Progress;
-use crate::completions::{self, WholeAnswer};
+use crate::completions::WholeAnswer;
 use crate::engine::RemoteEngine;
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::fields::{Body, Client, WrittenBody};
@@ -118,14 +118,14 @@ impl PrefillLeg {
 
     fn read(self, bytes: &[u8]) -> Result<PrefillResult, RemoteError> {
         let sampling = &self.request.sampling;
-        let (logprobs, prompt_logprobs) = (sampling.logprobs, sampling.prompt_logprobs);
-        let prompt = self.request.tokens.clone();
         let stage = Stage::Prefill;
         let whole = if matches!(self.plan, Plan::Room) {
+            let prompt = self.request.tokens.clone();
+            let (logprobs, prompt_logprobs) = (sampling.logprobs, sampling.prompt_logprobs);
             let mut reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
             WholeAnswer { progress: reader.event(bytes)?, kv_transfer_params: None }
         } else {
-            completions::Reader { stage, prompt, logprobs, prompt_logprobs }.whole(bytes)?
+            self.engine.reader(&self.request, stage).whole(bytes)?
         };
         let WholeAnswer { progress, kv_transfer_params } = whole;
         let Progress { tokens, prompt_logprobs, finish, counts } = progress;

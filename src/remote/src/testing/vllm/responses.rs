@@ -68,8 +68,13 @@ impl Answer {
         self.request.prompt.iter().enumerate().map(one).collect()
     }
 
+    /// Without details of a prompt of which nothing was cached, as vLLM has it.
     fn usage(&self) -> Value {
-        usage(self.request.prompt.len(), self.answer.len(), self.cached)
+        let mut usage = usage(self.request.prompt.len(), self.answer.len(), self.cached);
+        if self.cached == 0 && self.request.voice == Voice::Ids {
+            usage["prompt_tokens_details"] = Value::Null;
+        }
+        usage
     }
 
     fn choice(&self, from: usize, ids: &[u32], last: bool) -> Value {
