@@ -304,7 +304,8 @@ impl RemoteLegs {
         if legs >= LEGS_MOST {
             return Err(OrderError::Busy(LEGS_MOST));
         }
-        Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts)
+        let dialect = self.inner.engine.settings().dialect;
+        Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts, dialect)
     }
 
     fn fail(&self, request: RequestId, attempt: u32, (stage, why): (Stage, String)) {

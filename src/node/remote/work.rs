@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_remote::{ClientBody, Request};
+use baton_remote::{ClientBody, Dialect, Request};
 use baton_types::{BlockKey, Sampling};
 use baton_wire::v1;
 
@@ -55,6 +55,7 @@ impl Work {
         work: Option<v1::Work>,
         naming: (u64, u32),
         prompts: &Prompts,
+        dialect: Dialect,
     ) -> Result<Self, OrderError> {
         let mut work = work.ok_or(OrderError::Work)?;
         let id = Arc::<str>::from(work.request_id.as_str());
@@ -70,7 +71,7 @@ impl Work {
         };
         let given = u32::try_from(tokens.len() - job.prompt_tokens as usize).unwrap_or(u32::MAX);
         let sampling =
-            if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
+            if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body, dialect)?) };
         let request = Request { id, tokens, sampling, body, salt: Some(salt_of(job.root).into()) };
         Ok(Self { request, given, chain, expected_tokens: None })
     }
@@ -80,8 +81,15 @@ impl Work {
 ///
 /// # Errors
 /// When the engine would draw the rest otherwise than it would have drawn it in one go.
-fn resumed(sampling: &Sampling, given: u32, body: &ClientBody) -> Result<Sampling, OrderError> {
-    if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
+fn resumed(
+    sampling: &Sampling,
+    given: u32,
+    body: &ClientBody,
+    dialect: Dialect,
+) -> Result<Sampling, OrderError> {
+    // vLLM's repetition penalty counts the prompt too, SGLang's the answer only.
+    let repetition = dialect == Dialect::Sglang && sampling.repetition_penalty != 1.0;
+    if repetition || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
         return Err(OrderError::Penalties);
     }
     let Some(left) = sampling.max_tokens.checked_sub(given).filter(|left| *left > 0) else {
@@ -102,7 +110,7 @@ mod tests {
     use super::*;
 
     fn new(work: impl Into<Option<v1::Work>>) -> Result<Work, OrderError> {
-        Work::new(work.into(), (0, 2), &Prompts::default())
+        Work::new(work.into(), (0, 2), &Prompts::default(), Dialect::Vllm)
     }
 
     fn order(prompt: &[u32], answer: &[u32], sampling: &Sampling) -> v1::Work {
@@ -144,6 +152,18 @@ mod tests {
         assert!(new(none).is_ok());
         let full = Sampling { max_tokens: 1, ..plain };
         assert!(new(order(&[1, 2], &[3], &full)).unwrap_err().to_string().contains("all its tokens"));
+    }
+
+    /// An answer that went on at another SGLang could repeat what it had said before, in silence.
+    #[test]
+    fn an_answer_whose_repetitions_sglang_penalises_does_not_go_on() {
+        let sampling = Sampling { max_tokens: 10, repetition_penalty: 1.2, ..Sampling::default() };
+        let go_on = |dialect, answer: &[u32]| {
+            Work::new(Some(order(&[1, 2], answer, &sampling)), (0, 2), &Prompts::default(), dialect)
+        };
+        assert!(go_on(Dialect::Sglang, &[3]).unwrap_err().to_string().contains("penalties"));
+        assert!(go_on(Dialect::Sglang, &[]).is_ok());
+        assert!(go_on(Dialect::Vllm, &[3]).is_ok());
     }
 
     #[test]
