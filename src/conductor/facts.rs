@@ -41,7 +41,7 @@ impl Driver {
         let spec = self.fleet.admit(hello, orders, checked, self.now_us)?;
         let (instance, epoch) = (spec.id, spec.epoch);
         tracing::info!(node = name, role, instance = instance.0, epoch = epoch.0, "node attached");
-        self.shared.model.store(Some(Arc::new(model)));
+        self.publish_model(model);
         self.step(Input::InstanceJoined(spec));
         self.look_after_canary();
         Ok(v1::Welcome {
@@ -53,6 +53,20 @@ impl Driver {
             // The port adds it, which knows what was asked.
             proof: Default::default(),
         })
+    }
+
+    /// Publishes the model with the shortest context of the engines: any of them may be given a request.
+    fn publish_model(&self, model: Model) {
+        let longest = self.fleet.longest_context_tokens();
+        let max_model_tokens = longest.unwrap_or(model.max_model_tokens);
+        self.shared.model.store(Some(Arc::new(Model { max_model_tokens, ..model })));
+    }
+
+    /// Publishes the model anew after an engine has come or gone.
+    pub(super) fn look_after_model(&self) {
+        if let Some(model) = self.shared.model.load_full() {
+            self.publish_model(Model::clone(&model));
+        }
     }
 
     /// A life of a node is over: whatever it held moves elsewhere.
@@ -68,6 +82,7 @@ impl Driver {
         self.pair_with_cause(&trouble, |pairs, now_us, live, effects| {
             pairs.lost(now_us, (instance, epoch, died), live, effects);
         });
+        self.look_after_model();
         self.look_after_canary();
     }
 

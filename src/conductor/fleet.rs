@@ -88,6 +88,12 @@ impl Fleet {
         self.ids.forget_oldest(referenced_instances)
     }
 
+    /// The longest prompt and answer together that every engine that serves takes. `None` where none serves.
+    pub(super) fn longest_context_tokens(&self) -> Option<u32> {
+        let serving = self.iter().filter(|(_, node)| !node.draining && node.hello.pass_tokens > 0);
+        serving.map(|(_, node)| node.hello.max_model_tokens).min()
+    }
+
     /// Whether this is the present life of an attached node (I12).
     pub(super) fn is_current(&self, instance: InstanceId, epoch: Epoch) -> bool {
         self.get(instance).is_some_and(|node| node.epoch == epoch)

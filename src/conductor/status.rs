@@ -328,6 +328,7 @@ impl Driver {
         } else {
             Input::InstanceResumed { instance }
         });
+        self.look_after_model();
         self.look_after_canary();
         Ok(())
     }

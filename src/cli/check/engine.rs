@@ -43,6 +43,7 @@ pub struct FoundServer {
     pub role: Role,
     pub settings: RemoteSettings,
     pub vocab_tokens: u32,
+    pub max_model_tokens: Option<u32>,
     pub probe: Arc<Probe>,
 }
 
@@ -114,8 +115,9 @@ impl Target {
         self.tokenizer(&engine, report).await;
         self.bootstrap(report).await;
         self.events(report).await;
-        let RemoteNode { name, role, engine: settings, vocab_tokens, .. } = self.node;
-        Some(FoundServer { name, role, settings, vocab_tokens, probe })
+        let RemoteNode { name, role, engine: settings, vocab_tokens, max_model_tokens, .. } = self.node;
+        let max_model_tokens = max_model_tokens.or(probe.max_model_tokens);
+        Some(FoundServer { name, role, settings, vocab_tokens, max_model_tokens, probe })
     }
 
     async fn probe(&self, engine: &RemoteEngine, report: &mut Report) -> Option<Arc<Probe>> {

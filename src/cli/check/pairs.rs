@@ -1,6 +1,6 @@
 //! The engines together: a conductor takes one model, one kind and one version, and a prefill engine needs a decode engine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use baton_remote::HandoffWay;
 use baton_types::Role;
@@ -35,6 +35,7 @@ pub fn examine(found: &[FoundServer], asked: usize, report: &mut Report) {
         for property in EQUAL {
             equal(property, found, report);
         }
+        contexts(found, report);
     }
 }
 
@@ -49,6 +50,18 @@ fn roles(found: &[FoundServer], report: &mut Report) {
         report.doubtful("engines together: roles", format!("{count}: some have no peer"), remedy);
     } else {
         report.wrong("engines together: roles", format!("{count}: nobody is served"), remedy);
+    }
+}
+
+/// Engines may differ in the longest context; each request has to fit into the shortest.
+fn contexts(found: &[FoundServer], report: &mut Report) {
+    let tokens: BTreeSet<u32> = found.iter().filter_map(|one| one.max_model_tokens).collect();
+    if let (Some(least), Some(most)) = (tokens.first(), tokens.last())
+        && least != most
+    {
+        let found = format!("the longest contexts are {least} to {most} tokens: {least} is the limit of all");
+        let remedy = "start them with the same --max-model-len, or --context-length";
+        report.doubtful("engines together: context", found, remedy);
     }
 }
 

@@ -159,6 +159,17 @@ async fn a_pair_is_alike_and_complete() {
 }
 
 #[tokio::test]
+async fn engines_of_another_longest_context_set_the_limit_of_all() {
+    let fabric = Fabric::new();
+    let long = vllm(FakeRole::Whole, FakeConnector::None, &fabric).await;
+    let spec = VllmSpec { max_model_tokens: 1_024, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+    let short = FakeVllm::start(spec, &fabric).await.expect("a stand-in");
+    let tried = check(GOOD, &[&long, &short].map(|engine| format!("vllm={}", engine.url()))).await;
+    tried.is("together: context", State::Warning, "1024 to 4096 tokens: 1024 is the limit");
+    tried.all_good();
+}
+
+#[tokio::test]
 async fn an_engine_that_is_away_or_ill_does_not_hide_the_next() {
     let fabric = Fabric::new();
     let well = vllm(FakeRole::Whole, FakeConnector::None, &fabric).await;

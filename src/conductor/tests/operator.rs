@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_router::Submission;
+use baton_router::{Backend as _, Submission};
 use baton_scheduler::AdmissionMode;
 use baton_types::{Role, Sampling, Secret};
 use baton_wire::v1;
@@ -192,6 +192,27 @@ async fn a_rollback_that_is_refused_can_be_asked_for_again() {
     bench.serve("r").await;
     roll_back(&mut bench).await.unwrap();
     assert_eq!(*ask(&mut bench, Question::Config).await, before);
+}
+
+/// Who attached last set the limit of all, and shorter engines answered 400 by chance.
+#[tokio::test]
+async fn the_shortest_context_of_the_engines_that_serve_is_the_limit() {
+    let mut bench = Bench::with(&["b0"]).await;
+    let limit = |bench: &Bench| bench.door.model().map(|model| model.max_model_tokens);
+    bench.send_hello(v1::Hello { max_model_tokens: 8_000, ..hello("b1", "both") }).await.unwrap();
+    bench.join("b2").await;
+    assert_eq!(limit(&bench), Some(8_000));
+    for (drain, tokens) in [(true, 60_000), (false, 8_000)] {
+        let node = "b1".to_owned();
+        ask(&mut bench, |reply| Question::Drain { node, drain, reply }).await.unwrap();
+        assert_eq!(limit(&bench), Some(tokens));
+    }
+    bench.let_leave("b1").await;
+    assert_eq!(limit(&bench), Some(60_000));
+    for name in ["b0", "b2"] {
+        bench.let_leave(name).await;
+        assert_eq!(limit(&bench), Some(60_000), "without engines it stays");
+    }
 }
 
 #[tokio::test]
