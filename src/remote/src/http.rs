@@ -10,7 +10,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::fields::WrittenBody;
@@ -98,19 +98,11 @@ impl Wire {
         self.send(Method::POST, body.into(), call).await.map(drop)
     }
 
-    /// Posts a request; a status other than 2xx is an error.
+    /// Posts a request once there is a place for it; a status other than 2xx is an error.
     pub(crate) async fn post(&self, body: WrittenBody, call: Call<'_>) -> Result<Answer, RemoteError> {
         let stage = call.stage;
         let until = call.until;
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            RemoteError::new(
-                Kind::Retry,
-                Side::Us,
-                stage,
-                "as many requests are in flight as the settings allow",
-            )
-            .remedy("send it when one has ended, or elsewhere")
-        })?;
+        let place = self.place(stage, until).await?;
         let response = self.send(Method::POST, body, call).await?;
         let status = response.status();
         if status.is_success() {
@@ -118,6 +110,16 @@ impl Wire {
         }
         let words = collect(response.into_body(), self.page_bytes, until, stage).await.unwrap_or_default();
         Err(refused(status, &words, stage))
+    }
+
+    /// A place among the calls in flight, in turn: a refusal would only bring the request back at once.
+    async fn place(&self, stage: Stage, until: Instant) -> Result<OwnedSemaphorePermit, RemoteError> {
+        let place = timeout_at(until, Arc::clone(&self.places).acquire_owned()).await;
+        place.ok().and_then(Result::ok).ok_or_else(|| {
+            let text = "as many requests were in flight all the time as the settings allow";
+            RemoteError::new(Kind::Retry, Side::Us, stage, text)
+                .remedy("send it when one has ended, or elsewhere")
+        })
     }
 
     /// The whole of an answer that comes in one piece.

@@ -85,7 +85,7 @@ pub struct Bounds {
     pub answer_bytes: usize,
     /// A page, `/metrics` included.
     pub page_bytes: usize,
-    /// Requests in flight; one more is refused.
+    /// Requests in flight; one more waits, as long as its answer may take to begin.
     pub calls: usize,
     /// Connections kept open for the next request.
     pub idle_connections: usize,

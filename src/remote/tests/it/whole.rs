@@ -1,5 +1,7 @@
 //! Whole requests on one engine.
 
+use std::time::Duration;
+
 use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec, toy_logprob,
 };
@@ -102,14 +104,37 @@ async fn the_clients_unknown_fields_go_along_and_its_own_words_do_not() {
 }
 
 #[tokio::test]
-async fn more_calls_than_allowed_are_refused_and_places_come_back() {
+async fn a_call_waits_for_a_place_as_long_as_for_its_first_token() {
     let vllm = vllm().await;
-    let engine = engine_with(vllm.settings(), |settings| settings.bounds.calls = 1);
+    let engine = engine_with(vllm.settings(), |settings| {
+        settings.bounds.calls = 1;
+        settings.timeouts.first_token_us = 100_000;
+    });
     let first = engine.generate(request(&prompt(1, 8), greedy(4))).await.unwrap();
     let refused = engine.generate(request(&prompt(1, 8), greedy(4))).await.unwrap_err();
     assert_eq!((refused.kind, refused.stage), (Kind::Retry, Stage::Start));
     drop(first);
     assert!(ids(engine.generate(request(&prompt(1, 8), greedy(4))).await).await.is_ok());
+}
+
+/// One call too many failed at once, and so did its next tries at the same engine.
+#[tokio::test]
+async fn more_calls_than_allowed_wait_for_each_other() {
+    let spec = VllmSpec {
+        token_time: Duration::from_millis(10),
+        ..VllmSpec::new(FakeRole::Whole, FakeConnector::None)
+    };
+    let vllm = FakeVllm::start(spec, &Fabric::new()).await.unwrap();
+    let engine = engine_with(vllm.settings(), |settings| settings.bounds.calls = 2);
+    let asked = request(&prompt(1, 8), greedy(4));
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let (engine, asked) = (engine.clone(), asked.clone());
+        calls.spawn(async move { ids(engine.generate(asked).await).await });
+    }
+    for answer in calls.join_all().await {
+        assert_eq!(answer, Ok(truth(&asked)));
+    }
 }
 
 #[tokio::test]
