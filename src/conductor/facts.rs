@@ -266,9 +266,12 @@ impl Driver {
         // An engine that prefills and decodes reports its count with the end of the answer.
         let decodes = self.pairs.get(request).is_some_and(|pair| pair.legs()[1] == Some(instance));
         let moves_kv = self.fleet.get(instance).is_some_and(|node| node.hello.engine_moves_kv);
-        let reports_late = decodes && moves_kv && done.cached_tokens == 0;
+        let session = self.sessions.get(&request);
+        // A prompt whose logprobs are asked for is computed without a look into the cache.
+        let looks = session.is_some_and(|session| session.submission.sampling.prompt_logprobs.is_none());
+        let reports_late = decodes && moves_kv && done.cached_tokens == 0 && looks;
         // Until then the time it took is taken to be that of the prompt behind what was expected in its cache.
-        let expected = self.sessions.get(&request).and_then(|session| session.expected);
+        let expected = session.and_then(|session| session.expected);
         let expected = expected.filter(|(at, _)| reports_late && *at == instance);
         let cached_tokens = expected.map_or(done.cached_tokens, |(_, tokens)| tokens);
         let fact = Fact::Prefilled { compute_us: done.compute_us, cached_tokens };

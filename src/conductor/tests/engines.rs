@@ -162,5 +162,14 @@ async fn what_a_whole_engine_took_is_judged_by_what_was_expected_in_its_cache() 
     bench.send_facts(&leg, vec![ended(1, Some(16))]).await;
     let Some(baton_router::Event::Finished { usage, .. }) = &bench.client("r").last else { panic!("no end") };
     assert_eq!(usage.cached_tokens, 16, "a client hears what the engine says");
+    // Of a prompt whose logprobs are asked for all is computed.
+    let sampling = Sampling { max_tokens: 9, prompt_logprobs: Some(1), ..Sampling::default() };
+    let submission = Bench::submission("s", sampling);
+    bench.send(baton_router::Submission { chain: chain.into(), ..submission }).await;
+    let before = bench.driver.core.stats().cached_tokens;
+    let leg = bench.prefill("s");
+    bench.send_facts(&leg, vec![token("s", 0, 0), prefilled()]).await;
+    assert_eq!(bench.driver.core.stats().cached_tokens - before, 0);
+    bench.send_facts(&leg, vec![ended(1, Some(0))]).await;
     bench.quiet();
 }

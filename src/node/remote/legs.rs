@@ -1,12 +1,13 @@
 //! The task of a leg: it calls the engine and reports the result.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_remote::{
-    Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult, RemoteEngine, RemoteError,
-    Request, Side, Stage, Token,
+    CollectedAnswer, Dialect, Generation, Handoff, HandoffWay, Kind, NextStep, Piece, PrefillResult,
+    RemoteEngine, RemoteError, Request, Side, Stage, Token,
 };
-use baton_types::Finish;
+use baton_types::{Finish, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -211,11 +212,18 @@ async fn alone(
     };
     let began = Instant::now();
     // A prompt that came in parts finds itself in the engine's cache.
-    let found_tokens = turn.as_ref().and_then(|turn| turn.found_tokens);
-    let mut compute_us = || turn.as_mut().map_or_else(|| us_since(began), PromptTurn::first_token);
+    let mut found_tokens = turn.as_ref().and_then(|turn| turn.found_tokens);
     let held = sender.held(&work.chain);
-    let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();
+    let (mut request, mut computed_us) = (work.request.clone(), None);
+    if let Some((prompt, rest)) = prompt_alone(engine, &request).await? {
+        computed_us = Some(compute_us(&mut turn, began));
+        turn = None;
+        found_tokens = Some(prompt.counts.cached_tokens.unwrap_or(0));
+        facts.extend(prompt.prompt_logprobs.as_deref().map(prompt_fact));
+        request = rest;
+    }
+    let mut generation = engine.generate(request).await?;
     let rest = loop {
         match next_piece(&mut generation).await? {
             Piece::PromptLogprobs(logprobs) => facts.push(prompt_fact(&logprobs)),
@@ -228,13 +236,15 @@ async fn alone(
                 let cached_tokens = found_at_first(counts.cached_tokens, found_tokens);
                 sender.found(work, &held, cached_tokens).await;
                 facts.push(ended(finish, cached_tokens));
-                facts.push(prefilled_fact(compute_us(), cached_tokens));
+                let computed_us = computed_us.unwrap_or_else(|| compute_us(&mut turn, began));
+                facts.push(prefilled_fact(computed_us, cached_tokens));
                 sender.send(facts).await;
                 return Ok(());
             }
         }
     };
-    facts.push(prefilled_fact(compute_us(), found_tokens));
+    let computed_us = computed_us.unwrap_or_else(|| compute_us(&mut turn, began));
+    facts.push(prefilled_fact(computed_us, found_tokens));
     drop(turn);
     let mut running = running(work, sender);
     if let Some(running) = &mut running {
@@ -245,6 +255,30 @@ async fn alone(
     let held = Some(FoundPrompt { work, held, found_tokens });
     let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held, running };
     forward(generation, answer, sender, &signals).await
+}
+
+/// The engine's own time for a prompt whose first token is there, µs.
+fn compute_us(turn: &mut Option<PromptTurn<'_>>, began: Instant) -> u64 {
+    turn.as_mut().map_or_else(|| us_since(began), PromptTurn::first_token)
+}
+
+/// Computes a prompt whose logprobs are asked for at an engine that streams no answer with them. Returns them, and the request
+/// for the answer, whose tokens are all drawn by the second call. `None` where one call is enough.
+async fn prompt_alone(
+    engine: &RemoteEngine,
+    request: &Request,
+) -> Result<Option<(CollectedAnswer, Request)>, RemoteError> {
+    let sampling = &request.sampling;
+    let streams = engine.settings().dialect == Dialect::Sglang || sampling.prompt_logprobs.is_none();
+    if streams || sampling.max_tokens == 1 {
+        return Ok(None);
+    }
+    let with = |sampling| Request { sampling: Arc::new(sampling), ..request.clone() };
+    // Its token is not the answer's, and ends nothing.
+    let first =
+        Sampling { max_tokens: 1, ignore_eos: true, stop_token_ids: Vec::new(), ..Sampling::clone(sampling) };
+    let prompt = engine.generate(with(first)).await?.all().await?;
+    Ok(Some((prompt, with(Sampling { prompt_logprobs: None, ..Sampling::clone(sampling) }))))
 }
 
 /// An answer that has begun.

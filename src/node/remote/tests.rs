@@ -405,6 +405,53 @@ async fn parts_begin_behind_what_is_cached_and_an_answer_without_company_has_non
     node_legs.detached().expect("it is there");
 }
 
+/// vLLM streams no answer with them: its whole time was taken for the prompt's, and long answers came too late.
+#[tokio::test]
+async fn logprobs_of_a_prompt_come_with_a_call_of_their_own_and_the_answer_is_streamed() {
+    let (fake, node_legs, mut facts) = splitting(keeping(Duration::ZERO, Cost::NONE), false).await;
+    let sampling = |max_tokens| Sampling {
+        temperature: 0.0,
+        max_tokens,
+        ignore_eos: true,
+        prompt_logprobs: Some(1),
+        ..Sampling::default()
+    };
+    let prompt: Vec<u32> = (1..100).collect();
+    for (request, max_tokens) in [(7, 5), (8, 1)] {
+        let mut order = numbered(request, prefill(&prompt, max_tokens, None));
+        if let Some(v1::order::Order::Prefill(prefill)) = &mut order.orders[0].order {
+            prefill.work.as_mut().expect("it has some").sampling = Some((&sampling(max_tokens)).into());
+        }
+        node_legs.ordered(order).expect("it is there");
+        let mut first = next(&mut facts).await;
+        while matches!(first[..], [v1::fact::Fact::Cache(_)]) {
+            first = next(&mut facts).await;
+        }
+        let [v1::fact::Fact::PromptLogprobs(logprobs), v1::fact::Fact::Token(token), ..] = &first[..] else {
+            panic!("{first:?}")
+        };
+        let truth = baton_remote::testing::toy_answer(&prompt, &sampling(max_tokens)).0;
+        assert_eq!((logprobs.logprobs.len(), token.index, token.token), (98, 0, truth[0]));
+        let mut rest = first;
+        while !rest.iter().any(|fact| matches!(fact, v1::fact::Fact::Ended(_))) {
+            rest.extend(next(&mut facts).await);
+        }
+        let tokens = rest.iter().filter_map(|fact| match fact {
+            v1::fact::Fact::Token(token) => Some(token.token),
+            _ => None,
+        });
+        assert_eq!(tokens.collect::<Vec<_>>(), truth);
+    }
+    let calls =
+        fake.received().into_iter().filter(|call| call.path == "/v1/completions").map(|call| call.body);
+    let asked = calls.map(|body| {
+        (body["max_tokens"].as_u64(), body["stream"].as_bool(), body["prompt_logprobs"].as_u64())
+    });
+    let once = (Some(1), Some(false), Some(1));
+    assert_eq!(asked.collect::<Vec<_>>(), [once, (Some(5), Some(true), None), once]);
+    node_legs.detached().expect("it is there");
+}
+
 /// vLLM counts nothing where it finds nothing: what it had evicted stayed known for ever.
 #[tokio::test]
 async fn a_prompt_of_which_nothing_is_found_corrects_what_is_known() {

@@ -101,6 +101,8 @@ fn resumed(
     Ok(Sampling {
         max_tokens: left,
         min_tokens: sampling.min_tokens.saturating_sub(given),
+        // They came before the first token.
+        prompt_logprobs: None,
         ..sampling.clone()
     })
 }
@@ -128,11 +130,13 @@ mod tests {
 
     #[test]
     fn what_was_drawn_elsewhere_is_prompt_and_counts() {
-        let sampling = Sampling { max_tokens: 10, min_tokens: 4, ..Sampling::default() };
+        let sampling =
+            Sampling { max_tokens: 10, min_tokens: 4, prompt_logprobs: Some(1), ..Sampling::default() };
         let work = new(order(&[1, 2, 3], &[4, 5], &sampling)).unwrap();
         assert_eq!(&work.request.tokens[..], &[1, 2, 3, 4, 5]);
         assert_eq!((work.given, work.chain.len()), (2, 2), "engines keep what they are given");
-        assert_eq!((work.request.sampling.max_tokens, work.request.sampling.min_tokens), (8, 2));
+        let sampling = &work.request.sampling;
+        assert_eq!((sampling.max_tokens, sampling.min_tokens, sampling.prompt_logprobs), (8, 2, None));
     }
 
     #[test]
