@@ -12,9 +12,12 @@ const MAX_BYTES: usize = 2 << 20;
 #[error("kv_transfer_params: {0}")]
 pub(crate) struct Flaw(String);
 
-/// The lease terms in the parameters.
+/// What the parameters offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Terms {
+    /// Whether the KV is of the whole prompt. Of models with recurrent layers (Mamba) vLLM leaves the last token to the decode
+    /// side, and draws one after the token before it, which is not the answer's.
+    pub(crate) whole: bool,
     /// When the blocks are released, by a clock of the engine's choice, s.
     pub(crate) expiry_s: Option<f64>,
 }
@@ -80,11 +83,9 @@ pub(crate) fn check(raw: &RawValue, prompt_tokens: u64, block_tokens: Option<u32
     if [params.tp_size, params.dcp_size, params.pp_size].contains(&Some(0)) {
         return wrong("a parallel size is 0".into());
     }
-    if params.remote_num_tokens != prompt_tokens {
-        return wrong(format!(
-            "remote_num_tokens is {}, and the prompt has {prompt_tokens}",
-            params.remote_num_tokens
-        ));
+    let held_tokens = params.remote_num_tokens;
+    if held_tokens != prompt_tokens && held_tokens.checked_add(1) != Some(prompt_tokens) {
+        return wrong(format!("remote_num_tokens is {held_tokens}, and the prompt has {prompt_tokens}"));
     }
     if params.transfer_mode.as_deref().is_some_and(|mode| mode != "pull") {
         return wrong(format!(
@@ -93,11 +94,12 @@ pub(crate) fn check(raw: &RawValue, prompt_tokens: u64, block_tokens: Option<u32
         ));
     }
     let blocks = params.remote_block_ids.most() as u64;
-    let held = blocks.saturating_mul(block_tokens.map_or(u64::MAX, u64::from));
-    if blocks == 0 || held < prompt_tokens {
-        return wrong(format!("{blocks} blocks do not hold {prompt_tokens} tokens"));
+    let room = blocks.saturating_mul(block_tokens.map_or(u64::MAX, u64::from));
+    if blocks == 0 || room < held_tokens {
+        return wrong(format!("{blocks} blocks do not hold {held_tokens} tokens"));
     }
-    Ok(Terms { expiry_s: params.remote_blocks_expiry_time.filter(|expiry| expiry.is_finite()) })
+    let expiry_s = params.remote_blocks_expiry_time.filter(|expiry| expiry.is_finite());
+    Ok(Terms { whole: held_tokens == prompt_tokens, expiry_s })
 }
 
 /// The name of what is lent.
@@ -142,13 +144,22 @@ mod tests {
 
     #[test]
     fn what_was_seen_passes() {
-        assert_eq!(checked(&seen()), Ok(Terms { expiry_s: None }));
+        assert_eq!(checked(&seen()), Ok(Terms { whole: true, expiry_s: None }));
         let raw = RawValue::from_string(seen().to_string()).unwrap();
         assert_eq!(name(&raw).unwrap(), "c0536093-7758-4262-b6b0-745c515b8881/cmpl-nixl-20-101-0-b21cfe72");
         let mut older = seen();
         older["remote_block_ids"] = json!([4]);
         older.as_object_mut().unwrap().remove("dcp_size");
         assert!(checked(&older).is_ok());
+    }
+
+    #[test]
+    fn the_last_token_may_be_left_to_the_decode_side() {
+        let mut params = seen();
+        params["remote_num_tokens"] = json!(19);
+        assert_eq!(checked(&params), Ok(Terms { whole: false, expiry_s: None }));
+        let raw = RawValue::from_string(params.to_string()).unwrap();
+        assert!(check(&raw, 20, Some(19)).is_ok() && check(&raw, 20, Some(18)).is_err());
     }
 
     #[test]
@@ -180,7 +191,8 @@ mod tests {
             ("remote_block_ids", json!([[-1]])),
             ("remote_port", json!(0)),
             ("remote_port", json!(65_536)),
-            ("remote_num_tokens", json!(19)),
+            ("remote_num_tokens", json!(18)),
+            ("remote_num_tokens", json!(21)),
             ("tp_size", json!(0)),
             ("tp_size", json!("1")),
             ("transfer_mode", json!("push")),
@@ -205,7 +217,7 @@ mod tests {
     #[test]
     fn an_expiry_counts_when_it_is_of_our_clock() {
         let now = 1_795_230_029_000_000;
-        let of = |expiry| expiry_us(Terms { expiry_s: expiry }, now);
+        let of = |expiry| expiry_us(Terms { whole: true, expiry_s: expiry }, now);
         assert_eq!(of(Some(1_795_230_059.0)), Some(1_795_230_059_000_000));
         assert_eq!((of(Some(81_234.5)), of(None), of(Some(-1.0))), (None, None, None));
     }

@@ -137,15 +137,17 @@ impl PrefillLeg {
         let next = match self.plan {
             Plan::Room => NextStep::Offered,
             Plan::Answer => NextStep::Answer(finish),
-            Plan::Nixl if answers => {
+            Plan::Nixl => match nixl_handoff(&self.engine, &self.request, kv_transfer_params) {
                 // vLLM's NixlConnector lends the KV even of a prompt whose first token ends the answer. Unusable
                 // parameters of it do not make the answer invalid.
-                left = kv_transfer_params
-                    .and_then(|params| nixl_handoff(&self.engine, &self.request, Some(params)).ok());
-                NextStep::Answer(finish)
-            }
+                Ok((handoff, true)) if answers => {
+                    left = Some(handoff);
+                    NextStep::Answer(finish)
+                }
+                Err(_) if answers => NextStep::Answer(finish),
+                handoff => NextStep::Decode(handoff?.0),
+            },
             _ if answers => NextStep::Answer(finish),
-            Plan::Nixl => NextStep::Decode(nixl_handoff(&self.engine, &self.request, kv_transfer_params)?),
             Plan::Mooncake { engine_id, bootstrap, transfer_id } => {
                 let lease = self.engine.lease(None);
                 NextStep::Decode(Handoff::new(
@@ -163,11 +165,12 @@ impl PrefillLeg {
     }
 }
 
+/// The hand-off, and whether it is of the whole prompt.
 fn nixl_handoff(
     engine: &RemoteEngine,
     request: &Request,
     params: Option<Box<serde_json::value::RawValue>>,
-) -> Result<Handoff, RemoteError> {
+) -> Result<(Handoff, bool), RemoteError> {
     let Some(params) = params else {
         return Err(RemoteError::bug(Stage::Handoff, "the prefill's answer has no kv_transfer_params").remedy(
             "start the prefill engine with --kv-transfer-config and NixlConnector, or give this engine no hand-off",
@@ -176,7 +179,7 @@ fn nixl_handoff(
     let terms = nixl::check(&params, request.tokens.len() as u64, engine.block_tokens())
         .map_err(|flaw| RemoteError::bug(Stage::Handoff, flaw.to_string()))?;
     let lease = engine.lease(nixl::expiry_us(terms, now_us()));
-    Ok(Handoff::new(request, Way::Nixl { params }, lease))
+    Ok((Handoff::new(request, Way::Nixl { params }, lease), terms.whole))
 }
 
 impl RemoteEngine {

@@ -8,7 +8,7 @@ use baton_types::{Finish, Sampling};
 use serde_json::{Value, json};
 
 use crate::scene::{
-    SglangPair, VllmPair, becomes, engine_with, greedy, ids, prompt, request, truth, with_body,
+    SglangPair, VllmPair, becomes, engine_with, greedy, handoff_of, ids, prompt, request, truth, with_body,
 };
 
 const BOTH: [FakeConnector; 2] = [FakeConnector::Nixl, FakeConnector::Mooncake];
@@ -152,6 +152,21 @@ async fn what_an_answer_of_one_end_token_leaves_lent_can_be_taken_back() {
     let pair = VllmPair::new(FakeConnector::Mooncake).await;
     let done = pair.prefill.prefill(asked).await.unwrap().run().await.unwrap();
     assert!(done.left.is_none() && pair.p.held_blocks() == 0);
+}
+
+/// As vLLM has it for models with recurrent layers: it drops the last token of the prompt, and draws that one.
+#[tokio::test]
+async fn an_end_that_was_drawn_before_the_last_token_of_the_prompt_ends_nothing() {
+    let tokens = prompt(5, 70);
+    let pair = VllmPair::new(FakeConnector::Nixl).await;
+    for stop_token_ids in [vec![toy_next(&tokens)], vec![]] {
+        pair.p.fault(Fault::Instead("remote_num_tokens", "69"), 1);
+        let asked = request(&tokens, Sampling { stop_token_ids, ..greedy(24) });
+        let done = pair.prefill.prefill(asked).await.unwrap().run().await.unwrap();
+        assert!(done.left.is_none());
+        let handoff = Handoff::from_bytes(&handoff_of(done).into_bytes()).unwrap();
+        assert!(handoff.left_us(0) > 0);
+    }
 }
 
 #[tokio::test]
@@ -356,7 +371,7 @@ async fn a_prefill_whose_parameters_are_not_whole_is_not_decoded() {
     let wrong = [
         Fault::Instead("remote_block_ids", "[]"),
         Fault::Instead("remote_block_ids", "\"1\""),
-        Fault::Instead("remote_num_tokens", "49"),
+        Fault::Instead("remote_num_tokens", "48"),
         Fault::Instead("do_remote_prefill", "false"),
         Fault::Instead("remote_host", "7"),
         Fault::Instead("transfer_mode", "\"push\""),
