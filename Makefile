@@ -106,7 +106,7 @@ check: ready ready-lints ## Check format, lints, documentation and the rules for
 	PYO3_NO_PYTHON=1 CARGO="$(CARGO)" scripts/rdma/check.sh extension,mooncake
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
-	$(CARGO) test --locked --package baton --test architecture
+	$(CARGO) test --locked --workspace --test architecture
 
 book: ready ready-book ## Build the documentation as a site with mdBook (from crates.io), and check its links
 	python3 scripts/book.py
