@@ -199,7 +199,12 @@ impl Admin {
         let text = String::from_utf8_lossy(body);
         if self.shared.is_some() {
             let Some(now) = self.inbox.ask(Question::Config).await else { return gone() };
-            return to_answer(Some(self.to_share(&text, &now).map(|(_, changes)| changes)));
+            return match self.to_share(&text, &now) {
+                Ok((_, new)) => {
+                    to_answer(self.inbox.ask(|reply| Question::CheckPolicy(Box::new(new), reply)).await)
+                }
+                Err(why) => wrong(StatusCode::BAD_REQUEST, &why.to_string()),
+            };
         }
         match self.read_policy(text.into_owned()).await {
             Ok(config) => {
@@ -235,14 +240,18 @@ impl Admin {
         // A conductor that does not lead says so first, whatever it was sent.
         shared.may_write()?;
         let now = self.in_force().await;
-        let (version, now) = now.ok_or_else(|| PolicyRefusal::NotNow(SHUTTING_DOWN.to_owned()))?;
+        let ends = || PolicyRefusal::NotNow(SHUTTING_DOWN.to_owned());
+        let (version, now) = now.ok_or_else(ends)?;
         let in_place_of = in_place_of(basis, version, &now)?;
-        let (text, changes) = self.to_share(text, &now)?;
+        let (text, new) = self.to_share(text, &now)?;
+        // What this conductor cannot apply, with the requests that are under way, nobody is to follow.
+        let checked = self.inbox.ask(|reply| Question::CheckPolicy(Box::new(new), reply)).await;
+        let changes = checked.ok_or_else(ends)??;
         Ok(PolicyOutcome { revision: shared.put(&text, in_place_of).await?, changes })
     }
 
-    /// The text that all can follow, and what it changes of the policy in force.
-    fn to_share(&self, text: &str, now: &Config) -> Result<(String, Vec<String>), PolicyError> {
+    /// The text that all can follow, and the configuration that it makes of the one in force.
+    fn to_share(&self, text: &str, now: &Config) -> Result<(String, Config), PolicyError> {
         let text = match (text.trim().is_empty(), &self.config_path) {
             (false, _) => text.to_owned(),
             (true, Some(path)) => std::fs::read_to_string(path)
@@ -251,9 +260,7 @@ impl Admin {
         };
         let text = crate::policy::to_share(&text)?;
         let new = crate::policy::under(now, &text)?;
-        crate::policy::can_reload(now, &new)?;
-        let changes = crate::policy::changes(now, &new).iter().map(ToString::to_string).collect();
-        Ok((text, changes))
+        Ok((text, new))
     }
 
     async fn drain(&self, node: &str, drain: bool) -> Answer {

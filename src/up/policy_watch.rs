@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::shared_policy::SharedPolicy;
-use crate::conductor::{Inbox, PolicyChange, Question};
+use super::shared_policy::{SharedPolicy, TRY_AGAIN};
+use crate::conductor::{Inbox, PolicyChange, PolicyRefusal, Question};
 use crate::config::Config;
 use crate::policy::PolicyError;
 
@@ -30,6 +30,8 @@ struct FollowedFile {
     seen: Vec<u8>,
     /// As it was when it was last applied.
     applied: Option<(String, Config)>,
+    /// Whether it was confirmed, where it is refused for what may pass, such as requests under way: it is tried again.
+    waits: Option<bool>,
 }
 
 /// Watches until `stop` is cancelled. While the cluster has a policy of its own, the file's waits.
@@ -61,10 +63,19 @@ pub(super) async fn watch(
                     () = stop.cancelled() => return,
                 }
             }
+            () = tokio::time::sleep(TRY_AGAIN), if followed.waits.is_some() => {
+                // A change that is under way is read when it has settled.
+                if bytes_of(&followed.path) != followed.seen {
+                    continue;
+                }
+                false
+            }
             () = stop.cancelled() => return,
         };
         let text = bytes_of(&followed.path);
-        if !confirmed && text == followed.seen {
+        if confirmed || text != followed.seen {
+            followed.waits = None;
+        } else if followed.waits.is_none() {
             continue;
         }
         followed.seen = text;
@@ -103,13 +114,14 @@ impl FollowedFile {
     /// A file that was just applied, or that cannot be: then nothing of it is in force.
     fn new(path: PathBuf) -> Self {
         let (seen, applied) = (bytes_of(&path), crate::config::read(&path).ok());
-        Self { path, seen, applied }
+        Self { path, seen, applied, waits: None }
     }
 
     /// Reads the file and puts it into force; `confirmed` by an operator, whatever it drops. Where the cluster has a policy,
     /// of that version, `[scheduler]` of the file waits.
     async fn reload(&mut self, confirmed: bool, inbox: &Inbox, shared: Option<u64>) {
-        let path = self.path.clone();
+        let (path, again) = (self.path.clone(), self.waits.take());
+        let confirmed = again.unwrap_or(confirmed);
         // A large one takes a while: no decision waits for that.
         let read = tokio::task::spawn_blocking(move || crate::config::read(&path));
         let (text, config) = match read.await {
@@ -140,7 +152,14 @@ impl FollowedFile {
                 tracing::info!(changes = changes.join("; "), "policy file read and applied");
                 self.warn_of_undone(&config, &changes);
             }
-            Some(Err(why)) => return refused(&why),
+            Some(Err(why)) => {
+                let passes = matches!(why, PolicyRefusal::Wrong(PolicyError::Scheduler(_)));
+                self.waits = passes.then_some(confirmed);
+                if again.is_none() {
+                    refused(&why);
+                }
+                return;
+            }
             None => return,
         }
         self.applied = Some((text, config));

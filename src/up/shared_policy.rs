@@ -5,15 +5,19 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_membership::{Kind, MembershipError, Permit, Policies, Policy, PolicyFollower};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use crate::conductor::{Inbox, Lead, PolicyChange, PolicyOutcome, PolicyRefusal, Question};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::policy::PolicyError;
+
+/// Between two tries to put a policy into force that is refused: what live requests rely on passes with them.
+pub(super) const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 impl From<MembershipError> for PolicyRefusal {
     fn from(error: MembershipError) -> Self {
@@ -31,14 +35,36 @@ impl From<MembershipError> for PolicyRefusal {
     }
 }
 
+/// The policy that this conductor follows, and what it does not.
+#[derive(Debug, Default)]
+struct FollowedPolicy {
+    /// 0 for its own file.
+    version: u64,
+    /// The cluster's version where it is refused here, and why.
+    refused: Option<(u64, String)>,
+}
+
+impl FollowedPolicy {
+    /// A conflict because of a version that is not followed here: reading what is in force again does not help.
+    fn explained(&self, refusal: PolicyRefusal) -> PolicyRefusal {
+        match (refusal, &self.refused) {
+            (PolicyRefusal::Conflict(_), Some((version, why))) => PolicyRefusal::Conflict(format!(
+                "version {version} is the cluster's policy, and this conductor does not apply it: {why}. It tries again every \
+                 second; baton config rollback takes it back"
+            )),
+            (refusal, _) => refusal,
+        }
+    }
+}
+
 /// Reads and writes the policy that several conductors share. Clones share one state.
 #[derive(Clone)]
 pub(super) struct SharedPolicy {
     policies: Policies,
     lead: Lead,
     following: Arc<PolicyFollower>,
-    /// The version that this conductor follows; 0 for its own file. Locked while another comes into force.
-    in_force: Arc<Mutex<u64>>,
+    /// Locked while another comes into force.
+    in_force: Arc<Mutex<FollowedPolicy>>,
 }
 
 impl SharedPolicy {
@@ -54,8 +80,8 @@ impl SharedPolicy {
     }
 
     /// The version that this conductor follows, 0 for its own file. It follows no other until this is dropped.
-    pub(super) async fn in_force(&self) -> MutexGuard<'_, u64> {
-        self.in_force.lock().await
+    pub(super) async fn in_force(&self) -> MappedMutexGuard<'_, u64> {
+        MutexGuard::map(self.in_force.lock().await, |followed| &mut followed.version)
     }
 
     /// Leave to make policies at this moment.
@@ -81,7 +107,10 @@ impl SharedPolicy {
             Some(version) => version,
             None => self.policies.get().await?.map_or(0, |now| now.version),
         };
-        Ok(self.policies.put_as_leader(text, version, permit).await?)
+        match self.policies.put_as_leader(text, version, permit).await {
+            Ok(version) => Ok(version),
+            Err(error) => Err(self.in_force.lock().await.explained(error.into())),
+        }
     }
 
     /// Makes it the one before that version, or before any, again; what is in force then, in a line.
@@ -89,7 +118,10 @@ impl SharedPolicy {
     /// # Errors
     /// As [`Self::put`], or there is none before.
     pub(super) async fn rollback(&self, version: Option<u64>) -> Result<PolicyOutcome, PolicyRefusal> {
-        let now = self.policies.rollback(version, Some(self.permit()?)).await?;
+        let now = match self.policies.rollback(version, Some(self.permit()?)).await {
+            Ok(now) => now,
+            Err(error) => return Err(self.in_force.lock().await.explained(error.into())),
+        };
         let change = match &now {
             Some(policy) => format!("the cluster's policy is version {}, as before the last", policy.version),
             None => "the cluster has no policy any more; each conductor follows its own file".to_owned(),
@@ -108,51 +140,59 @@ impl SharedPolicy {
         let (mut latest, mut seen) = (self.following.latest(), None);
         loop {
             let policy = latest.borrow_and_update().clone();
-            if policy != seen {
-                let mut in_force = self.in_force.lock().await;
-                if adopt(policy.as_ref(), &own, &inbox).await {
-                    *in_force = policy.as_ref().map_or(0, |policy| policy.version);
-                    metrics.policy_version(*in_force);
+            let mut followed = self.in_force.lock().await;
+            let again = policy == seen;
+            if !again || followed.refused.is_some() {
+                let version = policy.as_ref().map_or(0, |policy| policy.version);
+                match adopt(policy.as_ref(), &own, &inbox).await {
+                    Some(Ok(changes)) => {
+                        tracing::info!(version, changes, "the cluster's policy is in force");
+                        *followed = FollowedPolicy { version, refused: None };
+                        metrics.policy_version(version);
+                    }
+                    Some(Err(why)) => {
+                        if !again {
+                            tracing::error!(version, %why, "the cluster's policy NOT applied; the policy in force goes on");
+                        }
+                        followed.refused = Some((version, why.to_string()));
+                    }
+                    None => return,
                 }
                 seen = policy;
             }
+            let refused = followed.refused.is_some();
+            drop(followed);
             tokio::select! {
                 changed = latest.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(TRY_AGAIN), if refused => {}
                 () = stop.cancelled() => return,
             }
         }
     }
 }
 
-/// Puts a policy into force, or the conductor's own where there is none. Whether it is in force.
-async fn adopt(policy: Option<&Policy>, (own, path): &(Config, Option<PathBuf>), inbox: &Inbox) -> bool {
-    let Some(now) = inbox.ask(Question::Config).await else { return false };
+/// Puts a policy into force, or the conductor's own where there is none; what that changes. None when the conductor is gone.
+async fn adopt(
+    policy: Option<&Policy>,
+    (own, path): &(Config, Option<PathBuf>),
+    inbox: &Inbox,
+) -> Option<Result<String, PolicyRefusal>> {
+    let now = inbox.ask(Question::Config).await?;
     let config = match (policy, path) {
         // Of its own file, keys may have changed since the start.
         (Some(policy), _) => crate::policy::under(&now, &policy.text),
         (None, Some(path)) => crate::config::load(path).map_err(PolicyError::from),
         (None, None) => Ok(Config { scheduler: own.scheduler.clone(), ..*now }),
     };
-    let applied = match config {
-        Ok(config) => {
-            let change = Box::new(PolicyChange::confirmed(config));
-            inbox.ask(|reply| Question::Policy(change, reply)).await
-        }
-        Err(why) => Some(Err(PolicyRefusal::Wrong(why))),
+    let change = match config {
+        Ok(config) => Box::new(PolicyChange::confirmed(config)),
+        Err(why) => return Some(Err(why.into())),
     };
-    let version = policy.map_or(0, |policy| policy.version);
-    match applied {
-        Some(Ok(PolicyOutcome { changes, .. })) => {
-            let changes = if changes.is_empty() { "nothing".to_owned() } else { changes.join("; ") };
-            tracing::info!(version, changes, "the cluster's policy is in force");
-            true
-        }
-        Some(Err(why)) => {
-            tracing::error!(version, %why, "the cluster's policy NOT applied; the policy in force goes on");
-            false
-        }
-        None => false,
-    }
+    let applied = inbox.ask(|reply| Question::Policy(change, reply)).await?;
+    Some(applied.map(|PolicyOutcome { changes, .. }| match changes.is_empty() {
+        true => "nothing".to_owned(),
+        false => changes.join("; "),
+    }))
 }
 
 #[cfg(test)]

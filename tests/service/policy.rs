@@ -321,3 +321,28 @@ fn a_policy_of_megabytes_costs_no_node() {
     assert_eq!(lives, [Some(1), Some(1)]);
     service.ask(CHAT, &chat("still served", 2)).ok();
 }
+
+/// A class that live requests are of keeps its place until they are done. A file that moves it is tried again until then.
+#[test]
+fn a_file_that_live_requests_refuse_is_applied_when_they_are_done() {
+    let of = |names: &[&str]| {
+        let classes = names.iter().map(|name| format!("\n[[scheduler.classes]]\nname = \"{name}\"\n"));
+        format!("[scheduler]\nblock_tokens = 16\n{}", classes.collect::<String>())
+    };
+    let service =
+        Service::configured(&of(&["x", "y"]), &["--engine", "timed", "--nodes", "1p1d", "--log", "info"]);
+    let mut asked = chat("tell me all of it", 3_000);
+    asked["stream"] = true.into();
+    let mut open = service.open(CHAT, &asked);
+    open.event().unwrap();
+    std::fs::write(service.path("baton.toml"), of(&["z", "x", "y"])).unwrap();
+    let refused = || service.errors().lines().filter(|line| line.contains("keep the order")).count();
+    until(Duration::from_secs(10), "it is refused", || (refused() == 0).then(|| service.errors()));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(refused(), 1, "it is said once: {}", service.errors());
+    drop(open);
+    until(Duration::from_secs(10), "the file is in force", || {
+        let config: Value = service.get("/admin/config").ok().json();
+        (config["scheduler"]["classes"][0]["name"] != "z").then(|| service.errors())
+    });
+}

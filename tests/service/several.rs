@@ -304,3 +304,43 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     }
     assert_eq!(ttft_us(at), Some(7_000_000), "the policy in force goes on");
 }
+
+/// What the leader cannot apply while its requests are under way is not made the policy of all. A policy that another put
+/// there all the same is tried until it can be applied, and is named where it bars a change.
+#[test]
+fn a_policy_that_live_requests_refuse_is_not_shared_and_a_foreign_one_is_tried_again() {
+    let place = TempDir::new().unwrap();
+    let (_etcd, endpoint) = etcd(place.path());
+    let (_leader, at) = conductor(place.path(), &endpoint, "leader");
+    let _nodes = [("p0", "prefill"), ("d0", "decode")].map(|(name, role)| {
+        let mut command = baton(place.path());
+        command.args(["node", "--name", name, "--role", role, "--etcd", &endpoint, "--cluster", "several"]);
+        start(command, place.path(), name)
+    });
+    let log = || std::fs::read_to_string(place.path().join("leader.err")).unwrap();
+    until(LONG, "it leads", || (ready(at) != Some(200)).then(log));
+    let mut asked = completion("once upon a time", 3_000);
+    asked["stream"] = true.into();
+    let json = [("content-type", "application/json")];
+    let mut open = http::OpenAnswer::new(at, "POST /v1/completions", &json, &asked.to_string()).unwrap();
+    open.event().unwrap();
+    let class = |name: &str| format!("[[scheduler.classes]]\nname = \"{name}\"\n");
+    let moved = format!("[scheduler]\nblock_tokens = 16\n{}{}", class("before"), class("default"));
+    for path in ["/admin/policy/check", "/admin/policy"] {
+        let refused = http::call(at, &format!("POST {path}"), &[], &moved).unwrap();
+        assert!(refused.status == 400 && refused.text.contains("keep the order"), "{path}: {refused:?}");
+    }
+    std::fs::write(place.path().join("moved.toml"), &moved).unwrap();
+    let (code, said, why) =
+        run(place.path(), &["config", "push", "moved.toml", "--etcd", &endpoint, "--cluster", "several"]);
+    assert_eq!(code, Some(0), "{said}{why}");
+    until(LONG, "it is refused", || (!log().contains("policy NOT applied")).then(log));
+    let url = format!("http://{at}");
+    let set = ["policy", "set", "class.default.ttft=7s", "--url", &url];
+    let (code, _, why) = run(place.path(), &set);
+    assert!(code == Some(1) && why.contains("does not apply it") && why.contains("keep the order"), "{why}");
+    drop(open);
+    until(LONG, "it is in force", || (!log().contains("policy is in force")).then(log));
+    let (code, said, why) = run(place.path(), &set);
+    assert_eq!(code, Some(0), "{said}{why}");
+}
