@@ -335,6 +335,10 @@ fn front_doors_that_elect_one_share_an_etcd_with_their_nodes() {
         (front["spec"]["replicas"].as_u64(), text(front, "/spec/strategy/type")),
         (Some(3), "RollingUpdate")
     );
+    // Each query is of the cluster: an average of it over the pods is none.
+    for scaled in objects.iter().filter(|one| text(one, "/kind") == "ScaledObject") {
+        assert_eq!(text(scaled, "/spec/triggers/0/metricType"), "Value", "{scaled}");
+    }
     let (serves, args) = command(front, "baton", "baton-7");
     assert!(matches!(serves, Command::Serve(_)));
     for own in ["--name=baton-7", "--advertise=http://10.0.0.7:9090"] {
