@@ -9,10 +9,9 @@ mod gauges;
 pub(crate) mod objects;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use baton_http::{Figure, Kind, Page, label};
-use baton_router::Router;
 use baton_scheduler::{Prediction, ServedRequest};
 use by_class::ByClass;
 pub(crate) use by_class::SloOutcome;
@@ -75,6 +74,8 @@ pub const NAMES: &[Figure] = &[
         "baton_stage_seconds",
         "Time of a request in a stage that ended well, by `stage` and `role`",
     ),
+    Figure::gauge("baton_ready", "1 while this front door serves requests (`/ready`), else 0"),
+    Figure::gauge("baton_leads", "1 while this conductor leads, as the only one always does, else 0"),
     Figure::gauge("baton_nodes", "Nodes attached, by `role` and `state`"),
     Figure::gauge(
         "baton_role_pressure",
@@ -286,19 +287,6 @@ impl Metrics {
         self.shared.by_node.write(&mut page);
         self.shared.edge.write(&mut page);
         page.into_text()
-    }
-
-    /// Shows what this front door counts, too, as long as it is there.
-    pub(crate) fn reads(&self, door: Weak<Router>) {
-        self.shared.edge.reads(door);
-    }
-
-    pub(crate) fn control_closed(&self, why: ControlCloseReason) {
-        self.shared.edge.closed(why);
-    }
-
-    pub(crate) fn control_not_accepted(&self) {
-        self.shared.edge.not_accepted();
     }
 
     /// Takes samples in; to be called every few seconds, or they pile up.

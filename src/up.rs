@@ -233,7 +233,7 @@ impl Service {
             }
         });
         let shared = policies.map(|policies| SharedPolicy::new(policies, lead.clone()));
-        let nodes = ControlService::new(inbox.clone(), lead).guarded(guard.clone(), metrics.clone());
+        let nodes = ControlService::new(inbox.clone(), lead.clone()).guarded(guard.clone(), metrics.clone());
         if let Some(shared) = &shared {
             let own = (config.clone(), config_path.clone());
             tasks.spawn(shared.clone().follow(own, (inbox.clone(), metrics.clone()), stop_all.clone()));
@@ -241,7 +241,7 @@ impl Service {
         let policy = (config_path.clone(), shared.clone());
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, keys.clone());
         let router = router((config, &keys), tokenization, (door, connections.clients), admin)?;
-        metrics.reads(Arc::downgrade(&router));
+        metrics.reads(Arc::downgrade(&router), move || lead.token().is_some());
         let serving = Arc::clone(&router).serve(clients, stop_clients.clone());
         let serving = front.handle().spawn(serving);
         let within = (connections.nodes, metrics.clone());

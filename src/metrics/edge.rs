@@ -6,7 +6,7 @@ use std::sync::{OnceLock, Weak};
 use baton_http::{Page, label};
 use baton_router::{CloseReason, Router};
 
-use super::figure;
+use super::{Metrics, figure};
 
 /// Why a connection of the control port was closed from this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,23 +35,39 @@ impl ControlCloseReason {
 pub(super) struct Edge {
     /// Weak: the front door shows these figures.
     door: OnceLock<Weak<Router>>,
+    leads: OnceLock<LeadQuestion>,
     closed: [AtomicU64; ControlCloseReason::ALL.len()],
     accept_failures: AtomicU64,
 }
 
+/// Whether the conductor leads at this moment.
+type LeadQuestion = Box<dyn Fn() -> bool + Send + Sync>;
+
 /// Labels in the words of the page, and a figure.
 type Series = (String, u64);
 
-impl Edge {
-    pub(super) fn reads(&self, door: Weak<Router>) {
-        let _ = self.door.set(door);
+impl Metrics {
+    /// Shows what this front door counts, too, as long as it is there, and whether its conductor leads.
+    pub(crate) fn reads(&self, door: Weak<Router>, leads: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.shared.edge.door.set(door);
+        let _ = self.shared.edge.leads.set(Box::new(leads));
     }
 
-    pub(super) fn closed(&self, why: ControlCloseReason) {
+    pub(crate) fn control_closed(&self, why: ControlCloseReason) {
+        self.shared.edge.closed(why);
+    }
+
+    pub(crate) fn control_not_accepted(&self) {
+        self.shared.edge.not_accepted();
+    }
+}
+
+impl Edge {
+    fn closed(&self, why: ControlCloseReason) {
         self.closed[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn not_accepted(&self) {
+    fn not_accepted(&self) {
         self.accept_failures.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -70,6 +86,7 @@ impl Edge {
                 ("client_left", stats.disconnected),
                 ("unread", stats.cut_off),
             ];
+            page.value(figure("baton_ready"), u8::from(door.is_ready()));
             page.value(figure("baton_http_requests_total"), stats.requests);
             page.family(figure("baton_http_errors_total"), errors);
             let broken = broken.map(|(why, count)| (format!("why=\"{why}\""), count));
@@ -82,6 +99,9 @@ impl Edge {
             let labels = |why: CloseReason| format!("port=\"clients\",why=\"{}\"", why.name());
             closed.extend(CloseReason::ALL.into_iter().map(|why| (labels(why), stats.closed[why as usize])));
             failures.push(("port=\"clients\"".to_owned(), stats.accept_failures));
+        }
+        if let Some(leads) = self.leads.get() {
+            page.value(figure("baton_leads"), u8::from(leads()));
         }
         let labels = |why: ControlCloseReason| format!("port=\"control\",why=\"{}\"", why.name());
         let count = |why: ControlCloseReason| self.closed[why as usize].load(Ordering::Relaxed);

@@ -112,6 +112,12 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
     let (mut second, at_second) = conductor(place.path(), &endpoint, "second");
     until(LONG, "the second serves", || ready(at_second).is_none().then(|| log("second")));
     assert_eq!(ready(at_second), Some(503), "it does not lead");
+    for (at, shown) in [(at_first, 1), (at_second, 0)] {
+        let page = http::call(at, "GET /metrics", &[], "").unwrap().ok().text;
+        for line in [format!("\nbaton_ready {shown}\n"), format!("\nbaton_leads {shown}\n")] {
+            assert!(page.contains(&line), "{line} is not in {page}");
+        }
+    }
     signal(first.0.id(), Signal::KILL);
     waits(at_second, "second");
     let asked = chat("hello", 4).to_string();

@@ -226,6 +226,12 @@ impl Router {
         Limits { bytes: bytes.min(self.config.body_limit_bytes), within, bodies: &self.bodies }
     }
 
+    /// Whether requests are served.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.backend.readiness().ready
+    }
+
     fn ready(&self) -> Reply {
         let readiness = self.backend.readiness();
         let mut out = format!("{{\"ready\":{},\"detail\":", readiness.ready).into_bytes();
