@@ -60,6 +60,14 @@ refused() {
 refused 'needs etcd.endpoints' --set frontDoor.replicas=2
 refused 'one service.chain_seed' --set 'etcd.endpoints={http://etcd:2379}'
 refused 'no line block_tokens = 32' --set engine.blockTokens=32
+refused 'drains by drain_us = 30000000' --set frontDoor.drainSeconds=90
+refused 'drains by drain = "2m"' --set-string config=$'[service]\ndrain = "2m"\n[scheduler]\nblock_tokens = 16'
+helm template long "$chart" --set frontDoor.drainSeconds=90 \
+    --set-string config=$'[service]\ndrain_us = 90_000_000\n[scheduler]\nblock_tokens = 16' >"$place/long.yaml"
+grep -q 'terminationGracePeriodSeconds: 105' "$place/long.yaml" || {
+    echo "helm: a front door that drains for 90 s is killed while it does" >&2
+    exit 1
+}
 refused 'give vllm or sglang' --set engine.kind=tgi
 refused 'give pairs or servers' --set engine.mode=pair
 refused 'needs engine.mode pairs' --set engine.mode=servers,autoscaling.enabled=true

@@ -64,6 +64,11 @@ capabilities:
 {{- if not (regexMatch (printf "(?m)^\\s*block_tokens\\s*=\\s*%d\\s*(#.*)?$" (int .Values.engine.blockTokens)) .Values.config) }}
 {{- fail (printf "config has no line block_tokens = %d: it has to be engine.blockTokens" (int .Values.engine.blockTokens)) }}
 {{- end }}
+{{- $drain := int .Values.frontDoor.drainSeconds }}
+{{- $line := regexFind "(?m)^\\s*(service\\.)?drain(_us)?\\s*=.*$" .Values.config | default "drain_us = 30000000" | trim }}
+{{- if not (regexMatch (printf "=\\s*(\"%ds\"|%d000000)\\s*(#.*)?$" $drain $drain) (replace "_" "" $line)) }}
+{{- fail (printf "frontDoor.drainSeconds is %d, and the front door drains by %s: give the same, as drain = \"%ds\" in [service]" $drain $line $drain) }}
+{{- end }}
 {{- if and .Values.etcd.endpoints (not (contains "chain_seed" .Values.config)) }}
 {{- fail "with etcd.endpoints the front doors need one service.chain_seed: put it into config, or the whole file into configSecret" }}
 {{- end }}
