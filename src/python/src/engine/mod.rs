@@ -19,6 +19,7 @@ pub use self::note::Note;
 pub use self::pieces::Piece;
 
 use self::ends::Inbox;
+use self::pieces::PlanError;
 use crate::ranges::Ranges;
 use crate::{Failure, raw};
 
@@ -209,7 +210,8 @@ impl Engine {
     /// When it cannot be asked, or publishes none.
     pub fn first_address(&self, target: &str) -> Result<u64, Failure> {
         let none = || failed(format!("{target} has registered no memory"));
-        self.look(target)?.first().ok_or_else(none)
+        let first = self.look(target)?.first();
+        first.map_or_else(|| self.look_again(target)?.first().ok_or_else(none), Ok)
     }
 
     /// Moves pieces and waits for their end.
@@ -259,8 +261,13 @@ impl Engine {
         if pieces.is_empty() && note.is_none() {
             return Ok(moving);
         }
-        let published = self.look(target).map_err(named)?;
-        let (mut ops, used) = pieces::plan(pieces, way, &self.ranges, &published).map_err(named)?;
+        let mut published = self.look(target).map_err(named)?;
+        let mut planned = pieces::plan(pieces, way, &self.ranges, &published);
+        if let Err(PlanError::There(_)) = planned {
+            published = self.look_again(target).map_err(named)?;
+            planned = pieces::plan(pieces, way, &self.ranges, &published);
+        }
+        let (mut ops, used) = planned.map_err(|error| named(error.into()))?;
         moving.hold(used);
         let mut notice = note.map(|note| Notice { bytes: note.encode() });
         while !ops.is_empty() || notice.is_some() {
@@ -288,6 +295,13 @@ impl Engine {
             self.mover.peer_ended(&ended);
         }
         Ok(found.published)
+    }
+
+    /// Asks the peer itself. The word that what it publishes has changed may still be on its way when the peer has
+    /// already passed on the address of memory that it registered.
+    fn look_again(&self, target: &str) -> Result<Arc<PublishedSegments>, Failure> {
+        self.directory.forget(target);
+        self.look(target)
     }
 }
 

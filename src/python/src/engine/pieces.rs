@@ -26,16 +26,36 @@ pub(super) fn unregistered(address: u64) -> Failure {
     Failure::new(Failure::FAILED, format!("{address:#x} is not registered here; register it first"))
 }
 
+/// The reason why pieces are no ops.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PlanError {
+    /// A local address, or the number of pieces.
+    #[error(transparent)]
+    Here(#[from] Failure),
+    /// The peer's answer does not have this address.
+    #[error("{0:#x} is not memory that it has registered")]
+    There(u64),
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Here(failure) => failure,
+            PlanError::There(_) => Self::new(Self::FAILED, error.to_string()),
+        }
+    }
+}
+
 /// The ops for pieces, with what keeps their memory registered meanwhile.
 pub(super) fn plan(
     pieces: &[Piece],
     way: Direction,
     ranges: &Ranges<RegisteredRange>,
     published: &PublishedSegments,
-) -> Result<(Vec<Op>, Vec<Use<RegisteredRange>>), Failure> {
+) -> Result<(Vec<Op>, Vec<Use<RegisteredRange>>), PlanError> {
     if pieces.len() > PIECES_MAX {
         let text = format!("{} pieces in one call; give at most {PIECES_MAX}", pieces.len());
-        return Err(Failure::new(Failure::FAILED, text));
+        return Err(Failure::new(Failure::FAILED, text).into());
     }
     let (mut ops, mut used): (Vec<Op>, Vec<Use<RegisteredRange>>) = (Vec::new(), Vec::new());
     for piece in joined(pieces) {
@@ -43,11 +63,7 @@ pub(super) fn plan(
         while done < piece.bytes {
             let (from, to) = (piece.local.saturating_add(done), piece.remote.saturating_add(done));
             let (range, at, held) = ranges.find(from).ok_or_else(|| unregistered(from))?;
-            let foreign = || {
-                let text = format!("{to:#x} is not memory that it has registered");
-                Failure::new(Failure::FAILED, text)
-            };
-            let place = published.find(to).ok_or_else(foreign)?;
+            let place = published.find(to).ok_or(PlanError::There(to))?;
             let bytes = (piece.bytes - done).min(held).min(place.bytes);
             let (local, remote) = (region(&range, at), place.segment);
             ops.push(Op { direction: way, local, remote, remote_at: place.at, bytes });

@@ -83,6 +83,23 @@ fn memory_taken_off_is_reached_by_nobody_any_more() {
     assert!(go().unwrap_err().text.contains("not registered here"));
 }
 
+#[test]
+fn memory_is_found_as_soon_as_it_is_registered() {
+    let (here, there) = (engine(), engine());
+    let (mut source, mut sink) = (ForeignMemory::new(64, 1), ForeignMemory::new(400 * 64, 0));
+    let (from, to) = (source.address(), sink.address());
+    register(&here, from, 64).unwrap();
+    assert!(here.first_address(&target(&there)).is_err(), "it has registered nothing");
+    let failed = (0..400).filter(|n| {
+        register(&there, to + n * 64, 64).unwrap();
+        let first = here.first_address(&target(&there));
+        let all = [piece(from, to + n * 64, 64)];
+        first != Ok(to) || here.run(&target(&there), Direction::Write, &all).is_err()
+    });
+    assert_eq!(failed.count(), 0);
+    assert_eq!(sink.bytes(), source.bytes().repeat(400));
+}
+
 fn note() -> Note {
     Note { name: "who".into(), msg: "there".into() }
 }
