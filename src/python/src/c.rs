@@ -16,7 +16,7 @@ use baton_transports::mover::Direction;
 use self::batches::{Batches, Status, TransferOrder};
 use self::strings::text;
 use crate::Failure;
-use crate::engine::{Engine, Note};
+use crate::engine::{Engine, Note, ends};
 
 /// No batch.
 const INVALID_BATCH: u64 = u64::MAX;
@@ -137,8 +137,8 @@ pub unsafe extern "C" fn createTransferEngine(
     // SAFETY: the caller's promise.
     let (metadata, name, host) = unsafe { (text(metadata), text(local_server_name), text(ip_or_host_name)) };
     let host = host.filter(|host| !host.is_empty()).or(name).unwrap_or_default();
-    let listen =
-        if rpc_port == 0 || host.contains(':') { host.clone() } else { format!("{host}:{rpc_port}") };
+    let (bare, port) = ends::split(&host);
+    let listen = if rpc_port == 0 || port.is_some() { host.clone() } else { ends::join(bare, rpc_port) };
     let started = if metadata.as_deref() == Some("P2PHANDSHAKE") {
         Engine::start(&listen, "tcp", true)
     } else {
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn createTransferEngine(
     };
     match started {
         Ok(engine) => {
-            let name = format!("{}:{}", host.split(':').next().unwrap_or(&host), engine.port());
+            let name = ends::join(bare, engine.port());
             let (segments, batches) = (Mutex::default(), Batches::default());
             Box::into_raw(Box::new(CEngine { engine, name, segments, batches })).cast()
         }

@@ -1,6 +1,7 @@
 //! The parts of an engine: its transports, the mover over them, and the publisher in front.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs as _};
@@ -72,16 +73,24 @@ pub(super) fn start(host: &str) -> Result<Ends, String> {
     Ok(Ends { mover, publisher, inbox })
 }
 
+/// The name or address, without brackets, and the port where there is one.
+pub(crate) fn split(host: &str) -> (&str, Option<&str>) {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') || name.ends_with(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    (name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name), port)
+}
+
+/// `host:port`, with an IPv6 address in brackets.
+pub(crate) fn join(name: &str, port: impl Display) -> String {
+    if name.contains(':') { format!("[{name}]:{port}") } else { format!("{name}:{port}") }
+}
+
 /// The address, and the port asked for or 0.
 fn resolve(host: &str) -> Result<(IpAddr, u16), String> {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let (name, port) = match bare.rsplit_once(':') {
-        Some((name, port)) if !name.contains(':') || name.ends_with(']') => {
-            let port = port.parse::<u16>().map_err(|_| format!("{host:?}: the port is no number"))?;
-            (name.trim_start_matches('[').trim_end_matches(']'), port)
-        }
-        _ => (bare, 0),
-    };
+    let (name, port) = split(host);
+    let port = port.map_or(Ok(0), str::parse).map_err(|_| format!("{host:?}: the port is no number"))?;
     let found = (name, port).to_socket_addrs().map_err(|e| format!("look up {name:?}: {e}"))?.next();
     found.map(|found| (found.ip(), port)).ok_or_else(|| format!("look up {name:?}: it has no address"))
 }
@@ -128,6 +137,7 @@ mod tests {
         assert_eq!(resolve("::1"), Ok((ip("::1"), 0)));
         assert_eq!(resolve("[::1]:77"), Ok((ip("::1"), 77)));
         assert_eq!(resolve("[::1]"), Ok((ip("::1"), 0)));
+        assert_eq!((join("::1", 7), join("a", 7)), ("[::1]:7".into(), "a:7".into()));
         assert!(resolve("127.0.0.1:many").unwrap_err().contains("no number"));
         assert!(resolve("no-such-host.invalid").is_err());
     }

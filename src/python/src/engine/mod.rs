@@ -1,7 +1,7 @@
 //! The transfer engine as Mooncake's package offers it: memory registered by address, peers named `host:port`,
 //! pieces from an address here to an address there. Over it all is [`Mover`]: paths, failover, checksums.
 
-mod ends;
+pub(crate) mod ends;
 mod moving;
 mod note;
 mod pieces;

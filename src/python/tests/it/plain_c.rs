@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "calls functions as C does; each block is argued")]
 
 use std::ffi::{CStr, CString, c_void};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use baton_python::c::*;
@@ -18,9 +19,13 @@ struct End(*mut c_void);
 
 impl End {
     fn start() -> Self {
-        let (metadata, host) = (CString::new("P2PHANDSHAKE").unwrap(), CString::new("127.0.0.1").unwrap());
+        Self::start_at(c"127.0.0.1", c"", 0)
+    }
+
+    fn start_at(name: &CStr, host: &CStr, port: u64) -> Self {
         // SAFETY: strings that live during the call.
-        let engine = unsafe { createTransferEngine(metadata.as_ptr(), host.as_ptr(), c"".as_ptr(), 0, 1) };
+        let engine =
+            unsafe { createTransferEngine(c"P2PHANDSHAKE".as_ptr(), name.as_ptr(), host.as_ptr(), port, 1) };
         assert!(!engine.is_null());
         Self(engine)
     }
@@ -114,6 +119,31 @@ fn a_batch_of_c_moves_bytes_and_leaves_notices() {
             (closeSegment(here.0, id), closeSegment(here.0, 99), syncSegmentCache(here.0)),
             (0, -1, 0)
         );
+    }
+}
+
+#[test]
+fn an_engine_at_an_ipv6_address_has_a_name_that_peers_can_use() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    let port = TcpListener::bind("[::1]:0").unwrap().local_addr().unwrap().port();
+    let mut held = ForeignMemory::new(64, 1);
+    let here = End::start();
+    for (host, rpc_port) in [
+        ("::1".to_owned(), 0),
+        ("[::1]".to_owned(), 0),
+        ("::1".to_owned(), port),
+        (format!("[::1]:{port}"), 0),
+    ] {
+        let named = CString::new(host.as_str()).unwrap();
+        let there = End::start_at(&named, &named, rpc_port.into());
+        there.register(&mut held);
+        let name = there.name().into_string().unwrap();
+        let told = name.strip_prefix("[::1]:").and_then(|port| port.parse::<u16>().ok());
+        assert!(told.is_some_and(|told| rpc_port == 0 || told == rpc_port), "{host}: {name}");
+        // SAFETY: a string that lives during the call.
+        assert!(unsafe { openSegment(here.0, there.name().as_ptr()) } > 0, "{name}");
     }
 }
 
