@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use baton_objects::resp::client::{Client, Reply, Url};
 
 use super::session::{BrokenConnection, Session};
-use super::watched::{ANSWER, TIME_LIMIT};
+use super::watched::ANSWER;
 use super::{Answer, Key};
 use crate::Failure;
 
@@ -20,6 +20,8 @@ const CALLS_MAX: usize = 256;
 /// How long a server that is away rests between two looks, at first and at most.
 const REST: Duration = Duration::from_millis(500);
 const REST_MAX: Duration = Duration::from_secs(2);
+/// How long a server that answers may take to remove everything. It waits up to a minute for its bucket.
+const CLEAR_LIMIT: Duration = Duration::from_secs(90);
 /// A look that takes longer has lost its thread, as in the child of a process that forked.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
@@ -130,14 +132,14 @@ impl Server {
         self.end(outcome)
     }
 
-    /// Removes every value, or those whose keys are of a pattern, and says how many.
+    /// Removes every value of the login, or those whose keys are of a pattern, and says how many.
     pub(super) fn clear(self: &Arc<Self>, pattern: Option<&str>) -> Result<u64, String> {
         if let Some(why) = self.refusal() {
             return Err(why);
         }
         let mut client = Client::connect(&self.url, ANSWER)?;
         let url = self.url.clone();
-        client.watch(TIME_LIMIT, move || {
+        client.watch(CLEAR_LIMIT, move || {
             Client::connect(&url, ANSWER).and_then(|mut client| client.call(&[b"PING"])).is_ok()
         });
         match pattern {
@@ -202,14 +204,22 @@ fn odd() -> String {
     "it answers as no store does".into()
 }
 
-fn clear_all(client: &mut Client) -> Result<u64, String> {
+/// How many values the server has in memory, of all logins.
+fn held(client: &mut Client) -> Result<u64, String> {
     let Reply::Integer(held) = client.call(&[b"DBSIZE"])? else { return Err(odd()) };
+    u64::try_from(held).map_err(|_| odd())
+}
+
+fn clear_all(client: &mut Client) -> Result<u64, String> {
+    let before = held(client)?;
     client.call(&[b"FLUSHDB"]).map_err(|refusal| format!("{refusal} (baton store serve --allow-flush)"))?;
-    Ok(u64::try_from(held).unwrap_or(0))
+    // Other logins keep theirs.
+    Ok(before.saturating_sub(held(client)?))
 }
 
 fn clear_some(client: &mut Client, pattern: &[u8]) -> Result<u64, String> {
-    let (mut cursor, mut removed) = (b"0".to_vec(), 0);
+    // All are listed before one is removed: a listing hides the other parts of an object that has lost one.
+    let (mut cursor, mut found) = (b"0".to_vec(), Vec::new());
     loop {
         let reply = client.call(&[b"SCAN", &cursor, b"MATCH", pattern, b"COUNT", b"1000"])?;
         let Reply::List(parts) = reply else { return Err(odd()) };
@@ -218,13 +228,16 @@ fn clear_some(client: &mut Client, pattern: &[u8]) -> Result<u64, String> {
         };
         for key in keys {
             let Reply::Bulk(key) = key else { return Err(odd()) };
-            if client.call(&[b"DEL", &key])? == Reply::Integer(1) {
-                removed += 1;
-            }
+            found.push(key);
         }
         if next == b"0" {
-            return Ok(removed);
+            break;
         }
         cursor = next;
     }
+    let mut removed = 0;
+    for key in found {
+        removed += u64::from(client.call(&[b"DEL", &key])? == Reply::Integer(1));
+    }
+    Ok(removed)
 }

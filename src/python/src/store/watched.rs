@@ -13,7 +13,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 /// How long it has to be reached, and to answer that.
 pub(super) const ANSWER: Duration = Duration::from_millis(300);
 /// How long one that answers may move nothing while something is outstanding.
-pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// A TCP stream that detects a frozen server.
 pub(super) struct WatchedStream {

@@ -1,7 +1,7 @@
 //! Memory, engines and servers for the tests.
 
 use baton_objects::resp::{RespConfig, Server};
-use baton_objects::{Clock, ObjectStore, StoreConfig};
+use baton_objects::{Clock, ObjectStore, Parts, StoreConfig};
 use baton_python::Failure;
 use baton_python::engine::Engine;
 use baton_python::raw::Buffers;
@@ -71,8 +71,14 @@ pub struct ServedStore {
 impl ServedStore {
     /// At an address, which one that comes back is given.
     pub fn start(address: &str) -> Self {
-        let config =
+        Self::start_with(address, None)
+    }
+
+    /// With a rule for parts of one object.
+    pub fn start_with(address: &str, parts: Option<Parts>) -> Self {
+        let limits =
             StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 16 << 20, ..StoreConfig::default() };
+        let config = StoreConfig { parts, ..limits };
         let store = ObjectStore::new(&config, Clock::machine()).unwrap();
         let resp = RespConfig { allow_flush: true, ..RespConfig::default() };
         let server = Server::new(store.clone(), resp).unwrap();

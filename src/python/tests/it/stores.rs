@@ -132,6 +132,54 @@ fn tenants_do_not_see_each_other() {
 }
 
 #[test]
+fn removing_a_tenant_s_values_leaves_no_part_of_an_object() {
+    let served = ServedStore::start_with("127.0.0.1:0", Some("tp_rank=2".parse().unwrap()));
+    let store = Store::open(&served.address, "one").unwrap();
+    let key = |n: usize| format!("m@tp_rank:{}@pcp0@dcp0@pp_rank:0@group:0@{:x}", n / 2_000, n % 2_000);
+    let keys: Vec<String> = (0..4_000).map(key).collect();
+    let puts: Vec<PutValue<'_>> = keys.iter().map(|_| PutValue::Bytes(b"part")).collect();
+    assert!(store.put(&keys, &puts).iter().all(Result::is_ok));
+    assert_eq!(store.remove_all(), Ok(4_000));
+    assert_eq!(served.store.stats().keys, 0);
+}
+
+/// A server that has three values of this login, one of another, and takes long to remove them.
+fn slow_to_flush(takes: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let left = Arc::new(Mutex::new(4));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let left = left.clone();
+            std::thread::spawn(move || {
+                let mut received = [0; 1_024];
+                while let Ok(some @ 1..) = stream.read(&mut received) {
+                    let asked = |verb: &[u8]| received[..some].windows(verb.len()).any(|word| word == verb);
+                    let said = if asked(b"FLUSHDB") {
+                        std::thread::sleep(takes);
+                        *left.lock().unwrap() = 1;
+                        "+OK\r\n".to_owned()
+                    } else if asked(b"DBSIZE") {
+                        format!(":{}\r\n", left.lock().unwrap())
+                    } else {
+                        "+PONG\r\n".to_owned()
+                    };
+                    if stream.write_all(said.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_has_as_long_to_remove_everything_as_it_takes_itself() {
+    assert_eq!(store(&slow_to_flush(Duration::from_secs(6))).remove_all(), Ok(3));
+}
+
+#[test]
 fn a_peer_that_is_no_store_or_says_nothing_is_a_miss() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let store = store(&address);
