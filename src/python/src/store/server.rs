@@ -137,8 +137,10 @@ impl Server {
         if let Some(why) = self.refusal() {
             return Err(why);
         }
-        let mut client = Client::connect(&self.url, ANSWER)?;
-        let url = self.url.clone();
+        // The client tries one address; this one answers.
+        let address = Session::connect(&self.url)?.address().to_string();
+        let url = Url { address, ..self.url.clone() };
+        let mut client = Client::connect(&url, ANSWER)?;
         client.watch(CLEAR_LIMIT, move || {
             Client::connect(&url, ANSWER).and_then(|mut client| client.call(&[b"PING"])).is_ok()
         });

@@ -1,7 +1,7 @@
 //! One connection to one server: commands in a pipeline, values straight from and into the engine's memory.
 
 use std::io::{self, BufRead as _, BufReader, IoSlice, Read, Write as _};
-use std::net::ToSocketAddrs as _;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 
 use baton_objects::resp::client::Url;
 
@@ -50,9 +50,8 @@ impl Session {
     /// Connects and logs in.
     pub(super) fn connect(url: &Url) -> Result<Self, String> {
         let failed = |e: io::Error| format!("connect: {e}; is the store running there?");
-        let mut found = url.address.to_socket_addrs().map_err(failed)?;
-        let address = found.next().ok_or("connect: no such host")?;
-        let stream = WatchedStream::connect(address).map_err(failed)?;
+        let found: Vec<SocketAddr> = url.address.to_socket_addrs().map_err(failed)?.collect();
+        let stream = WatchedStream::connect(&found).map_err(failed)?;
         let mut session = Self { stream: BufReader::with_capacity(IN_BYTES, stream), out: Vec::new() };
         if let Some((user, password)) = &url.login {
             session.command(&[b"AUTH", user.as_bytes(), password.as_bytes()]);
@@ -62,6 +61,11 @@ impl Session {
             }
         }
         Ok(session)
+    }
+
+    /// The address of its name that answered.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.stream.get_ref().address()
     }
 
     /// Whether the server was given up because it moved nothing, rather than that the connection ended.

@@ -15,6 +15,9 @@ pub(super) const ANSWER: Duration = Duration::from_millis(300);
 /// How long one that answers may move nothing while something is outstanding.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
+/// The least that a time limit may be.
+const MOMENT: Duration = Duration::from_millis(1);
+
 /// A TCP stream that detects a frozen server.
 pub(super) struct WatchedStream {
     stream: TcpStream,
@@ -23,12 +26,29 @@ pub(super) struct WatchedStream {
 }
 
 impl WatchedStream {
-    pub(super) fn connect(address: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, ANSWER)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        stream.set_write_timeout(Some(SILENCE))?;
-        Ok(Self { stream, address, silent: false })
+    /// Connects to the first of a name's addresses that answers, all within [`ANSWER`].
+    pub(super) fn connect(addresses: &[SocketAddr]) -> io::Result<Self> {
+        let until = Instant::now() + ANSWER;
+        let mut failure = io::Error::other("no such host");
+        for (at, address) in addresses.iter().enumerate() {
+            // One that says nothing leaves the others their share.
+            let share = left(until) / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+            match TcpStream::connect_timeout(address, share.max(MOMENT)) {
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    stream.set_read_timeout(Some(SILENCE))?;
+                    stream.set_write_timeout(Some(SILENCE))?;
+                    return Ok(Self { stream, address: *address, silent: false });
+                }
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// The address that answered.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Whether the server was given up because it moved nothing: not that the connection ended.
@@ -52,6 +72,10 @@ impl WatchedStream {
     }
 }
 
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}
+
 fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -61,8 +85,7 @@ fn lives(address: SocketAddr) -> bool {
     let asked = || {
         let until = Instant::now() + ANSWER;
         let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(left(until).max(MOMENT)))?;
         stream.write_all(b"*1\r\n$4\r\nPING\r\n")?;
         stream.read(&mut [0; 64])
     };
@@ -86,5 +109,26 @@ impl Write for WatchedStream {
 
     fn flush(&mut self) -> io::Result<()> {
         self.stream.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn every_address_of_a_name_is_tried() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let served = listener.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Nobody has this address: it refuses at once or never answers.
+        let silent = SocketAddr::from(([192, 0, 2, 1], served.port()));
+        let connect =
+            |addresses: &[SocketAddr]| WatchedStream::connect(addresses).map(|stream| stream.address);
+        assert_eq!(connect(&[closed, silent, served]).unwrap(), served);
+        assert_eq!(connect(&[served, closed]).unwrap(), served);
+        assert!(connect(&[closed]).is_err() && connect(&[]).is_err());
     }
 }
