@@ -14,6 +14,7 @@ mod spread;
 mod value;
 mod watched;
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::requests::{GetMode, PutValue};
@@ -69,8 +70,7 @@ impl Store {
     /// Whether keys have values: 1 or 0. A server that does not answer has none.
     pub fn exist(&self, keys: &[String]) -> Vec<u8> {
         let found = self.spread.each(
-            keys,
-            |key| self.named(key),
+            &self.named(keys),
             |found| *found == Ok(0),
             |session, keys, answers| session.exist(keys, answers),
         );
@@ -82,7 +82,7 @@ impl Store {
         let put = |session: &mut Session, keys: &[Key], answers: &mut [Option<Answer>]| {
             session.put(keys, values, answers)
         };
-        self.spread.each(keys, |key| self.named(key), |_| false, put)
+        self.spread.each(&self.named(keys), |_| false, put)
     }
 
     /// Gets values into memory, each into its parts, and says how many bytes it has. A value of another length
@@ -118,11 +118,10 @@ impl Store {
     /// Removes values, from every server; one that is not there is [`Failure::ABSENT`]. A server that does not answer
     /// may have it still, which is a failure.
     pub fn remove(&self, keys: &[String]) -> Vec<Answer> {
-        let removed = self.spread.everywhere(
-            keys,
-            |key| self.named(key),
-            |session, keys, answers| session.remove(keys, answers),
-        );
+        let remove = |session: &mut Session, keys: &[Key], answers: &mut [Option<Answer>]| {
+            session.remove(keys, answers)
+        };
+        let removed = self.spread.everywhere(&self.named(keys), remove);
         let absent = |answer: &Answer| answer.as_ref().is_err_and(|failure| failure.code == Failure::ABSENT);
         let one = |mut answers: Vec<Answer>| {
             let failed = answers.iter().position(|answer| answer.is_err() && !absent(answer));
@@ -167,11 +166,14 @@ impl Store {
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
         let nothing = |answer: &Answer| answer.as_ref().is_err_and(|failure| failure.code == Failure::ABSENT);
-        self.spread.each(keys, |key| self.named(key), nothing, does)
+        self.spread.each(&self.named(keys), nothing, does)
     }
 
-    /// A key as servers know it.
-    fn named(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
+    /// Keys as servers know them.
+    fn named<'k>(&self, keys: &'k [String]) -> Cow<'k, [String]> {
+        if self.prefix.is_empty() {
+            return keys.into();
+        }
+        keys.iter().map(|key| format!("{}{key}", self.prefix)).collect()
     }
 }

@@ -50,14 +50,8 @@ impl Spread {
     }
 
     /// Does something for each key at the first server of its ranking that answers, the servers at the same time. An
-    /// answer that is `nothing` is asked for at one more.
-    pub(super) fn each<F>(
-        &self,
-        keys: &[String],
-        named: impl Fn(&str) -> String + Sync,
-        nothing: impl Fn(&Answer) -> bool,
-        does: F,
-    ) -> Vec<Answer>
+    /// answer that is `nothing` is asked for at one more. Keys are as servers know them: other clients rank by these.
+    pub(super) fn each<F>(&self, keys: &[String], nothing: impl Fn(&Answer) -> bool, does: F) -> Vec<Answer>
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
@@ -67,7 +61,7 @@ impl Spread {
         while !pending.is_empty() {
             let by_server = self.assign(keys, pending, &mut answers);
             pending = Vec::new();
-            for received in self.ask(by_server, |at| named(&keys[at]), &does) {
+            for received in self.ask(by_server, keys, &does) {
                 let ServerReply { server, keys, why } = received;
                 for (mut key, answer) in keys {
                     key.asked |= 1 << server;
@@ -90,19 +84,14 @@ impl Spread {
     }
 
     /// Does something for every key at every server, and gathers what each said: none where it was not heard.
-    pub(super) fn everywhere<F>(
-        &self,
-        keys: &[String],
-        named: impl Fn(&str) -> String + Sync,
-        does: F,
-    ) -> Vec<Vec<Answer>>
+    pub(super) fn everywhere<F>(&self, keys: &[String], does: F) -> Vec<Vec<Answer>>
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
         let fresh = |at| PendingKey { at, asked: 0, looks: 0, nothing: None, lost: None };
         let all = self.servers.iter().map(|_| (0..keys.len()).map(fresh).collect()).collect();
         let mut gathered = vec![Vec::new(); keys.len()];
-        for ServerReply { server, keys, why } in self.ask(all, |at| named(&keys[at]), &does) {
+        for ServerReply { server, keys, why } in self.ask(all, keys, &does) {
             for (key, answer) in keys {
                 gathered[key.at].push(answer.unwrap_or_else(|| Err(self.servers[server].lost(&why))));
             }
@@ -137,18 +126,13 @@ impl Spread {
     }
 
     /// Asks servers at the same time.
-    fn ask<F>(
-        &self,
-        work: Vec<Vec<PendingKey>>,
-        named: impl Fn(usize) -> String + Sync,
-        does: &F,
-    ) -> Vec<ServerReply>
+    fn ask<F>(&self, work: Vec<Vec<PendingKey>>, keys: &[String], does: &F) -> Vec<ServerReply>
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
         let one = |(server, pending): (usize, Vec<PendingKey>)| {
-            let keys: Vec<Key> = pending.iter().map(|key| (key.at, named(key.at))).collect();
-            let (answers, why) = self.servers[server].answers(&keys, does);
+            let asked: Vec<Key> = pending.iter().map(|key| (key.at, keys[key.at].clone())).collect();
+            let (answers, why) = self.servers[server].answers(&asked, does);
             ServerReply { server, keys: pending.into_iter().zip(answers).collect(), why }
         };
         let mut work: Vec<_> = work.into_iter().enumerate().filter(|(_, keys)| !keys.is_empty()).collect();

@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use baton_objects::client::{Cluster, ClusterConfig, PutWords};
 use baton_python::Failure;
 use baton_python::raw::{Buffers, Span};
 use baton_python::store::{Answer, GetMode, PutValue, Store};
@@ -129,6 +130,20 @@ fn tenants_do_not_see_each_other() {
     assert_eq!((one.exist(&key), two.exist(&key)), (vec![0], vec![1]));
     assert_eq!(codes(&two.remove(&key)), [0]);
     assert_eq!(codes(&two.remove(&key)), [i64::from(Failure::ABSENT)]);
+}
+
+#[test]
+fn a_tenant_s_keys_are_where_the_other_clients_look_for_them() {
+    let served: Vec<_> = (0..6).map(|_| ServedStore::start("127.0.0.1:0")).collect();
+    let list =
+        served.iter().map(|served| format!("redis://{}", served.address)).collect::<Vec<_>>().join(",");
+    let mut cluster = Cluster::new(ClusterConfig::of(&list).unwrap()).unwrap();
+    let keys = keys(100);
+    for key in &keys {
+        cluster.put(format!("one/{key}").as_bytes(), b"drained", &PutWords::default()).unwrap();
+    }
+    let found = Store::open(&list, "one").unwrap().exist(&keys);
+    assert_eq!(found.iter().filter(|found| **found == 1).count(), keys.len());
 }
 
 #[test]
