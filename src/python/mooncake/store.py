@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The object store, over one or several `baton store serve`."""
 
+import ctypes
 import enum
 
 from mooncake import _baton
 
-__all__ = ["MooncakeDistributedStore", "ObjectDataType", "ReplicaDescriptor", "ReplicateConfig", "SoftPinAction"]
+__all__ = ["BufferHandle", "MooncakeDistributedStore", "ObjectDataType", "ReplicaDescriptor", "ReplicateConfig", "SoftPinAction"]
 
 
 
@@ -61,6 +62,17 @@ class ReplicaDescriptor:
 
     def is_local_disk_replica(self):
         return False
+
+
+class BufferHandle(bytearray):
+    """A value that was got, with memory of its own: all that takes a buffer takes it."""
+
+    def ptr(self):
+        """The address, for as long as the handle lives; 0 of an empty value."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self)) if self else 0
+
+    def size(self):
+        return len(self)
 
 
 def _bytes(value):
@@ -146,6 +158,16 @@ class MooncakeDistributedStore(_baton.Store):
     def get(self, key):
         """The value; empty where there is none."""
         return self.get_batch([key])[0]
+
+    def get_batch(self, keys):
+        return [b"" if value is None else value for value in self.get_each(keys)]
+
+    def get_buffer(self, key):
+        """The value as a `BufferHandle`; `None` where there is none."""
+        return self.batch_get_buffer([key])[0]
+
+    def batch_get_buffer(self, keys):
+        return [None if value is None else BufferHandle(value) for value in self.get_each(keys)]
 
     def get_into(self, key, buffer_ptr, size):
         return self.batch_get_into([key], [buffer_ptr], [size])[0]

@@ -232,8 +232,8 @@ impl Store {
         })
     }
 
-    /// Gets values as bytes; empty ones for keys without.
-    fn get_batch<'py>(&self, py: Python<'py>, keys: Vec<String>) -> Vec<Bound<'py, PyBytes>> {
+    /// Gets values as bytes; `None` for keys without.
+    fn get_each<'py>(&self, py: Python<'py>, keys: Vec<String>) -> Vec<Option<Bound<'py, PyBytes>>> {
         let mut values = Vec::new();
         self.run(py, ("get", keys.len()), |store| {
             let got = store.get(&keys);
@@ -243,8 +243,10 @@ impl Store {
             values = got;
             Ok(answers)
         });
-        values.resize_with(keys.len(), || Ok(Vec::new()));
-        values.into_iter().map(|value| PyBytes::new(py, &value.unwrap_or_default())).collect()
+        let mut values: Vec<_> =
+            values.into_iter().map(|value| value.ok().map(|value| PyBytes::new(py, &value))).collect();
+        values.resize(keys.len(), None);
+        values
     }
 
     /// How long values are; below 0 for keys without.

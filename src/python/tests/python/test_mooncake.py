@@ -241,6 +241,13 @@ class Stores(unittest.TestCase):
             self.assertEqual(self.store.get(f"k{len(value)}"), bytes(value))
         self.assertEqual(self.store.put_batch(["a", "b"], [b"1", b"2"]), 0)
         self.assertEqual(self.store.get_batch(["a", "none", "b"]), [b"1", b"", b"2"])
+        got = self.store.batch_get_buffer(["k8", "none", "k0"])
+        self.assertEqual([value is None for value in got], [False, True, False])
+        self.assertIsNone(self.store.get_buffer("none"))
+        handle = got[0]
+        self.assertEqual((handle.size(), len(handle), bytes(memoryview(handle)[2:])), (8, 8, b" array"))
+        self.assertEqual(ctypes.string_at(handle.ptr(), handle.size()), b"an array")
+        self.assertEqual((got[2].size(), bytes(got[2])), (0, b""))
         self.assertLess(self.store.get_size("none"), 0)
         self.assertEqual(self.store.close(), 0)
         self.assertEqual(self.store.batch_is_exist(["a"]), [0])
