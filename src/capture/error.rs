@@ -8,9 +8,6 @@ use baton_traces::TraceError;
 /// The fault of a capture, with its file or folder.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// A size or a number of the configuration is zero.
-    #[error("capture: block_tokens, file_bytes, file_rows, files and queue_rows are at least 1")]
-    Zero,
     /// The folder cannot be made.
     #[error("capture: folder {}: {error}; give one that can be written", .folder.display())]
     Unmade {

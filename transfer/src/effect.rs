@@ -2,12 +2,10 @@
 
 use core::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use crate::{BatchId, Fault, PathNumber, PeerNumber, RailNumber, SliceTicket};
 
 /// One order to the driver, or one answer to the submitter of a batch.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Open a path; answer with `PathOpened` or `PathOpenFailed`.
     OpenPath {
@@ -100,8 +98,7 @@ pub enum Effect {
 }
 
 /// The stage in which a batch failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     /// Reaching the peer.
     Connect,
@@ -125,8 +122,7 @@ impl Stage {
 }
 
 /// Why a batch failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Its time was over.
     Deadline,
@@ -152,9 +148,7 @@ impl Reason {
 }
 
 /// At what and why a batch failed.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, thiserror::Error,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 #[error("{}: {}", .stage.name(), .reason.text())]
 pub struct Failure {
     /// The stage that the batch had reached.
@@ -164,8 +158,7 @@ pub struct Failure {
 }
 
 /// Which bound is met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BoundKind {
     /// Batches at once.
     Batches,
@@ -186,10 +179,7 @@ impl fmt::Display for BoundKind {
 }
 
 /// Why a batch was not taken.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, thiserror::Error,
-)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum Refusal {
     /// A limit is reached. A retry succeeds once a batch has ended.
     #[error("full: {limit} {bound} at once; try again later")]

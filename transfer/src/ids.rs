@@ -1,26 +1,24 @@
 //! Identifiers: who assigns each one, and how long it is valid.
 
-use serde::{Deserialize, Serialize};
-
 /// The number of a batch. The submitter chooses it, and must not reuse it while the batch lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
 /// One life of a peer process, numbered by the driver and not used twice: a peer that restarts is another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerNumber(pub u32);
 
 /// One way out of this node (a device of a transport), by its place in [`crate::MoverConfig::rails`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RailNumber(pub u8);
 
 /// One connection over a rail to a peer, numbered by the core and not used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathNumber(pub u32);
 
 /// One slice, probe or notice posted on a path. The core forgets a ticket when it ends, so a completion that comes
 /// twice or late changes nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SliceTicket(pub u64);
 
 impl RailNumber {

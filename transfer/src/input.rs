@@ -2,14 +2,11 @@
 
 use alloc::vec::Vec;
 
-use serde::{Deserialize, Serialize};
-
 use crate::Priority;
 use crate::{BatchId, PathNumber, PeerNumber, RailNumber, SliceTicket};
 
 /// Which way bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From the peer to this node.
     Read,
@@ -18,7 +15,7 @@ pub enum Direction {
 }
 
 /// One range to move. Where it is, here and there, stays with the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
     /// Read or write.
     pub direction: Direction,
@@ -29,7 +26,7 @@ pub struct Op {
 }
 
 /// Ranges that end together.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRequest {
     /// The number of the batch, unique among those that live.
     pub batch: BatchId,
@@ -46,7 +43,7 @@ pub struct BatchRequest {
 }
 
 /// A rail over which a peer may be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Index of the rail; a route over a rail that is not configured is dropped.
     pub rail: RailNumber,
@@ -55,8 +52,7 @@ pub struct Route {
 }
 
 /// Why a slice, a notice, a probe or a path failed; what each means for the others is the port's promise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
     /// The path is broken: another may do.
     Path,
@@ -71,8 +67,7 @@ pub enum Fault {
 }
 
 /// How certain the end of a path is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathEnd {
     /// No byte of the path can land later, on either side.
     Fenced,
@@ -81,7 +76,7 @@ pub enum PathEnd {
 }
 
 /// One fact.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// A peer can be reached over these routes. Sent once per peer, before its first batch.
     PeerKnown {
@@ -165,39 +160,4 @@ pub enum Input {
     },
     /// Time has passed.
     TimerFired,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use core::fmt::Debug;
-    use serde::de::IntoDeserializer;
-    use serde::de::value::{Error, StrDeserializer};
-
-    /// A name as it stands in a journal.
-    fn read<T: for<'de> Deserialize<'de>>(name: &str) -> Result<T, Error> {
-        let name: StrDeserializer<'_, Error> = name.into_deserializer();
-        T::deserialize(name)
-    }
-
-    fn check<T: for<'de> Deserialize<'de> + PartialEq + Debug>(table: &[(&str, T)]) {
-        for (name, value) in table {
-            assert_eq!(read::<T>(name).as_ref(), Ok(value));
-            assert!(read::<T>(&name.to_uppercase()).is_err(), "{name} has one spelling");
-        }
-    }
-
-    #[test]
-    fn journals_of_old_are_read_by_the_same_names() {
-        check(&[("read", Direction::Read), ("write", Direction::Write)]);
-        check(&[("fenced", PathEnd::Fenced), ("peer_unknown", PathEnd::PeerUnknown)]);
-        check(&[
-            ("path", Fault::Path),
-            ("silent", Fault::Silent),
-            ("stale", Fault::Stale),
-            ("invalid", Fault::Invalid),
-            ("corrupt", Fault::Corrupt),
-        ]);
-        assert!(read::<Fault>("fenced").is_err() && read::<Direction>("").is_err());
-    }
 }

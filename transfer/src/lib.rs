@@ -46,7 +46,7 @@ mod stats;
 mod testing;
 mod timers;
 
-pub use config::{ConfigError, MAX_RAILS, MoverConfig, RailSpec};
+pub use config::{MAX_RAILS, MoverConfig, RailSpec};
 pub use effect::{BoundKind, Effect, Failure, Reason, Refusal, Stage};
 pub use engine::MoverCore;
 pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, SliceTicket};

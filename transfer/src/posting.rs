@@ -348,7 +348,6 @@ mod tests {
         for (weights, floor_permille, present) in cases {
             let rails = vec![rail];
             let config = MoverConfig { weights, floor_permille, rails, ..MoverConfig::default() };
-            assert_eq!(config.validate(), Ok(()));
             let sent = shared(config.clone(), present);
             let total = sent.iter().sum::<u64>() as f64;
             for (sent, wanted) in sent.into_iter().zip(naive_shares(&config, present, total)) {
@@ -385,7 +384,6 @@ mod tests {
             ("max_bytes of less than a slice", all(|c| c.max_bytes = 1), 1),
         ];
         for (what, config, wanted) in cases {
-            assert_eq!(config.validate(), Ok(()), "{what}");
             let mut bench = Bench::new(config, 1, &[0]);
             let path = opens(&bench.submit(write(1, 0, 100 * slice)))[0];
             let first = posts(&bench.opened(path));

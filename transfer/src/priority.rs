@@ -1,10 +1,7 @@
 //! Priorities of transfers, by purpose.
 
-use serde::{Deserialize, Serialize};
-
 /// The purpose of a transfer; an earlier one is more urgent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// KV from a prefill to its decode: a client waits for it.
     Handoff,

@@ -166,7 +166,6 @@ mod tests {
         let mut rng = Rng::new(1);
         for _ in 0..5_000 {
             let config = drawn(&mut rng);
-            assert_eq!(config.validate(), Ok(()));
             let got = weights(&config);
             let asked = config.weights.map(|weight| u64::from(weight) * 1_000);
             assert_eq!(got[..CLASSES - 1], asked[..CLASSES - 1], "only the lowest is lifted");

@@ -2,8 +2,6 @@
 
 use alloc::vec::Vec;
 
-use serde::Serialize;
-
 use crate::Priority;
 use crate::batch::{Batch, Phase};
 use crate::engine::MoverCore;
@@ -12,7 +10,7 @@ use crate::peer::Peer;
 use crate::{BatchId, MoverStats, PathNumber, PeerNumber, RailNumber};
 
 /// The state of a [`MoverCore`], sorted by name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoverSnapshot {
     /// The time of the last input.
     pub now_us: u64,
@@ -29,7 +27,7 @@ pub struct MoverSnapshot {
 }
 
 /// One rail.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailSnapshot {
     /// Index of the rail in the configuration.
     pub rail: RailNumber,
@@ -46,7 +44,7 @@ pub struct RailSnapshot {
 }
 
 /// One peer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerSnapshot {
     /// The number of the peer.
     pub peer: PeerNumber,
@@ -63,7 +61,7 @@ pub struct PeerSnapshot {
 }
 
 /// One path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSnapshot {
     /// The number of the path.
     pub path: PathNumber,
@@ -88,7 +86,7 @@ pub struct PathSnapshot {
 }
 
 /// One batch.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSnapshot {
     /// The number of the batch.
     pub batch: BatchId,

@@ -1,9 +1,7 @@
 //! Counters, as plain integers.
 
-use serde::{Deserialize, Serialize};
-
 /// Counters of the core since its creation. `submitted = done + failed + cancelled + live_batches`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MoverStats {
     /// Batches that live.
     pub live_batches: u64,

@@ -81,11 +81,10 @@ impl Endpoint {
     /// Listens, and registers the memory.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for unsound limits, names or devices, [`Kind::Unavailable`] where the address is taken or
+    /// [`Kind::Invalid`] for unsound names or devices, [`Kind::Unavailable`] where the address is taken or
     /// there is no memory.
     pub async fn bind(config: EndpointConfig, receiver: Arc<dyn Receiver>) -> Result<Self, TransportError> {
         check_host(&config.host)?;
-        config.limits.check()?;
         let plane = DataPlane::start(&config.data, (&config.host, random()), config.guard.tls.clone())?;
         let party = Party {
             host: config.host,

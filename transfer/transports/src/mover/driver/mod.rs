@@ -78,7 +78,7 @@ impl Mover {
     /// A mover over these transports, the preferred first. They serve peers through the same `exposure`.
     ///
     /// # Errors
-    /// When a setting is out of its bounds, there are no devices or too many, or threads cannot be started.
+    /// When there are no devices or too many, or threads cannot be started.
     pub fn new(
         settings: MoverSettings,
         exposure: Arc<Exposure>,

@@ -65,7 +65,7 @@ impl MoverSettings {
     /// Lays the transports' devices out as the core's rails.
     ///
     /// # Errors
-    /// When there is no device or too many, or a setting is out of its bounds.
+    /// When there is no device or too many.
     pub(super) fn layout(&self, transports: &[Arc<dyn Transport>]) -> Result<Layout, String> {
         let mut core = self.core.clone();
         let mut places = Vec::new();
@@ -85,8 +85,8 @@ impl MoverSettings {
             }
         }
         core.slice_bytes = core.slice_bytes.min(core.slice_bytes_max);
-        if places.len() > MAX_RAILS {
-            return Err(format!("{} devices and lanes: use at most {MAX_RAILS}", places.len()));
+        if !(1..=MAX_RAILS).contains(&places.len()) {
+            return Err(format!("{} devices and lanes: use 1 to {MAX_RAILS}", places.len()));
         }
         let mut locations = BTreeMap::new();
         core.ranks.clear();
@@ -103,7 +103,6 @@ impl MoverSettings {
             // A device that is not listed gets an empty row.
             core.ranks.push(Vec::new());
         }
-        core.validate().map_err(|error| error.to_string())?;
         Ok(Layout { places, locations, core })
     }
 

@@ -59,7 +59,7 @@ pub struct ShmConfig {
     pub epoch: u64,
     /// I/O threads, 1 to 64.
     pub io_threads: usize,
-    /// Slices that a path takes.
+    /// Slices that a path takes, at most 65,536.
     pub outstanding_max: u32,
     /// Bytes that a path takes.
     pub credit_bytes: u64,
@@ -98,21 +98,6 @@ impl ShmConfig {
             damage: Arc::default(),
         }
     }
-
-    fn check(&self) -> io::Result<()> {
-        let bad = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        if !(1..=64).contains(&self.io_threads) {
-            return bad("shm: io_threads must be 1 to 64");
-        }
-        if !(1..=rings::OUTSTANDING_MAX).contains(&self.outstanding_max) {
-            return bad("shm: outstanding_max must be 1 to 65536");
-        }
-        let limits = [self.open_timeout_ms, self.progress_timeout_ms, self.fence_timeout_ms];
-        if limits.contains(&0) || self.credit_bytes == 0 || !(1..=1 << 30).contains(&self.slice_bytes_max) {
-            return bad("shm: limits must be at least 1, and slice_bytes_max at most 1 GiB");
-        }
-        Ok(())
-    }
 }
 
 /// The shared-memory transport of this node.
@@ -126,14 +111,12 @@ impl ShmTransport {
     /// Listens and starts the I/O threads.
     ///
     /// # Errors
-    /// When a setting is out of its bounds, another process of this host has the address, or the system gives
-    /// no threads or memory.
+    /// When another process of this host has the address, or the system gives no threads or memory.
     pub fn start(
         config: ShmConfig,
         exposure: Arc<Exposure>,
         inbound: Arc<dyn NoticeReceiver>,
     ) -> io::Result<Arc<Self>> {
-        config.check()?;
         let socket = channel::listen(&config.machine, &config.address)?;
         let windows = Windows::create()?;
         let pool = Pool::start("shm", config.io_threads)?;

@@ -93,28 +93,6 @@ impl TcpConfig {
             damage: Arc::default(),
         }
     }
-
-    fn check(&self) -> io::Result<()> {
-        let bad = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        if !(1..=16).contains(&self.lanes) {
-            return bad("tcp: lanes must be 1 to 16");
-        }
-        if !(1..=64).contains(&self.io_threads) {
-            return bad("tcp: io_threads must be 1 to 64");
-        }
-        let positive = [
-            u64::from(self.outstanding_max),
-            self.credit_bytes,
-            u64::from(self.slice_bytes_max),
-            self.open_timeout_ms,
-            self.progress_timeout_ms,
-            self.fence_timeout_ms,
-        ];
-        if positive.contains(&0) || self.slice_bytes_max > 1 << 30 {
-            return bad("tcp: limits must be at least 1, and slice_bytes_max at most 1 GiB");
-        }
-        Ok(())
-    }
 }
 
 /// The TCP transport of this node.
@@ -129,13 +107,12 @@ impl TcpTransport {
     /// Listens and starts the I/O threads.
     ///
     /// # Errors
-    /// When a setting is out of its bounds, the address cannot be had, or the system gives no threads.
+    /// When the address cannot be had, or the system gives no threads.
     pub fn start(
         config: TcpConfig,
         exposure: Arc<Exposure>,
         inbound: Arc<dyn NoticeReceiver>,
     ) -> io::Result<Arc<Self>> {
-        config.check()?;
         let socket = TcpListener::bind(config.listen)?;
         socket.set_nonblocking(true)?;
         let bound = socket.local_addr()?.to_string();
