@@ -140,6 +140,17 @@ impl MoverCore {
         }
     }
 
+    /// Bytes of a batch that are in place; none for one that does not live.
+    #[must_use]
+    pub fn done_bytes(&self, batch: BatchId) -> Option<u64> {
+        self.batch_slots.get(&batch).map(|&slot| self.batches[slot].done_bytes)
+    }
+
+    /// Bytes of slices that ended well, by rail.
+    pub fn moved_bytes(&self) -> impl Iterator<Item = u64> {
+        self.rails.iter().map(|rail| rail.moved_bytes)
+    }
+
     /// False for a fact about something that is not known.
     fn take(&mut self, input: Input, effects: &mut Vec<Effect>) -> bool {
         match input {

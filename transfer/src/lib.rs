@@ -40,7 +40,6 @@ mod priority;
 mod rail;
 mod slab;
 mod slices;
-mod snapshot;
 mod stats;
 #[cfg(test)]
 mod testing;
@@ -52,5 +51,4 @@ pub use engine::MoverCore;
 pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, SliceTicket};
 pub use input::{BatchRequest, Direction, Fault, Input, Op, PathEnd, Route};
 pub use priority::Priority;
-pub use snapshot::{BatchSnapshot, MoverSnapshot, PathSnapshot, PeerSnapshot, RailSnapshot};
 pub use stats::MoverStats;

@@ -4,4 +4,5 @@ pub(crate) mod bench;
 mod counters;
 mod properties;
 mod scenes;
+mod snapshot;
 mod world;

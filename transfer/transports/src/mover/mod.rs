@@ -27,7 +27,7 @@ mod topology_scan;
 pub use baton_transfer::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
 pub use damage::Damage;
-pub use driver::{Batch, BatchFuture, DriverSnapshot, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
+pub use driver::{Batch, BatchFuture, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use memory::{Location, Memory, OwnedMemory, Pages};
 pub use port::{

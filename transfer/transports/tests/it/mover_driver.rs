@@ -125,8 +125,7 @@ impl Scene {
 
     fn end(&self, batch: BatchId) -> Outcome {
         let outcome = self.mover.wait(batch, LIMIT);
-        let snapshot = self.mover.snapshot();
-        let outcome = outcome.unwrap_or_else(|| panic!("has not ended: {snapshot:#?}"));
+        let outcome = outcome.unwrap_or_else(|| panic!("has not ended: {:#?}", self.mover.stats()));
         self.mover.check().unwrap();
         outcome
     }

@@ -20,7 +20,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use baton_transfer::{BatchId, Input, MoverSnapshot, MoverStats, PeerNumber};
+use baton_transfer::{BatchId, Input, MoverStats};
 
 pub use batch::{Batch, Op, Outcome, Progress, Refusal};
 pub use settings::MoverSettings;
@@ -59,19 +59,6 @@ struct Shared {
     /// Until when the background thread sleeps, in the time of the state; 0 while it is awake.
     asleep_until_us: AtomicU64,
     shutdown_limit: Duration,
-}
-
-/// The state in a form to read, with what its numbers stand for.
-#[derive(Clone, Debug)]
-pub struct DriverSnapshot {
-    /// The core's.
-    pub core: MoverSnapshot,
-    /// By rail: transport and device.
-    pub rails: Vec<(String, String)>,
-    /// By peer's number: its address and life.
-    pub peers: Vec<(PeerNumber, PeerId)>,
-    /// Windows open to peers.
-    pub windows: usize,
 }
 
 impl Mover {
@@ -216,20 +203,6 @@ impl Mover {
         let state = self.shared.state();
         let names = state.layout.places.iter().map(|place| self.shared.transports[place.transport].name());
         names.zip(state.core.moved_bytes()).collect()
-    }
-
-    /// The state, with the names of rails and peers.
-    pub fn snapshot(&self) -> DriverSnapshot {
-        let state = self.shared.state();
-        let place = |place: &settings::RailPlace| {
-            (self.shared.transports[place.transport].name().to_owned(), place.device.clone())
-        };
-        DriverSnapshot {
-            core: state.core.snapshot(),
-            rails: state.layout.places.iter().map(place).collect(),
-            peers: state.peer_names(),
-            windows: self.shared.exposure.windows(),
-        }
     }
 
     /// Audits the core: a pass over all batches and paths, under the lock.

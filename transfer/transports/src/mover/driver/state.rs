@@ -126,10 +126,6 @@ impl State {
         all
     }
 
-    pub(super) fn peer_names(&self) -> Vec<(PeerNumber, PeerId)> {
-        self.peers.iter().map(|(&number, peer)| (number, peer.id.clone())).collect()
-    }
-
     /// Wakes this when the batch ends; false if it does not live.
     pub(super) fn wake_when_ended(&mut self, batch: BatchId, waker: &Waker) -> bool {
         let Some(running) = self.batches.get_mut(&batch) else { return false };

@@ -1,4 +1,4 @@
-//! The whole state in a form to read: for the admin page, golden tests and bug reports.
+//! The whole state in a form that tests read.
 
 use alloc::vec::Vec;
 
@@ -11,109 +11,108 @@ use crate::{BatchId, MoverStats, PathNumber, PeerNumber, RailNumber};
 
 /// The state of a [`MoverCore`], sorted by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MoverSnapshot {
+pub(crate) struct MoverSnapshot {
     /// The time of the last input.
-    pub now_us: u64,
+    pub(crate) now_us: u64,
     /// Every rail.
-    pub rails: Vec<RailSnapshot>,
+    pub(crate) rails: Vec<RailSnapshot>,
     /// Every peer with work or a path.
-    pub peers: Vec<PeerSnapshot>,
+    pub(crate) peers: Vec<PeerSnapshot>,
     /// Every path.
-    pub paths: Vec<PathSnapshot>,
+    pub(crate) paths: Vec<PathSnapshot>,
     /// Every batch that lives.
-    pub batches: Vec<BatchSnapshot>,
+    pub(crate) batches: Vec<BatchSnapshot>,
     /// The counters.
-    pub stats: MoverStats,
+    pub(crate) stats: MoverStats,
 }
 
 /// One rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RailSnapshot {
+pub(crate) struct RailSnapshot {
     /// Index of the rail in the configuration.
-    pub rail: RailNumber,
+    pub(crate) rail: RailNumber,
     /// Bytes outstanding on it.
-    pub outstanding_bytes: u64,
+    pub(crate) outstanding_bytes: u64,
     /// Bytes of slices on it that ended well.
-    pub moved_bytes: u64,
+    pub(crate) moved_bytes: u64,
     /// Paths on it.
-    pub paths: u32,
+    pub(crate) paths: u32,
     /// Its speed, as its paths have shown.
-    pub bytes_per_s: u64,
+    pub(crate) bytes_per_s: u64,
     /// Its latency, as its paths have shown.
-    pub latency_us: u64,
+    pub(crate) latency_us: u64,
 }
 
 /// One peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerSnapshot {
+pub(crate) struct PeerSnapshot {
     /// The number of the peer.
-    pub peer: PeerNumber,
+    pub(crate) peer: PeerNumber,
     /// Whether its life is over.
-    pub ended: bool,
+    pub(crate) ended: bool,
     /// Batches that live.
-    pub batches: u64,
+    pub(crate) batches: u64,
     /// Bytes to post, by priority.
-    pub pending_bytes: [u64; Priority::ALL.len()],
+    pub(crate) pending_bytes: [u64; Priority::ALL.len()],
     /// Whether it stands in line for a path.
-    pub waiting: bool,
+    pub(crate) waiting: bool,
     /// By route: failures in a row, and when it may be tried again.
-    pub routes: Vec<(RailNumber, u32, u64)>,
+    pub(crate) routes: Vec<(RailNumber, u32, u64)>,
 }
 
 /// One path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathSnapshot {
+pub(crate) struct PathSnapshot {
     /// The number of the path.
-    pub path: PathNumber,
+    pub(crate) path: PathNumber,
     /// The peer at its other end.
-    pub peer: PeerNumber,
+    pub(crate) peer: PeerNumber,
     /// The rail that it uses.
-    pub rail: RailNumber,
+    pub(crate) rail: RailNumber,
     /// `opening`, `trial`, `open`, `draining` or `closing`.
-    pub state: &'static str,
+    pub(crate) state: &'static str,
     /// Whether it has refused a slice and not said since that it takes some.
-    pub full: bool,
+    pub(crate) full: bool,
     /// Slices and notices on their way.
-    pub outstanding_slices: u64,
+    pub(crate) outstanding_slices: u64,
     /// Their bytes.
-    pub outstanding_bytes: u64,
+    pub(crate) outstanding_bytes: u64,
     /// Its measured speed.
-    pub bytes_per_s: u64,
+    pub(crate) bytes_per_s: u64,
     /// Its measured latency.
-    pub latency_us: u64,
+    pub(crate) latency_us: u64,
     /// Batches that cannot end before it has closed.
-    pub batches_in_doubt: u64,
+    pub(crate) batches_in_doubt: u64,
 }
 
 /// One batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchSnapshot {
+pub(crate) struct BatchSnapshot {
     /// The number of the batch.
-    pub batch: BatchId,
+    pub(crate) batch: BatchId,
     /// The peer that it exchanges bytes with.
-    pub peer: PeerNumber,
+    pub(crate) peer: PeerNumber,
     /// The priority given with the request.
-    pub priority: Priority,
+    pub(crate) priority: Priority,
     /// `moving`, `fencing`, `noticing` or `ending`.
-    pub state: &'static str,
+    pub(crate) state: &'static str,
     /// Its size.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes in place.
-    pub done_bytes: u64,
+    pub(crate) done_bytes: u64,
     /// Slices and notices on their way.
-    pub outstanding: u32,
+    pub(crate) outstanding: u32,
     /// Paths that must close before it ends.
-    pub doubts: u64,
+    pub(crate) doubts: u64,
     /// Time of its submission, µs.
-    pub submitted_us: u64,
+    pub(crate) submitted_us: u64,
     /// Time at which it fails at the latest, µs.
-    pub deadline_us: u64,
+    pub(crate) deadline_us: u64,
 }
 
 impl MoverCore {
     /// The state now, sorted. Peers that have neither work nor a path are left out.
-    #[must_use]
-    pub fn snapshot(&self) -> MoverSnapshot {
+    pub(crate) fn snapshot(&self) -> MoverSnapshot {
         let busy = self.peers.iter().filter(|(_, peer)| !peer.is_idle());
         let mut peers: Vec<_> = busy.map(|(_, peer)| peer_snapshot(peer)).collect();
         peers.sort_unstable_by_key(|peer| peer.peer);
@@ -127,17 +126,6 @@ impl MoverCore {
             batches,
             stats: self.stats(),
         }
-    }
-
-    /// Bytes of a batch that are in place; none for one that does not live.
-    #[must_use]
-    pub fn done_bytes(&self, batch: BatchId) -> Option<u64> {
-        self.batch_slots.get(&batch).map(|&slot| self.batches[slot].done_bytes)
-    }
-
-    /// Bytes of slices that ended well, by rail.
-    pub fn moved_bytes(&self) -> impl Iterator<Item = u64> {
-        self.rails.iter().map(|rail| rail.moved_bytes)
     }
 
     fn rail_snapshots(&self) -> Vec<RailSnapshot> {
@@ -211,7 +199,6 @@ fn bytes_per_s(ns_per_mib: u64) -> u64 {
     (1_000_000_000 << 20) / ns_per_mib.max(1)
 }
 
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::bench::*;
