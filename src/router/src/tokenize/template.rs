@@ -153,8 +153,8 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 fn strftime_now(format: &str) -> Result<String, Error> {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    super::calendar::format_utc(now, format).map_err(|unknown| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown directive %{unknown}"))
+    super::calendar::format_utc(now, format).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown directive in {format:?}"))
     })
 }
 
