@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::mover::Fault;
-
 /// Settings of the RDMA transport; the defaults suit a data centre's network.
 #[derive(Clone, Debug)]
 pub struct RdmaConfig {
@@ -72,30 +70,6 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// # Errors
-    /// [`Fault::Invalid`] naming the first setting that cannot be and its bounds.
-    pub fn validate(&self) -> Result<(), Fault> {
-        let within = |name: &str, value: u64, least: u64, most: u64| {
-            if (least..=most).contains(&value) {
-                return Ok(());
-            }
-            Err(Fault::Invalid(format!("rdma: {name} is {value}; give {least} to {most}")))
-        };
-        within("port", self.port.into(), 1, 255)?;
-        within("mtu_bytes_max", self.mtu_bytes_max.into(), 256, 4_096)?;
-        within("queue_pairs", self.queue_pairs.into(), 1, 16)?;
-        within("outstanding_max", self.outstanding_max.into(), 1, 4_096)?;
-        within("slice_bytes_max", self.slice_bytes_max.into(), 1, 1 << 30)?;
-        within("region_bytes", self.region_bytes, self.slice_bytes_max.into(), 1 << 40)?;
-        within("ack_timeout_exponent", self.ack_timeout_exponent.into(), 1, 31)?;
-        within("retries", self.retries.into(), 0, 6)?;
-        within("service_level", self.service_level.into(), 0, 15)?;
-        within("open_timeout_us", self.open_timeout_us, 1_000, 600_000_000)?;
-        within("answer_timeout_us", self.answer_timeout_us, 1_000, 600_000_000)?;
-        within("fence_timeout_us", self.fence_timeout_us, 1_000, 600_000_000)?;
-        within("paths_max", self.paths_max.into(), 1, 65_536)
-    }
-
     /// The code by which verbs name the largest packet.
     pub(super) fn mtu_code_max(&self) -> u8 {
         (1..=5).rev().find(|code| 128 << *code <= self.mtu_bytes_max).unwrap_or(1)
@@ -117,14 +91,6 @@ impl RdmaConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_defaults_hold_and_nonsense_is_named() {
-        assert_eq!(RdmaConfig::default().validate(), Ok(()));
-        let wrong = RdmaConfig { queue_pairs: 0, ..RdmaConfig::default() };
-        let Err(Fault::Invalid(text)) = wrong.validate() else { panic!("taken") };
-        assert!(text.contains("queue_pairs is 0; give 1 to 16"));
-    }
 
     #[test]
     fn packets_are_named_by_the_largest_code_that_fits() {

@@ -76,9 +76,8 @@ impl RdmaTransport {
     /// Opens the devices and takes peers' handshakes at `listener`.
     ///
     /// # Errors
-    /// [`Fault::Invalid`] for settings that cannot be, and where there is no device to use.
+    /// [`Fault::Invalid`] where there is no device to use, and where the system gives no threads.
     pub fn start(config: RdmaConfig, listener: TcpListener, node: RdmaNode) -> Result<Arc<Self>, Fault> {
-        config.validate()?;
         let config = Arc::new(config);
         let rails = open_rails(&config)?;
         let domains = rails.iter().map(|rail| rail.domain.clone()).collect();
