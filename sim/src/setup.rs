@@ -205,7 +205,6 @@ impl Setup {
     /// Names what is missing or impossible, and the bound.
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
-        self.network.validate()?;
         if !self.pools.iter().any(|p| p.count > 0 && p.role.prefills()) {
             return Err("cluster: no instance prefills; add a pool with role \"prefill\" or \"both\"".into());
         }

@@ -2,13 +2,6 @@
 
 use crate::network::Priority;
 
-/// Largest weight allowed.
-const MAX_WEIGHT: u32 = 10_000;
-/// Largest floor allowed, per mille.
-const MAX_FLOOR_PERMILLE: u32 = 500;
-/// Most flights allowed: keeps weight sums far inside 64 bits.
-const MAX_FLIGHTS: u32 = 1_000_000;
-
 /// How flights share links, and how many there may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkConfig {
@@ -48,63 +41,5 @@ impl NetworkConfig {
     #[must_use]
     pub const fn weights(&self) -> [u32; Priority::ALL.len()] {
         [self.handoff_weight, self.fetch_weight, self.replicate_weight, self.offload_weight]
-    }
-
-    /// Checks every bound.
-    ///
-    /// # Errors
-    /// Names the setting and what it may be.
-    pub fn validate(&self) -> Result<(), String> {
-        let weights = self.weights();
-        let rules = [
-            (
-                self.max_flights >= 1 && self.max_flights <= MAX_FLIGHTS,
-                format!("max_flights must be 1 to {MAX_FLIGHTS}"),
-            ),
-            (self.max_flights_per_link >= 1, String::from("max_flights_per_link must be at least 1")),
-            (
-                weights.iter().all(|w| (1..=MAX_WEIGHT).contains(w)),
-                format!("weights must be 1 to {MAX_WEIGHT}"),
-            ),
-            (
-                weights.is_sorted_by(|a, b| a >= b),
-                String::from("weights must not grow from handoff to fetch, replicate and offload"),
-            ),
-            (
-                self.floor_permille <= MAX_FLOOR_PERMILLE,
-                format!("floor_permille must be 0 to {MAX_FLOOR_PERMILLE}"),
-            ),
-        ];
-        match rules.into_iter().find(|(holds, _)| !holds) {
-            Some((_, rule)) => Err(format!("network.{rule}")),
-            None => Ok(()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn broken(change: impl Fn(&mut NetworkConfig)) -> String {
-        let mut config = NetworkConfig::default();
-        change(&mut config);
-        config.validate().unwrap_err()
-    }
-
-    #[test]
-    fn the_default_is_valid() {
-        assert_eq!(NetworkConfig::default().validate(), Ok(()));
-    }
-
-    #[test]
-    fn every_bound_is_named() {
-        assert!(broken(|c| c.max_flights = 0).contains("max_flights"));
-        assert!(broken(|c| c.max_flights = 1_000_001).contains("max_flights"));
-        assert!(broken(|c| c.max_flights_per_link = 0).contains("max_flights_per_link"));
-        assert!(broken(|c| c.offload_weight = 0).contains("weights must be"));
-        assert!(broken(|c| c.handoff_weight = 10_001).contains("weights must be"));
-        assert!(broken(|c| c.fetch_weight = 17).contains("must not grow"));
-        assert!(broken(|c| c.floor_permille = 501).contains("floor_permille"));
     }
 }
