@@ -337,12 +337,22 @@ impl ObjectStore {
     /// cursor to go on from (0 is the end). A key that exists during the whole scan is listed at least once.
     #[must_use]
     pub fn list(&self, cursor: u64, entries: u32) -> (Vec<ListedKey>, u64) {
+        self.walk(cursor, entries, false)
+    }
+
+    /// As [`ObjectStore::list`], with the parts of objects that are not whole.
+    #[cfg(feature = "resp")]
+    pub(crate) fn list_hidden_too(&self, cursor: u64, entries: u32) -> (Vec<ListedKey>, u64) {
+        self.walk(cursor, entries, true)
+    }
+
+    fn walk(&self, cursor: u64, entries: u32, hidden: bool) -> (Vec<ListedKey>, u64) {
         let mut number = u32::try_from(cursor & u64::from(u32::MAX)).expect("masked to 32 bits");
         let mut shard = usize::try_from(cursor >> 32).unwrap_or(usize::MAX);
         let (mut found, mut left, now_us) = (Vec::new(), entries.clamp(1, 100_000), self.now_us());
         // A look at an empty shard counts too: so each call ends.
         while shard < self.inner.shards.len() && left > 0 {
-            let (mut listed, next) = self.shard(shard).list(number, left, now_us);
+            let (mut listed, next) = self.shard(shard).list((number, left), now_us, hidden);
             found.append(&mut listed);
             left = left.saturating_sub(next.map_or(256, |next| next - number).max(1));
             (shard, number) = next.map_or((shard + 1, 0), |next| (shard, next));

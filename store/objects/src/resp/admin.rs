@@ -287,7 +287,8 @@ pub(super) async fn flush(on: &mut Connection<'_>) {
     }
     let (mut cursor, mut last) = (0, crate::lower::ForgottenCopies::default());
     loop {
-        let (found, next) = on.shared.store.list(cursor, FLUSH_STEP);
+        // The other parts of an object are hidden as soon as one is removed.
+        let (found, next) = on.shared.store.list_hidden_too(cursor, FLUSH_STEP);
         for listed in found.iter().filter(|listed| Some(listed.tenant) == on.tenant) {
             // Pinned values stay; others may have gone already.
             let key = crate::Key { tenant: listed.tenant, bytes: &listed.key };

@@ -204,14 +204,20 @@ impl Shard {
         self.expiring = self.expiring + usize::from(after) - usize::from(before);
     }
 
-    /// Readable keys of `entries` entries from number `from` on, and where to go on; none at the end.
-    pub(crate) fn list(&self, from: u32, entries: u32, now_us: u64) -> (Vec<ListedKey>, Option<u32>) {
+    /// Keys of `entries` entries from number `from` on, and where to go on; none at the end. Parts of an object that is
+    /// not whole are among them only with `hidden`.
+    pub(crate) fn list(
+        &self,
+        (from, entries): (u32, u32),
+        now_us: u64,
+        hidden: bool,
+    ) -> (Vec<ListedKey>, Option<u32>) {
         let end = self.entries.end().min(from.saturating_add(entries));
         let live = (from..end).map(|number| self.entries.at(number));
         let live = live.filter(|entry| {
             let key = Key { tenant: baton_types::TenantId(entry.tenant), bytes: &entry.key };
             let readable = entry.sealed().is_some() && !entry.is_expired(now_us);
-            readable && self.is_whole(&Place { key, place: entry.place, now_us })
+            readable && (hidden || self.is_whole(&Place { key, place: entry.place, now_us }))
         });
         let listed = live.map(|entry| ListedKey {
             tenant: baton_types::TenantId(entry.tenant),

@@ -150,6 +150,29 @@ fn a_scan_never_ends_early_in_silence_when_the_bucket_is_down() {
     }
 }
 
+#[test]
+fn a_flush_leaves_no_part_of_an_object_that_is_not_whole() {
+    let (store, _) = over_parts(LowerConfig::default(), Some("tp_rank=2".parse().unwrap()));
+    let served = serve(store, RespConfig { allow_flush: true, ..RespConfig::default() });
+    let name = |rank: u32| format!("m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@aa");
+    let c = &mut served.client();
+    assert_eq!(words(c, &format!("SET {} OLD1", name(1))), ok());
+    assert_eq!(words(c, "FLUSHDB"), ok());
+    assert_eq!(words(c, "DBSIZE"), Reply::Integer(0), "a part that was hidden");
+    for rank in 0..2 {
+        assert_eq!(words(c, &format!("SET {} NEW{rank} NX", name(rank))), ok());
+    }
+    for rank in 0..2 {
+        assert_eq!(words(c, &format!("GET {}", name(rank))), bulk(&format!("NEW{rank}")));
+    }
+    // More objects than one step of the flush looks at.
+    for n in 0..1_500 {
+        (0..2).for_each(|rank| assert_eq!(words(c, &format!("SET x@tp_rank:{rank}@{n} v")), ok()));
+    }
+    assert_eq!(words(c, "FLUSHDB"), ok());
+    assert_eq!(words(c, "DBSIZE"), Reply::Integer(0));
+}
+
 fn cluster(servers: [&TestServer; 2]) -> (Cluster, String) {
     let [from, to] = servers.map(|served| format!("redis://{}", served.address));
     let cluster = Cluster::new(ClusterConfig::of(&format!("{from},{to}")).unwrap()).unwrap();
