@@ -1,6 +1,6 @@
 //! The thread that keeps the file: it copies down what shards offer, reads, and removes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -118,6 +118,8 @@ impl SsdThread {
             below,
             pick,
             in_hand_bytes: 0,
+            in_hand: BTreeSet::new(),
+            asked: Vec::new(),
             gets: VecDeque::new(),
             reading: BTreeMap::new(),
             reading_bytes: 0,
@@ -154,6 +156,16 @@ enum ReadRequest {
     Header(u64),
 }
 
+/// A list that was asked for and is not begun.
+struct AskedListing {
+    after: Option<u64>,
+    most: usize,
+    reply: ListReply,
+    /// The last copy that was in hand. The beginning of a list waits for its end: a value that memory has evicted
+    /// meanwhile is nowhere else.
+    behind: Option<u64>,
+}
+
 /// A list under way.
 struct PendingListing {
     found: Vec<(String, Vec<u8>)>,
@@ -181,6 +193,9 @@ struct SsdWorker {
     below: Arc<LowerView>,
     pick: Box<dyn FnMut() -> Option<PickedObject> + Send>,
     in_hand_bytes: u64,
+    /// Numbers of the copies that are being written.
+    in_hand: BTreeSet<u64>,
+    asked: Vec<AskedListing>,
     gets: VecDeque<(u64, ReadRequest)>,
     reading: BTreeMap<u64, ReadRequest>,
     /// Bytes of the values that are being read, and of each.
@@ -201,14 +216,15 @@ impl SsdWorker {
         let mut lists: BTreeMap<u64, PendingListing> = BTreeMap::new();
         loop {
             while let Ok(order) = self.orders.try_recv() {
-                self.take(order, &mut lists);
+                self.take(order);
             }
-            self.copy_down(&mut lists);
+            self.copy_down();
             self.read_on();
             self.blob_log.pump();
             while let Some(done) = self.blob_log.next_done() {
                 self.on_event(done, &mut lists);
             }
+            self.begin_lists(&mut lists);
             self.publish();
             if self.is_over && !self.blob_log.is_waiting() {
                 return self.end();
@@ -217,7 +233,7 @@ impl SsdWorker {
                 self.blob_log.wait();
             } else if self.is_quiet() {
                 self.settling.drain(..).for_each(|callback| callback());
-                self.sleep(&mut lists);
+                self.sleep();
             }
         }
     }
@@ -226,11 +242,11 @@ impl SsdWorker {
         self.gets.is_empty() && (self.below.offered.load(Ordering::SeqCst) == 0 || self.blob_log.is_off())
     }
 
-    fn sleep(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
+    fn sleep(&mut self) {
         self.below.asleep.store(true, Ordering::SeqCst);
         if self.is_quiet() {
             match self.orders.recv_timeout(LOOK_EVERY) {
-                Ok(order) => self.take(order, lists),
+                Ok(order) => self.take(order),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => self.is_over = true,
             }
@@ -257,7 +273,7 @@ impl SsdWorker {
         self.next_token
     }
 
-    fn take(&mut self, order: Order, lists: &mut BTreeMap<u64, PendingListing>) {
+    fn take(&mut self, order: Order) {
         match order {
             Order::Wake => {}
             Order::Get { name, reply } => self.gets.push_back((name, ReadRequest::Value(reply))),
@@ -267,22 +283,35 @@ impl SsdWorker {
                 self.blob_log.remove(name, token);
             }
             Order::List { after, most, reply } => {
-                let names = self.blob_log.names_after(after, most);
-                let (left, next) = (names.len(), names.last().copied().filter(|_| names.len() == most));
-                if names.is_empty() {
-                    return reply(Ok((Vec::new(), None)));
-                }
-                let list = self.token();
-                lists.insert(list, PendingListing { found: Vec::new(), left, next, is_short: false, reply });
-                self.gets.extend(names.into_iter().map(|name| (name, ReadRequest::Header(list))));
+                let behind = self.in_hand.last().copied().filter(|_| after.is_none());
+                self.asked.push(AskedListing { after, most, reply, behind });
             }
             Order::Settle(callback) => self.settling.push(callback),
             Order::Stop => self.is_over = true,
         }
     }
 
+    /// Begins the lists that wait for no copy.
+    fn begin_lists(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
+        let (first, is_off) = (self.in_hand.first().copied(), self.blob_log.is_off());
+        let waits = |one: &AskedListing| !is_off && first.is_some() && one.behind >= first;
+        let (waiting, ready) = std::mem::take(&mut self.asked).into_iter().partition(waits);
+        self.asked = waiting;
+        for AskedListing { after, most, reply, .. } in ready {
+            let names = self.blob_log.names_after(after, most);
+            let (left, next) = (names.len(), names.last().copied().filter(|_| names.len() == most));
+            if names.is_empty() {
+                reply(Ok((Vec::new(), None)));
+                continue;
+            }
+            let list = self.token();
+            lists.insert(list, PendingListing { found: Vec::new(), left, next, is_short: false, reply });
+            self.gets.extend(names.into_iter().map(|name| (name, ReadRequest::Header(list))));
+        }
+    }
+
     /// Takes up what shards offer, as much as there may be in hand.
-    fn copy_down(&mut self, lists: &mut BTreeMap<u64, PendingListing>) {
+    fn copy_down(&mut self) {
         while self.blob_log.takes_put()
             && !self.blob_log.is_off()
             && self.in_hand_bytes < self.below.in_hand_max_bytes
@@ -290,12 +319,14 @@ impl SsdWorker {
             && let Some(picked) = (self.pick)()
         {
             let PickedObject { name, tag, tenant, key, room, checksum } = picked;
+            self.in_hand.insert(tag);
             // Removals of an earlier value of this name come first: they were sent before this one was picked.
             while let Ok(order) = self.orders.try_recv() {
-                self.take(order, lists);
+                self.take(order);
             }
             let bytes = u32::try_from(room.bytes()).expect("a value has less than 4 GiB");
             let Some(header) = record::header(&tenant, &key, checksum) else {
+                self.in_hand.remove(&tag);
                 self.below.directory.dropped(name, tag);
                 continue;
             };
@@ -327,10 +358,12 @@ impl SsdWorker {
         match done {
             BlobLogEvent::Kept(one) => {
                 self.in_hand_bytes -= u64::from(one.bytes);
+                self.in_hand.remove(&one.tag);
                 self.below.directory.kept(one.name, one.tag);
             }
             BlobLogEvent::NotKept(one, why) => {
                 self.in_hand_bytes -= u64::from(one.bytes);
+                self.in_hand.remove(&one.tag);
                 self.below.directory.dropped(one.name, one.tag);
                 self.failed(&why);
             }

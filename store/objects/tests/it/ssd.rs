@@ -223,6 +223,39 @@ mod served {
         assert_eq!((drain.so_far().left, drain.trouble(), there(&from)), (0, None, 0));
     }
 
+    /// Puts values that memory evicts before their copies are written, asks for something that walks the keys while
+    /// the disk hangs, and lets it go on.
+    fn while_copies_are_in_hand<T: Send>(
+        served: &TestServer,
+        faults: &Faults,
+        walk: impl FnOnce(&mut Client) -> T + Send,
+    ) -> T {
+        faults.be(FaultPlan { writes: FaultMode::Hangs, ..FaultPlan::default() });
+        (0..VALUES).for_each(|n| put(&served.store, &format!("k{n}"), n).unwrap());
+        assert!(served.store.stats().evicted > 0);
+        std::thread::scope(|threads| {
+            let walking = threads.spawn(|| walk(&mut served.client()));
+            std::thread::sleep(Duration::from_millis(300));
+            faults.be(FaultPlan::default());
+            let done = walking.join().unwrap();
+            settle(&served.store);
+            done
+        })
+    }
+
+    #[test]
+    fn a_walk_of_the_keys_meets_those_whose_copies_were_in_hand() {
+        let dir = tempfile::tempdir().unwrap();
+        let (faults, store, _) = faulty(dir.path());
+        let served = serve(store, RespConfig { allow_flush: true, ..RespConfig::default() });
+        assert_eq!(while_copies_are_in_hand(&served, &faults, |c| words(c, "FLUSHDB")), ok());
+        assert_eq!(there(&served), 0, "none comes back");
+        let found = while_copies_are_in_hand(&served, &faults, scan).unwrap();
+        assert_eq!(found as u64, there(&served));
+        let below = (0..VALUES).filter(|n| !served.store.exists(key(&format!("k{n}")))).count();
+        assert!(found > VALUES as usize - below, "some of those that memory has not");
+    }
+
     #[test]
     fn a_list_of_keys_costs_a_page_a_key() {
         let dir = tempfile::tempdir().unwrap();
