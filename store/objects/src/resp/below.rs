@@ -23,6 +23,8 @@ const CROWDED: &str =
     "OOM the answer is larger than what is left for answers that wait; ask for fewer keys, or again later";
 /// Values that one `MGET` brings up at a time.
 const AT_A_TIME: usize = 32;
+/// Keys on the SSD that one step of `FLUSHDB` reads.
+const FLUSH_AT_A_TIME: usize = 1_000;
 /// Cursors of `SCAN` from here on go through the keys on the SSD, by their names without the last two bits.
 const ON_SSD: u64 = 1 << 63;
 /// And from here on through those in the bucket.
@@ -196,7 +198,7 @@ pub(super) async fn flush(on: &Connection<'_>) -> Result<ForgottenCopies, &'stat
         cold.forget_tenant(&named);
     }
     loop {
-        let (found, next) = list(store, after, AT_A_TIME).await.map_err(|_| SSD_SILENT)?;
+        let (found, next) = list(store, after, FLUSH_AT_A_TIME).await.map_err(|_| SSD_SILENT)?;
         for (_, key) in found.iter().filter(|(other, _)| *other == named) {
             last = store.remove_unconfirmed(Key { tenant, bytes: key }).unwrap_or_default().or(last);
         }
