@@ -255,6 +255,14 @@ impl ObjectStore {
         Some(ObjectStat { lasts: self.lasts(key), cold: self.is_cold(key), ..stat })
     }
 
+    /// As [`ObjectStore::stat`], also of a part of an object that is not whole.
+    #[cfg(feature = "resp")]
+    pub(crate) fn stat_hidden_too(&self, key: Key<'_>) -> Option<ObjectStat> {
+        let (shard, at) = self.place(key);
+        let stat = self.shard(shard).stat_hidden_too(&at)?;
+        Some(ObjectStat { lasts: self.lasts(key), cold: self.is_cold(key), ..stat })
+    }
+
     /// Whether a key is in memory, and the rest of its object there or below. Renews nothing.
     #[must_use]
     pub fn exists(&self, key: Key<'_>) -> bool {

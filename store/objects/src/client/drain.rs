@@ -180,8 +180,9 @@ impl DrainRun<'_> {
         for key in &keys {
             match self.copy_one(key)? {
                 Some(copy) => copied.push(copy),
-                // The rest stays with what could not be moved, or is of no use without what is gone.
-                None => return Ok(()),
+                // The rest stays with what could not be moved, or is of no use without what is gone; there it would be
+                // a part of an object that is not whole.
+                None => return copied.iter().try_for_each(|copy| self.take_back(copy)),
             }
         }
         // Where another value was put meanwhile, all stays here, and is met again.
@@ -205,7 +206,8 @@ impl DrainRun<'_> {
     /// A value that was listed is not given: it is gone, or it is left.
     fn missed(&mut self, key: &[u8]) -> Result<(), Trouble> {
         match self.cluster.request(self.from, &[b"EXISTS", key])? {
-            Reply::Integer(0) => {}
+            // Another look shows whether its copy was being written to the SSD at this moment.
+            Reply::Integer(0) => self.met += 1,
             Reply::Integer(_) => {
                 let key = String::from_utf8_lossy(key).into_owned();
                 self.leave(Trouble::Gone(format!("'{key}' is there and cannot be read; look at its disk")));
@@ -255,9 +257,12 @@ impl DrainRun<'_> {
         Ok(None)
     }
 
-    /// Asks a server for the facts about a value.
+    /// Asks a server for the facts about a value; another server also for those about a part whose object is not whole
+    /// there.
     fn stat(&mut self, at: usize, key: &[u8]) -> Result<Option<Stat>, Trouble> {
-        let parts = match self.cluster.request(at, &[b"BATON.STAT", key])? {
+        let words: [&[u8]; 3] = [b"BATON.STAT", key, b"ANY"];
+        let any = at != self.from && self.parts.is_some();
+        let parts = match self.cluster.request(at, if any { &words } else { &words[..2] })? {
             Reply::List(parts) => parts,
             Reply::Nothing => return Ok(None),
             _ => return Err(Trouble::Odd("BATON.STAT".into())),

@@ -75,7 +75,7 @@ const COMMANDS: &[Command] = &[
     of("PEXPIRE", 3, 3, CommandAction::Below(BelowCommand::Expire(1_000))),
     of("PERSIST", 2, 2, CommandAction::Value(strings::persist)),
     of("TYPE", 2, 2, CommandAction::Value(strings::kind)),
-    of("BATON.STAT", 2, 2, CommandAction::Value(strings::stat)),
+    of("BATON.STAT", 2, 3, CommandAction::Value(strings::stat)),
     of("BATON.DEL", 3, 3, CommandAction::Below(BelowCommand::RemoveGeneration)),
     of("BATON.VERIFY", 2, 2, CommandAction::Value(strings::verify)),
     of("BATON.PIN", 3, 3, CommandAction::Value(strings::pin)),

@@ -127,9 +127,15 @@ pub(super) fn persist(on: &mut Connection<'_>) {
     on.out.integer(i64::from(done));
 }
 
-/// `BATON.STAT key`: all that is known of a key.
+/// `BATON.STAT key [ANY]`: all that is known of a key; with `ANY` also of a part in memory whose object is not whole.
 pub(super) fn stat(on: &mut Connection<'_>) {
-    let Some(stat) = on.shared.store.stat(on.key(1)) else { return on.out.nothing() };
+    let any = on.incoming.count() == 3;
+    if any && !on.is(2, "ANY") {
+        return on.out.error("ERR syntax error");
+    }
+    let store = &on.shared.store;
+    let stat = if any { store.stat_hidden_too(on.key(1)) } else { store.stat(on.key(1)) };
+    let Some(stat) = stat else { return on.out.nothing() };
     let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let numbers = [
         ("bytes", Some(u64::from(stat.bytes))),

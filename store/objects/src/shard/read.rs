@@ -105,8 +105,13 @@ impl Shard {
 
     /// The facts about a key. Changes neither its mark nor its lease.
     pub(crate) fn stat(&self, at: &Place<'_>) -> Option<ObjectStat> {
+        self.stat_hidden_too(at).filter(|_| self.is_whole(at))
+    }
+
+    /// The facts about a key, even if it is a part of an object that is not whole.
+    pub(crate) fn stat_hidden_too(&self, at: &Place<'_>) -> Option<ObjectStat> {
         let entry = self.entries.at(self.find(&at.key, at.place)?);
-        (!entry.is_expired(at.now_us) && self.is_whole(at)).then(|| stat_of(entry, at.now_us))
+        (!entry.is_expired(at.now_us)).then(|| stat_of(entry, at.now_us))
     }
 
     /// Removes a key, its copy below in the same step. Those who read it go on.

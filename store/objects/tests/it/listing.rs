@@ -218,6 +218,38 @@ fn a_drain_moves_objects_of_several_parts_whole() {
 }
 
 #[test]
+fn a_drain_of_parts_takes_back_what_it_copied_in_vain_and_can_be_finished() {
+    let [from, to] = [(), ()].map(|()| {
+        let (store, _) = over_parts(LowerConfig::default(), Some("tp_rank=2".parse().unwrap()));
+        serve(store, RespConfig::default())
+    });
+    let name = |rank: u32, block: &str| format!("m@tp_rank:{rank}@{block}");
+    let (here, there) = (&mut from.client(), &mut to.client());
+    for block in ["ab", "cd"] {
+        (0..2).for_each(|rank| assert_eq!(words(here, &format!("SET {} new", name(rank, block))), ok()));
+    }
+    // One that a drain left in the middle, and one that is another value.
+    assert_eq!(words(there, &format!("SET {} new", name(0, "ab"))), ok());
+    assert_eq!(words(there, &format!("SET {} old", name(1, "cd"))), ok());
+    let (mut cluster, server) = cluster([&from, &to]);
+    let (so_far, trouble) = drained(&mut cluster, &server).unwrap();
+    assert_eq!((so_far.moved, so_far.had), (1, 1), "{trouble:?}");
+    assert!(trouble.unwrap().contains("has another value"));
+    assert_eq!(to.store.stats().keys, 3, "the other part was taken back");
+    assert_eq!(words(there, &format!("EXISTS {}", name(1, "cd"))), Reply::Integer(0), "neither old nor new");
+    let (so_far, trouble) = drained_by(&mut cluster, &server, Some(ConflictRule::Drained)).unwrap();
+    assert_eq!((so_far.moved, so_far.left, trouble), (2, 0, None));
+    for (rank, block) in [(0, "ab"), (1, "ab"), (0, "cd"), (1, "cd")] {
+        assert_eq!(words(there, &format!("GET {}", name(rank, block))), bulk("new"));
+    }
+    assert_eq!(from.store.stats().keys, 0);
+    assert_eq!(words(there, &format!("SET {} x", name(0, "ef"))), ok());
+    assert_eq!(words(there, &format!("BATON.STAT {}", name(0, "ef"))), Reply::Nothing);
+    assert!(matches!(words(there, &format!("BATON.STAT {} any", name(0, "ef"))), Reply::List(_)));
+    assert!(error_of(&words(there, &format!("BATON.STAT {} all", name(0, "ef")))).contains("syntax"));
+}
+
+#[test]
 fn a_drain_moves_what_is_only_in_the_bucket_and_says_so_when_it_cannot() {
     let bucket = FaultyBucket::new();
     let (from, to) = (over_bucket(&bucket, None, RespConfig::default()), in_memory());
