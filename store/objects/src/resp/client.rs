@@ -1,7 +1,7 @@
 //! A small client: one connection, blocking, pipelines included. For commands, tests and measurements.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
 use super::trust::{Way, secure};
@@ -159,9 +159,8 @@ impl Client {
     pub fn connect(url: &Url, time_limit: Duration) -> Result<Self, String> {
         let session = url.tls.as_ref().map(|trust| trust.session(url)).transpose()?;
         let failed = |e: io::Error| format!("connect to {}: {e}; is the store running there?", url.address);
-        let address = url.address.to_socket_addrs().map_err(failed)?.next();
-        let address = address.ok_or_else(|| format!("connect to {}: no such host", url.address))?;
-        let stream = TcpStream::connect_timeout(&address, time_limit).map_err(failed)?;
+        let addresses: Vec<SocketAddr> = url.address.to_socket_addrs().map_err(failed)?.collect();
+        let stream = reach(&addresses, time_limit).map_err(failed)?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(time_limit)));
         set.and_then(|()| stream.set_write_timeout(Some(time_limit))).map_err(failed)?;
         let stream = match session {
@@ -224,6 +223,20 @@ impl Client {
     }
 }
 
+/// Connects to the first of the addresses that takes it; each has its share of the time that is left.
+fn reach(addresses: &[SocketAddr], time_limit: Duration) -> io::Result<TcpStream> {
+    let end = Instant::now() + time_limit;
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "no such host");
+    for (address, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
+        let share = end.saturating_duration_since(Instant::now()) / u32::try_from(left).unwrap_or(u32::MAX);
+        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
 /// A line without its end.
 fn line(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
@@ -272,6 +285,21 @@ pub(super) fn read(from: &mut impl BufRead, depth: u32) -> io::Result<Reply> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_address_of_a_name_is_tried_in_order() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = listener.local_addr().unwrap();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // No host of this block answers.
+        let silent: SocketAddr = "192.0.2.1:6379".parse().unwrap();
+        let limit = Duration::from_millis(600);
+        let start = Instant::now();
+        assert_eq!(reach(&[closed, silent, good], limit).unwrap().peer_addr().unwrap(), good);
+        assert!(start.elapsed() < limit);
+        assert_eq!(reach(&[closed], limit).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(reach(&[], limit).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn addresses_say_where_and_who() {
