@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use super::budget::Part;
 use super::command;
 use super::counts::Cut;
-use super::incoming::{CommandParser, ProtocolError, Step};
+use super::incoming::{CommandParser, ProtocolError, READ_BYTES, Step};
 use super::outgoing::ReplyQueue;
 use super::places::ConnectionState;
 use super::server::Shared;
@@ -34,6 +34,8 @@ const WHOLE_TIME_LIMIT: Duration = Duration::from_secs(60);
 const FIRST_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How long the end of a connection may take.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// Largest value that is gathered beside the memory, for its key is there.
+const GATHERED_VALUE_MAX_BYTES: usize = 8 << 20;
 /// How long to wait before another look whether there is room for more of a command.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 
@@ -160,6 +162,7 @@ impl Connection<'_> {
                     self.weigh();
                     return Ok(true);
                 }
+                Step::Large(bytes) if self.gathers(bytes) => self.incoming.gather_large(),
                 Step::Large(bytes) => {
                     let ticket = self.reserve_large(bytes).await;
                     self.incoming.begin_large(ticket);
@@ -317,6 +320,17 @@ impl Connection<'_> {
         deadlines.into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
+    /// Whether a large value is gathered beside the memory: its key is there, and a word comes after it that may leave
+    /// that as it is. Memory that is reserved before that word is known would cost other keys their values.
+    fn gathers(&mut self, bytes: u64) -> bool {
+        let Some(tenant) = self.tenant else { return false };
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        bytes <= GATHERED_VALUE_MAX_BYTES
+            && self.incoming.may_be_kept_out()
+            && self.shared.store.exists(Key { tenant, bytes: self.incoming.text(1) })
+            && self.has_room_for(bytes + 2 * READ_BYTES)
+    }
+
     async fn reserve_large(&self, bytes: u64) -> Result<PutTicket, Refusal> {
         let key = self.incoming.text(self.incoming.count() - 1);
         // SETEX and its like have the time between key and value.
@@ -325,7 +339,11 @@ impl Connection<'_> {
         let key = if timed { self.incoming.text(1) } else { key };
         let options = PutOptions::REPLACE;
         let tenant = self.tenant.ok_or(Refusal::Tenant)?;
-        reserve(self.shared, Key { tenant, bytes: key }, bytes, options).await
+        let key = Key { tenant, bytes: key };
+        if name.eq_ignore_ascii_case(b"SETNX") && self.shared.store.exists(key) {
+            return Err(Refusal::Exists);
+        }
+        reserve(self.shared, key, bytes, options).await
     }
 }
 

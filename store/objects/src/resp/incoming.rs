@@ -20,7 +20,7 @@ const LINE_MAX_BYTES: usize = 16 * 1024;
 /// Most arguments of a command.
 const ARGUMENTS_MAX: usize = 1 << 20;
 /// Room for a read, and most bytes of one.
-const READ_BYTES: usize = 64 * 1024;
+pub(super) const READ_BYTES: usize = 64 * 1024;
 const READ_MAX_BYTES: usize = 256 * 1024;
 /// Room for a read of a client that has not logged in.
 const STRANGER_READ_BYTES: usize = 4 * 1024;
@@ -66,6 +66,8 @@ pub(super) struct CommandParser {
     expected: Option<usize>,
     /// Bytes of a large value still to come.
     large_left: usize,
+    /// The argument whose bytes come next is gathered, though it is a large value.
+    gathers: bool,
     /// The last argument is a large value whose end of line has not come.
     large_open: bool,
     /// Whether the client has logged in.
@@ -83,6 +85,7 @@ impl CommandParser {
             left: None,
             expected: None,
             large_left: 0,
+            gathers: false,
             large_open: false,
             known: false,
         }
@@ -178,7 +181,7 @@ impl CommandParser {
             let whole = self.end - self.at >= bytes + 2;
             let gathered = self.at - self.begin;
             let large = bytes >= LARGE_BYTES || (bytes >= MEDIUM_BYTES && gathered > LONG_COMMAND_BYTES);
-            if !whole && large && self.known && self.is_value() {
+            if !whole && large && self.known && !self.gathers && self.is_value() {
                 return Ok(Step::Large(bytes as u64));
             }
             if !self.known && gathered + bytes > STRANGER_MAX_BYTES {
@@ -275,7 +278,7 @@ impl CommandParser {
             return Err(ProtocolError("ERR Protocol error: expected the end of the argument"));
         }
         self.at = end + 2;
-        self.expected = None;
+        (self.expected, self.gathers) = (None, false);
         self.left = self.left.map(|left| left - 1);
         Ok(true)
     }
@@ -289,6 +292,21 @@ impl CommandParser {
             3 if is("SETEX") || is("PSETEX") => true,
             _ => is("MSET") && at > 0 && at % 2 == 0,
         }
+    }
+
+    /// Whether the large value that [`Step::Large`] announced is that of a `SET` with an odd number of words after it, as
+    /// where one of them is `NX`.
+    pub(super) fn may_be_kept_out(&self) -> bool {
+        let words = self.left.unwrap_or(0).saturating_sub(1);
+        self.text(0).eq_ignore_ascii_case(b"SET") && !words.is_multiple_of(2)
+    }
+
+    /// Gathers the large value that [`Step::Large`] announced, in a buffer that has room for all of it.
+    pub(super) fn gather_large(&mut self) {
+        let bytes = self.expected.expect("a large value was told of");
+        self.gathers = true;
+        let room = self.at + bytes + READ_BYTES;
+        self.buffer.resize(self.buffer.len().max(room), 0);
     }
 
     /// Opens the large value that [`Step::Large`] announced, and moves its first bytes to its place.

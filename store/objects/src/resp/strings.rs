@@ -319,6 +319,10 @@ async fn store_unconfirmed(
             ticket
         }
         None => {
+            // What is there stays, whatever another writer is about to do.
+            if options.existing == OverwriteRule::Keep && on.shared.store.exists(on.key(key)) {
+                return Err(Refusal::Exists);
+            }
             let text = on.incoming.text(value);
             let mut ticket = reserve(on.shared, on.key(key), text.len() as u64, options).await?;
             ticket.append(text)?;

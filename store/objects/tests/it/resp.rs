@@ -121,6 +121,46 @@ fn strings_are_as_clients_know_them() {
 }
 
 #[test]
+fn a_large_value_of_a_key_that_is_to_be_left_as_it_is_evicts_nothing() {
+    let served = plain();
+    let c = &mut served.client();
+    let set = |c: &mut Client, key: &str, value: &[u8], word: &str| {
+        let words: [&[u8]; 4] = [b"SET", key.as_bytes(), value, word.as_bytes()];
+        c.queue(if word.is_empty() { &words[..3] } else { &words });
+        c.flush().unwrap();
+        c.receive().unwrap()
+    };
+    let mut last = String::new();
+    for n in 0.. {
+        last = format!("k{n}");
+        assert_eq!(set(c, &last, &content(n, 1 << 20), ""), ok());
+        if served.store.stats().evicted > 0 {
+            break;
+        }
+    }
+    let stats = served.store.stats();
+    std::thread::scope(|threads| {
+        for n in 0..8 {
+            let (served, last) = (&served, &last);
+            threads.spawn(move || {
+                let c = &mut served.client();
+                assert_eq!(set(c, last, &content(n, 1 << 20), "NX"), Reply::Nothing);
+                c.queue(&[b"SETNX", last.as_bytes(), &content(n, 1 << 20)]);
+                c.flush().unwrap();
+                assert_eq!(c.receive().unwrap(), Reply::Integer(0));
+            });
+        }
+    });
+    let after = served.store.stats();
+    assert_eq!((after.evicted, after.keys), (stats.evicted, stats.keys), "nothing made way");
+    let other = content(9, (1 << 20) + 1);
+    assert_eq!(set(c, &last, &other, "XX"), ok(), "another word");
+    assert_eq!(words(c, &format!("GET {last}")), Reply::Bulk(other));
+    assert_eq!(set(c, "absent", &content(1, 1 << 20), "NX"), ok());
+    assert_eq!(words(c, "GET absent"), Reply::Bulk(content(1, 1 << 20)));
+}
+
+#[test]
 fn a_client_can_look_at_what_is_kept_and_pin_it_for_a_while() {
     let served = plain();
     let c = &mut served.client();
