@@ -34,9 +34,9 @@ pub(super) struct ServeArgs {
     /// Address to serve on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:6379")]
     listen: SocketAddr,
-    /// Memory for values. Beside it the process takes at most 250 bytes a key, 128KiB a connection, 256MiB for commands
-    /// and answers on their way, 64MiB for itself, and with --ssd or --cold half of this (64MiB to 1GiB, or four of the
-    /// largest values) for values on their way up and 350 bytes a value on the SSD
+    /// Memory for values. Beside it the process takes at most 210 bytes and its length a key, 128KiB a connection,
+    /// 256MiB for commands and answers on their way, 64MiB for itself, and with --ssd or --cold half of this (64MiB to
+    /// 1GiB, or four of the largest values) for values on their way up and 350 bytes a value on the SSD
     #[arg(long, default_value = "1GiB", value_parser = crate::config::size)]
     memory: u64,
     /// Most keys; one of a value that is evicted is free again [default: one for each KiB of memory]
