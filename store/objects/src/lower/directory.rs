@@ -87,6 +87,11 @@ impl Directory {
         }
     }
 
+    /// Whether the copy is still wanted.
+    pub(super) fn is_wanted(&self, name: u64, tag: u64) -> bool {
+        self.copies.get(&name).is_some_and(|copy| copy.tag == tag)
+    }
+
     /// The copy lasts from now on, if it is still wanted.
     pub(super) fn kept(&self, name: u64, tag: u64) {
         if let Some(mut copy) = self.copies.get_mut(&name).filter(|copy| copy.tag == tag) {

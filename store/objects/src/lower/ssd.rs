@@ -325,7 +325,9 @@ impl SsdWorker {
                 self.take(order);
             }
             let bytes = u32::try_from(room.bytes()).expect("a value has less than 4 GiB");
-            let Some(header) = record::header(&tenant, &key, checksum) else {
+            // One of this very value may have been among them.
+            let is_wanted = self.below.directory.is_wanted(name, tag);
+            let Some(header) = record::header(&tenant, &key, checksum).filter(|_| is_wanted) else {
                 self.in_hand.remove(&tag);
                 self.below.directory.dropped(name, tag);
                 continue;
@@ -456,5 +458,43 @@ impl SsdWorker {
             )),
             Err(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::arena::{Arena, Slabs};
+    use crate::lower::name_of;
+
+    #[test]
+    fn a_value_that_is_removed_before_its_copy_begins_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = SsdConfig::new(dir.path().to_owned(), 16 << 20);
+        let open = || open(&config, config.blocks(None).unwrap()).unwrap().0;
+        let (send, orders) = channel();
+        let below = Arc::new(LowerView::new(send, Some(0), (1 << 20, 1 << 20), (None, Arc::new(|_| ()))));
+        let slabs = Slabs::new(Arena::new(2).unwrap());
+        let room = Arc::new(ArenaMemory::take(&slabs, 1_000, 0).unwrap());
+        let (name, shard) = (name_of("", b"k"), Arc::clone(&below));
+        let pick = move || {
+            shard.taken();
+            let (tag, room) = (shard.fresh_tag(), Arc::clone(&room));
+            assert!(shard.directory.begin(name, tag));
+            // As a DEL that comes at this moment.
+            assert!(shard.forget(name, None).ssd.is_some());
+            let (tenant, key, checksum) = (String::new(), b"k".to_vec(), None);
+            Some(PickedObject { name, tag, tenant, key, room, checksum })
+        };
+        let thread = SsdThread::start(open(), orders, Arc::clone(&below), Box::new(pick)).unwrap();
+        below.offer();
+        let (send, receive) = channel();
+        below.send(Order::Settle(Box::new(move || send.send(()).unwrap())));
+        receive.recv().unwrap();
+        below.send(Order::Stop);
+        thread.join();
+        assert_eq!(open().listings().count(), 0, "the next start does not bring it back");
     }
 }
