@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton_wire::v1;
 use baton_wire::v1::control_client::ControlClient;
+use futures_util::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,8 @@ const RETRY_MOST: Duration = Duration::from_secs(2);
 pub(super) const WELCOME_WITHIN: Duration = Duration::from_secs(10);
 /// How long a conductor may be silent on a line that it does not close: its process may have been stopped for a while.
 const SILENCE_MOST: Duration = Duration::from_secs(30);
+/// How long the conductor may take to end a line that this node has ended because it stops.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// The smallest delay of a heartbeat that counts as a pause of this node itself.
 const PAUSE_LEAST: Duration = Duration::from_secs(1);
 
@@ -101,8 +104,8 @@ impl<S: NodeRuntime> GrpcSession<S> {
             }
             let begun = Instant::now();
             let ended = tokio::select! {
-                ended = self.once(&mut known) => ended,
-                () = stop.cancelled() => return Ok(()),
+                ended = self.once(&mut known, stop) => ended,
+                () = leave_time_over(stop) => return Ok(()),
             };
             if self.runtime.detached().is_err() {
                 return Err(NodeError::Gone { name: self.hello.name.clone(), what: "thread ended" });
@@ -169,10 +172,16 @@ impl<S: NodeRuntime> GrpcSession<S> {
     }
 
     /// Says Hello. Where there is a key the node proves that it has it, and is owed as much.
-    async fn greet(&self, chosen: &ChosenConductor) -> Result<OpenAttachment, tonic::Status> {
+    async fn greet(
+        &self,
+        chosen: &ChosenConductor,
+        stop: &CancellationToken,
+    ) -> Result<OpenAttachment, tonic::Status> {
         let mut client = self.connect(chosen).await?;
         let (facts, outgoing) = mpsc::channel(FACTS_WAITING);
-        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        // A stream that is dropped looks like a crash to the conductor. A stop ends it while others still have senders.
+        let outgoing = ReceiverStream::new(outgoing).take_until(stop.clone().cancelled_owned());
+        let mut call = tonic::Request::new(outgoing);
         let challenge = self.guard.challenge(call.metadata_mut());
         let send_hello = async |proof: Vec<u8>| {
             let hello = v1::Hello { proof: proof.into(), ..self.hello.clone() };
@@ -192,10 +201,10 @@ impl<S: NodeRuntime> GrpcSession<S> {
         Ok((answer.into_inner(), facts, opening))
     }
 
-    /// One life: from Hello to the end of the stream.
-    pub(super) async fn once(&self, known: &mut bool) -> Result<(), tonic::Status> {
+    /// One life: from Hello to the end of the stream. After `stop` the node says nothing and waits for that end.
+    pub(super) async fn once(&self, known: &mut bool, stop: &CancellationToken) -> Result<(), tonic::Status> {
         let chosen = self.leader.choose().await;
-        let welcomed = tokio::time::timeout(self.welcome_within, self.welcomed(&chosen)).await;
+        let welcomed = tokio::time::timeout(self.welcome_within, self.welcomed(&chosen, stop)).await;
         let welcomed = welcomed.unwrap_or_else(|_| {
             Err(tonic::Status::deadline_exceeded(format!("no answer within {:?}", self.welcome_within)))
         });
@@ -214,14 +223,19 @@ impl<S: NodeRuntime> GrpcSession<S> {
             ended = self.obey(&mut orders) => ended,
             ended = self.beat(&facts, beat) => ended,
             () = self.leader.replaced(&chosen) => Err(tonic::Status::unavailable("another conductor leads")),
+            () = stop.cancelled() => {
+                while let Ok(Some(_)) = orders.message().await {}
+                Ok(())
+            }
         }
     }
 
     async fn welcomed(
         &self,
         chosen: &ChosenConductor,
+        stop: &CancellationToken,
     ) -> Result<(v1::Welcome, Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>), tonic::Status> {
-        let (mut orders, facts, opening) = self.greet(chosen).await?;
+        let (mut orders, facts, opening) = self.greet(chosen, stop).await?;
         match orders.message().await?.and_then(|m| m.message) {
             Some(v1::to_node::Message::Welcome(welcome)) => {
                 opening.map_or(Ok(()), |opening| self.guard.welcomed(&opening, &welcome.proof))?;
@@ -280,6 +294,12 @@ impl<S: NodeRuntime> GrpcSession<S> {
             }
         }
     }
+}
+
+/// Waits until the conductor has had its time to end a line after `stop`.
+async fn leave_time_over(stop: &CancellationToken) {
+    stop.cancelled().await;
+    tokio::time::sleep(LEAVE_WITHIN).await;
 }
 
 /// Says where nodes attach, if what answers may be something else: a front door has no such call, or is silent.

@@ -50,7 +50,8 @@ async fn tried(address: String) -> String {
         welcome_within: Duration::from_millis(300),
         pulse: Pulse::default(),
     };
-    let tried = tokio::time::timeout(Duration::from_secs(20), line.once(&mut false)).await;
+    let tried =
+        tokio::time::timeout(Duration::from_secs(20), line.once(&mut false, &CancellationToken::new())).await;
     tried.expect("it does not wait without end").expect_err("no conductor is there").message().to_owned()
 }
 

@@ -148,7 +148,28 @@ impl Cluster {
 
     /// Starts a node.
     pub(super) fn add(&mut self, name: &str, role: Role, engine: &EngineChoice) {
-        let config = NodeConfig {
+        let (config, stop) = (self.node(name, role, engine), CancellationToken::new());
+        let task = tokio::spawn(crate::node::run(config, stop.clone()));
+        self.nodes.insert(name.into(), (stop, task));
+    }
+
+    /// Starts a node on a runtime that ends with it, as that of a process does: what is still to be sent then is not
+    /// sent.
+    pub(super) fn add_process(&mut self, name: &str, role: Role, engine: &EngineChoice) {
+        let (config, stop) = (self.node(name, role, engine), CancellationToken::new());
+        let (stopped, (ended, end)) = (stop.clone(), tokio::sync::oneshot::channel());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let outcome = runtime.block_on(crate::node::run(config, stopped));
+            drop(runtime);
+            let _ = ended.send(outcome);
+        });
+        let task = tokio::spawn(async { end.await.expect("the node does not panic") });
+        self.nodes.insert(name.into(), (stop, task));
+    }
+
+    fn node(&self, name: &str, role: Role, engine: &EngineChoice) -> NodeConfig {
+        NodeConfig {
             name: name.into(),
             role,
             may_change_role: false,
@@ -164,13 +185,10 @@ impl Cluster {
             store: self.config.store.clone(),
             guard: crate::guard::ClusterGuard::default(),
             publish: None,
-        };
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(crate::node::run(config, stop.clone()));
-        self.nodes.insert(name.into(), (stop, task));
+        }
     }
 
-    /// Ends a node as a crash would: its line breaks, nothing is said.
+    /// Stops a node, whatever it has to do.
     pub(super) async fn kill(&mut self, name: &str) {
         let (stop, task) = self.nodes.remove(name).unwrap();
         stop.cancel();

@@ -203,6 +203,38 @@ async fn answers_survive_the_loss_of_instances() {
     cluster.stop().await;
 }
 
+/// Nodes that are stopped in order did not die of what they had: it may go on from one to the next any number of times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_goes_on_from_every_node_that_is_stopped() {
+    let mut cluster = Cluster::start("", &small_model(pool(256)), |_| {}).await;
+    for name in ["b0", "b1", "b2"] {
+        cluster.add_process(name, Role::Both, &small_model(pool(256)));
+    }
+    cluster.ready().await;
+    let sampling = Sampling { temperature: 0.0, max_tokens: 2000, ignore_eos: true, ..Sampling::default() };
+    let answer = tokio::spawn(listen(cluster.submit(&[1, 2, 3], sampling)));
+    let mut seen = 0;
+    for _ in 0..2 {
+        let node = loop {
+            let status = cluster.status().await;
+            let request = status.requests.first().filter(|request| request.answer_tokens > seen);
+            let decode = request.and_then(|request| request.decode);
+            if let Some(node) = status.nodes.iter().find(|node| Some(node.instance) == decode) {
+                break node.name.clone();
+            }
+            assert!(!answer.is_finished(), "{status:#?}");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        };
+        cluster.kill(&node).await;
+        // Tokens beyond these are drawn elsewhere.
+        seen = cluster.status().await.requests.first().map_or(0, |request| request.answer_tokens);
+    }
+    let answer = answer.await.unwrap();
+    assert_eq!((answer.trouble.as_deref(), answer.tokens.len()), (None, 2000));
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
 /// The prompt's logprobs are the prefill leg's to tell; the decode leg's engine has not computed the prompt.
 #[tokio::test]
 async fn prompt_logprobs_come_through_a_pair_as_through_one_node() {
