@@ -7,6 +7,7 @@ mod backend;
 mod block_keys;
 mod canary;
 mod core;
+mod counters;
 mod discreet;
 mod driver;
 mod ending;

@@ -27,9 +27,10 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Where it stands, in a word.
-    pub(super) const fn state(&self) -> &'static str {
-        let idle = self.load.holds == 0 && self.load.serving_reads == 0;
+    /// Where it stands, in a word. Its own report is as old as its last heartbeat, so what the conductor has given it
+    /// since (`has_work`) counts too.
+    pub(super) const fn state(&self, has_work: bool) -> &'static str {
+        let idle = !has_work && self.load.holds == 0 && self.load.serving_reads == 0;
         match (self.draining, idle) {
             (false, _) => "serving",
             (true, false) => "draining",

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use baton_legs::pairs::Phase;
 use baton_scheduler::{Decision, Input, Rejection, RoleAdvice};
 use baton_types::{InstanceId, RequestId, Tier};
 use serde::{Deserialize, Serialize};
@@ -71,7 +72,7 @@ pub struct NodeStatus {
     pub epoch: u32,
     /// Its part.
     pub role: String,
-    /// `serving` or `draining`; `drained` when nothing is left on it.
+    /// `serving` or `draining`; `drained` when nothing is left on it, by its last report and by what it was given since.
     pub state: String,
     /// The build that the node's KV belongs to: the engine with its version, and the revision if the node reports one.
     /// Pairs form only among equal builds.
@@ -359,18 +360,35 @@ impl Driver {
         NodeChangeError::Unknown { name: name.to_owned(), known: known.join(", ") }
     }
 
+    /// The instances that have something of a request; none is looked for unless a node drains.
+    fn busy_instances(&self) -> BTreeSet<InstanceId> {
+        let drains = self.fleet.iter().any(|(_, node)| node.draining);
+        let moves_kv = |id: InstanceId| self.fleet.get(id).is_some_and(|node| node.hello.engine_moves_kv);
+        let pairs = self.pairs.iter().filter(|_| drains);
+        let legs = pairs.flat_map(|(_, pair)| {
+            let [prefill, decode] = pair.legs();
+            // KV that has landed is no longer needed where it was computed. An engine that moves KV itself does not say
+            // when it has.
+            let prefill = prefill.filter(|id| pair.phase() != Phase::Decoding || moves_kv(*id));
+            [prefill, decode]
+        });
+        legs.flatten().collect()
+    }
+
     /// Every attached node.
     pub(super) fn node_statuses(&self) -> Vec<NodeStatus> {
         let loads = self.core.snapshot().instances;
         let loads: BTreeMap<_, _> = loads.iter().map(|load| (load.instance, load)).collect();
+        let busy = self.busy_instances();
         let nodes = self.fleet.iter().map(|(id, node)| {
             let load = loads.get(&id);
+            let queued = load.is_some_and(|l| l.waiting + l.dispatched + l.decodes > 0);
             NodeStatus {
                 name: node.name.clone(),
                 instance: id.0,
                 epoch: node.epoch.0,
                 role: node.role.name().into(),
-                state: node.state().into(),
+                state: node.state(queued || busy.contains(&id)).into(),
                 build: build_of(&node.hello),
                 heard_us_ago: self.now_us.saturating_sub(node.last_contact_us),
                 backlog_us: load.map_or(0, |l| l.backlog_us),
@@ -431,50 +449,6 @@ impl Driver {
             decisions: self.recent_decisions(),
             ..Status::default()
         }
-    }
-
-    fn counters(&self) -> BTreeMap<String, u64> {
-        let stats = self.core.stats();
-        let mut counters = BTreeMap::from([
-            ("arrived".to_owned(), stats.arrived),
-            ("admitted".to_owned(), stats.admitted),
-            ("finished".to_owned(), stats.finished),
-            ("cancelled".to_owned(), stats.cancelled),
-            ("failed".to_owned(), stats.failed),
-            ("retried".to_owned(), stats.retried),
-            ("rejected".to_owned(), stats.rejected_total()),
-            ("cached_tokens".to_owned(), stats.cached_tokens),
-            ("prefilled_tokens".to_owned(), stats.prefilled_tokens),
-            ("fetches".to_owned(), stats.fetches),
-            ("fetches_failed".to_owned(), stats.fetches_failed),
-            ("lent_fetches".to_owned(), stats.lent_fetches),
-            ("replications".to_owned(), stats.replications),
-            ("saves".to_owned(), stats.saves),
-            ("role_changes".to_owned(), stats.role_changes),
-            ("tickets_given".to_owned(), stats.tickets_given),
-            ("tickets_used".to_owned(), stats.tickets_used),
-            ("tickets_broken".to_owned(), stats.tickets_broken),
-            ("tickets_expired".to_owned(), stats.tickets_expired),
-            ("admitted_cold".to_owned(), stats.admitted_cold),
-            ("stale_inputs".to_owned(), stats.stale_inputs),
-        ]);
-        for (mode, refused, judged) in &stats.shadow {
-            counters.insert(format!("shadow_{}_judged", mode.name()), *judged);
-            counters.insert(format!("shadow_{}_refused", mode.name()), *refused);
-        }
-        counters.insert("parked".into(), self.pairs.parked() as u64);
-        if let Some(capture) = &self.capture {
-            let stats = capture.stats();
-            counters.insert("captured_rows".into(), stats.written);
-            counters.insert("capture_dropped_rows".into(), stats.dropped);
-            counters.insert("capture_disk_errors".into(), stats.disk_errors);
-        }
-        if let Some(journal) = &self.journal {
-            let status = journal.status();
-            counters.insert("journal_steps".into(), status.steps);
-            counters.insert("journal_lost_steps".into(), status.lost_steps);
-        }
-        counters
     }
 
     fn recent_decisions(&self) -> Vec<String> {

@@ -3,7 +3,7 @@
 //! Each name has one task and one wanted state, so changes of the list do not pile up. A server that is listed again
 //! while it drains continues. A server also continues if its entry changes without changing its node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -341,16 +341,11 @@ impl ServerContext {
     }
 }
 
-/// The states of the nodes. A node's report is as old as its last heartbeat, so work that the conductor has sent it
-/// since counts too.
+/// The states of the nodes.
 fn states(status: &Status) -> BTreeMap<String, State> {
-    let legs: BTreeSet<u32> =
-        status.requests.iter().flat_map(|one| [one.prefill, one.decode]).flatten().collect();
     let state = |node: &NodeStatus| match node.state.as_str() {
         "serving" => State::Serving,
-        "drained" if node.waiting + node.dispatched + node.decodes == 0 && !legs.contains(&node.instance) => {
-            State::Drained
-        }
+        "drained" => State::Drained,
         _ => State::Draining,
     };
     status.nodes.iter().map(|node| (node.name.clone(), state(node))).collect()

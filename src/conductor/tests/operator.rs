@@ -249,6 +249,27 @@ async fn a_draining_node_finishes_what_it_has_and_gets_nothing_new() {
     bench.quiet();
 }
 
+/// The last report of a node may be older than what it was given since.
+#[tokio::test]
+async fn a_node_is_drained_when_what_the_conductor_gave_it_is_done() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("a", 3).await;
+    for node in ["p0", "d0"] {
+        let node = node.to_owned();
+        ask(&mut bench, |reply| Question::Drain { node, drain: true, reply }).await.unwrap();
+    }
+    let states = |bench: &mut Bench| -> Vec<String> {
+        bench.status().nodes.into_iter().map(|node| node.state).collect()
+    };
+    assert_eq!(states(&mut bench), ["draining", "draining"], "its decode is promised");
+    bench.do_prefill("a").await;
+    bench.do_handoff("a").await;
+    assert_eq!(states(&mut bench), ["drained", "draining"]);
+    bench.do_decode("a", 3).await;
+    assert_eq!(states(&mut bench), ["drained", "drained"]);
+    bench.quiet();
+}
+
 #[tokio::test]
 async fn a_node_takes_another_part_and_keeps_what_it_has() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
