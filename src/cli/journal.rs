@@ -31,6 +31,9 @@ fn table(found: &ReplayReport) -> String {
     let mut row = |name: &str, value: u64| {
         let _ = writeln!(text, "  {name:<28}{value:>12}");
     };
+    if found.lost_steps_before > 0 {
+        row("in no file before this one", found.lost_steps_before);
+    }
     row("span, ms", found.span_us / 1000);
     row("requests", summary.requests);
     row("finished", summary.finished);
@@ -52,8 +55,12 @@ fn ending(found: &ReplayReport) -> String {
             "the file was full and the conductor too large for a new one: what followed is not recorded\n"
                 .into()
         }
-        (None, 0, true) => "the last line is torn: the process died while it was written\n".into(),
-        (None, 0, false) => "no closing line: the process died, or the file is being written\n".into(),
+        (None, 0, true) => {
+            "the last line is torn: the process died or the disk failed while it was written\n".into()
+        }
+        (None, 0, false) => {
+            "no closing line: the process died, the disk failed, or the file is being written\n".into()
+        }
         (None, lost, _) => format!("then {lost} steps were dropped: the disk did not keep up\n"),
     }
 }

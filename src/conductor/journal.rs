@@ -4,8 +4,10 @@
 //! A journal is a folder of files, `journal-000001.jsonl` and so on, of which the newest few are
 //! kept. Each file stands by itself: its first line is a *header* with the whole conductor as it
 //! was then (empty at the start of a service), each later line one *step*. When lines had to be
-//! dropped a line says how many, and the next file starts from a fresh header. Each line ends
-//! with a checksum chained over all lines before it, so damage anywhere is found.
+//! dropped a line says how many, and the next file starts from a fresh header. After an error of the
+//! disk the file just ends; a new one is tried once a minute, and its header says how many steps are
+//! in no file. Each line ends with a checksum chained over all lines before it, so damage anywhere is
+//! found.
 
 mod disk;
 mod error;
@@ -42,8 +44,16 @@ pub struct Header {
     pub program: String,
     /// When the file was begun, µs since 1970.
     pub start_unix_us: u64,
+    /// Steps of this service before this file that are in no file.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost_steps_before: u64,
     /// The conductor, settings included, as it was before the first step of this file.
     pub base: SavedConductor,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(steps: &u64) -> bool {
+    *steps == 0
 }
 
 /// Why a file ends.

@@ -54,6 +54,9 @@ pub struct Status {
     pub live_requests: u64,
     /// Counters of the conductor, by name. `/admin/status` adds those of the exported metrics.
     pub counters: BTreeMap<String, u64>,
+    /// Why the journal is not written at present, if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal_error: Option<String>,
     /// Requests refused before any work since the start, by reason. `/admin/status` adds them.
     #[serde(default)]
     pub refused: BTreeMap<String, u64>,
@@ -446,6 +449,7 @@ impl Driver {
             requests: requests.collect(),
             live_requests: self.sessions.len() as u64,
             counters: self.counters(),
+            journal_error: self.journal.as_ref().and_then(|journal| journal.status().error),
             decisions: self.recent_decisions(),
             ..Status::default()
         }

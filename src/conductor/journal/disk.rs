@@ -40,12 +40,26 @@ pub(super) struct Shared {
     pub(super) pending_bytes: AtomicU64,
     pub(super) failed: AtomicBool,
     pub(super) error: Mutex<Option<String>>,
+    /// Steps that were handed over when there was no file to write.
+    pub(super) dropped_steps: AtomicU64,
 }
 
 impl Shared {
+    /// Says why the journal stops, once until it goes on.
     pub(super) fn fail(&self, error: String) {
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        let mut known = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            tracing::error!("{error}");
+        }
+        *known = Some(error);
         self.failed.store(true, Ordering::Release);
+    }
+
+    /// A new file is begun.
+    fn recover(&self) {
+        if self.error.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+            tracing::info!("the journal goes on in a new file");
+        }
     }
 }
 
@@ -73,16 +87,22 @@ impl Files {
         self.directory.join(format!("journal-{number:06}.jsonl"))
     }
 
-    /// Begins the next file and deletes those that are too old.
-    fn begin(&mut self) -> std::io::Result<BufWriter<File>> {
+    /// Begins the next file with its header and deletes those that are too old. Where the header finds no room nothing
+    /// changes: the old files are worth more than one without it.
+    fn begin(&mut self, header: Box<Header>, written: Arc<AtomicU64>) -> std::io::Result<JournalFile> {
         let number = self.numbers.last().map_or(1, |last| last + 1);
-        let file = File::create_new(self.path(number))?;
+        let out = BufWriter::with_capacity(1 << 20, File::create_new(self.path(number))?);
+        let mut begun = JournalFile { out, chain: Chain::default(), written };
+        if let Err(error) = begun.put(&Line::Header(header)).and_then(|_| begun.out.flush()) {
+            std::fs::remove_file(self.path(number))?;
+            return Err(error);
+        }
         self.numbers.push(number);
         while self.numbers.len() > self.keep {
             let oldest = self.numbers.remove(0);
             std::fs::remove_file(self.path(oldest))?;
         }
-        Ok(BufWriter::with_capacity(1 << 20, file))
+        Ok(begun)
     }
 }
 
@@ -94,12 +114,6 @@ struct JournalFile {
 }
 
 impl JournalFile {
-    fn begin(files: &mut Files, header: Box<Header>, written: Arc<AtomicU64>) -> std::io::Result<Self> {
-        let mut begun = Self { out: files.begin()?, chain: Chain::default(), written };
-        begun.put(&Line::Header(header))?;
-        Ok(begun)
-    }
-
     fn put(&mut self, line: &Line<Input>) -> std::io::Result<u64> {
         let line = self.chain.seal(serde_json::to_string(line)?);
         self.out.write_all(line.as_bytes())?;
@@ -133,7 +147,7 @@ pub(super) fn write_all(orders: &Receiver<QueueEntry>, mut files: Files, shared:
             Err(TryRecvError::Disconnected) => Err(()),
         };
         let Ok(QueueEntry { order, bytes }) = entry else { break };
-        let done = carry_out(order, &mut file, &mut files);
+        let done = carry_out(order, &mut file, &mut files, shared);
         give_up_on(done, &mut file, shared);
         shared.pending_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
@@ -144,15 +158,25 @@ fn flush(file: &mut Option<JournalFile>) -> std::io::Result<()> {
     file.as_mut().map_or(Ok(()), |file| file.out.flush())
 }
 
-fn carry_out(order: Order, file: &mut Option<JournalFile>, files: &mut Files) -> std::io::Result<()> {
+fn carry_out(
+    order: Order,
+    file: &mut Option<JournalFile>,
+    files: &mut Files,
+    shared: &Shared,
+) -> std::io::Result<()> {
     match (order, file) {
         (Order::Begin(header, written), file) => {
             flush(file)?;
-            *file = Some(JournalFile::begin(files, header, written)?);
+            *file = Some(files.begin(header, written)?);
+            shared.recover();
             Ok(())
         }
         // After an error there is no file, and what still waited for it is dropped.
-        (_, None) => Ok(()),
+        (Order::Step(_), None) => {
+            shared.dropped_steps.fetch_add(1, Ordering::AcqRel);
+            Ok(())
+        }
+        (Order::Lost(_) | Order::End(_), None) => Ok(()),
         (Order::Step(step), Some(file)) => file.step(*step),
         (Order::Lost(steps), Some(file)) => file.line(&Line::Lost(steps)),
         (Order::End(end), Some(file)) => file.line(&Line::End(end)),
@@ -163,6 +187,6 @@ fn carry_out(order: Order, file: &mut Option<JournalFile>, files: &mut Files) ->
 fn give_up_on(done: std::io::Result<()>, file: &mut Option<JournalFile>, shared: &Shared) {
     if let Err(error) = done {
         *file = None;
-        shared.fail(format!("journal: {error}; make room or choose another folder, and restart"));
+        shared.fail(format!("the journal stops: {error}; make room: it is tried again every minute"));
     }
 }

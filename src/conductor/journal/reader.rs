@@ -16,6 +16,8 @@ const LINE_BYTES: u64 = 1 << 30;
 pub struct ReplayReport {
     /// Steps whose effects were the same as recorded.
     pub steps: u64,
+    /// Steps of the service before this file that are in no file.
+    pub lost_steps_before: u64,
     /// Steps that the file says were dropped; what follows them cannot be replayed.
     pub lost_steps: u64,
     /// Why the file ends; `None` where it just stops, as after a crash or while it is written.
@@ -77,7 +79,9 @@ impl Summary {
 /// Names the line that is damaged, of another version, or whose effects are not those recorded.
 pub fn replay(mut file: impl BufRead) -> Result<ReplayReport, JournalError> {
     let (mut chain, mut found) = (Chain::default(), ReplayReport::default());
-    let mut conductor = begin(first_header(&mut file, &mut chain)?)?;
+    let header = first_header(&mut file, &mut chain)?;
+    found.lost_steps_before = header.lost_steps_before;
+    let mut conductor = begin(header)?;
     let stats = conductor.stats().clone();
     let mut first_us = None;
     for number in 2u64.. {

@@ -312,6 +312,50 @@ fn a_disk_that_does_not_keep_up_costs_lines_that_are_counted() {
     assert_eq!(found, [(204, 100), (200, 100), (200, 0)]);
 }
 
+/// The folder is gone for a while, as a full disk is: nothing can be written until a later try.
+#[test]
+fn a_disk_that_failed_is_tried_again_and_the_gap_is_told() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let (folder, away) = (place.path().join("journal"), place.path().join("away"));
+    let (mut conductor, mut driver) = (conductor(), Driver::new(6));
+    let settings = JournalSettings { rotate_bytes: 20_000, keep_files: 99, ..JournalSettings::new(&folder) };
+    let mut journal = JournalWriter::open(settings, &conductor).expect("a folder");
+    for id in 0..4 {
+        journal.step(&mut conductor, 0, Input::InstanceJoined(instance(id, 1)), &mut Vec::new());
+    }
+    journal.settle();
+    std::fs::rename(&folder, &away).expect("moved");
+    let mut drive = |journal: &mut JournalWriter, until: &dyn Fn(&JournalWriter) -> bool| {
+        for _ in 0..20_000 {
+            driver.drive(&mut conductor, journal, 1);
+            journal.settle();
+            if until(journal) {
+                return driver.now_us;
+            }
+        }
+        panic!("{:?}", journal.status());
+    };
+    let failed_us = drive(&mut journal, &|journal| journal.status().error.is_some());
+    let tries = journal.status().files + 2;
+    drive(&mut journal, &|journal| journal.status().files == tries);
+    assert!(journal.status().error.is_some_and(|error| error.contains("tried again")));
+    std::fs::rename(&away, &folder).expect("moved back");
+    let back_us = drive(&mut journal, &|journal| journal.status().error.is_none());
+    assert!(back_us - failed_us >= 3 * 60_000_000, "it is tried once a minute");
+    let lost = journal.status().lost_steps;
+    assert!(lost > 100, "{lost}");
+    drive(&mut journal, &|journal| journal.status().files > tries + 2);
+    let status = journal.close();
+    let found: Vec<ReplayReport> =
+        files(&folder).iter().map(|f| again(f).expect("what is there is sound")).collect();
+    assert_eq!(found[0].lost_steps_before, 0);
+    assert!(
+        found[1..].iter().all(|file| (file.lost_steps_before, file.lost_steps) == (lost, 0)),
+        "{found:?}"
+    );
+    assert_eq!((found.iter().map(|file| file.steps).sum(), status.lost_steps), (status.steps, lost));
+}
+
 /// The bound is one of memory: a step counts with all that it points to.
 #[test]
 fn long_prompts_and_decisions_count_with_all_their_blocks_and_candidates() {

@@ -52,7 +52,7 @@ pub struct JournalStatus {
     pub lost_steps: u64,
     /// Files begun.
     pub files: u64,
-    /// Why the disk was given up, if it was.
+    /// Why nothing is written until the next try, if that is so.
     pub error: Option<String>,
 }
 
@@ -64,6 +64,9 @@ const ORDER_BYTES: u64 = size_of::<QueueEntry>() as u64;
 const HEADER_BLOCK_BYTES: usize = 64;
 /// Memory of a request in a header, about.
 const HEADER_REQUEST_BYTES: usize = 1_024;
+
+/// Between an error of the disk and the next file, µs.
+const RETRY_US: u64 = 60_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -84,6 +87,8 @@ pub struct JournalWriter {
     state: State,
     /// Bytes of this file's steps that are written.
     written: Arc<AtomicU64>,
+    /// When a new file is tried after an error of the disk, µs.
+    retry_us: Option<u64>,
     status: JournalStatus,
 }
 
@@ -110,6 +115,7 @@ impl JournalWriter {
             shared,
             state: State::Off,
             written: Arc::default(),
+            retry_us: None,
             status: JournalStatus::default(),
         };
         writer.begin(conductor);
@@ -118,7 +124,7 @@ impl JournalWriter {
 
     /// Steps the conductor and records the step: the input, and the effects added, of which the file has a digest.
     pub fn step(&mut self, conductor: &mut Conductor, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
-        self.turn_over(conductor);
+        self.turn_over(conductor, now_us);
         let records = self.state == State::Recording && !self.shared.failed.load(Ordering::Acquire);
         // The step consumes it.
         let kept = records.then(|| input.clone());
@@ -143,7 +149,9 @@ impl JournalWriter {
     /// How it fares.
     pub fn status(&self) -> JournalStatus {
         let error = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        JournalStatus { error, ..self.status.clone() }
+        let dropped = self.shared.dropped_steps.load(Ordering::Acquire);
+        let (steps, lost_steps) = (self.status.steps - dropped, self.status.lost_steps + dropped);
+        JournalStatus { steps, lost_steps, error, files: self.status.files }
     }
 
     /// Acts as if the disk had all that may wait for it still to write, until `catch_up`.
@@ -196,14 +204,20 @@ impl JournalWriter {
     }
 
     /// Begins the next file where that is due and possible.
-    fn turn_over(&mut self, conductor: &Conductor) {
-        if self.shared.failed.load(Ordering::Acquire) {
-            return;
-        }
+    fn turn_over(&mut self, conductor: &Conductor, now_us: u64) {
         let quiet = conductor.live_requests() == 0;
         let small = conductor.index().len() <= self.settings.base_blocks;
         // A header is dear: it is made only when the disk has caught up.
         let relaxed = self.shared.pending_bytes.load(Ordering::Acquire) == 0;
+        if self.shared.failed.load(Ordering::Acquire) {
+            let retry_us = *self.retry_us.get_or_insert(now_us.saturating_add(RETRY_US));
+            if now_us >= retry_us && small && relaxed {
+                self.retry_us = None;
+                self.shared.failed.store(false, Ordering::Release);
+                self.begin(conductor);
+            }
+            return;
+        }
         let written = self.written.load(Ordering::Acquire);
         let full = written > self.settings.rotate_bytes;
         match self.state {
@@ -235,6 +249,7 @@ impl JournalWriter {
             version: VERSION,
             program: env!("CARGO_PKG_VERSION").into(),
             start_unix_us: u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX),
+            lost_steps_before: self.status().lost_steps,
             base: conductor.save(),
         };
         let bytes = conductor.index().len() * HEADER_BLOCK_BYTES
