@@ -86,9 +86,9 @@ impl std::str::FromStr for Layout {
             return Err(wrong());
         }
         if layout.both == 0 && (layout.prefill == 0 || layout.decode == 0) {
-            return Err(format!(
-                "'{text}': it takes a prefill and a decode node to serve, or one of both parts"
-            ));
+            let remedy =
+                "it takes a prefill and a decode node to serve, such as 2p2d, or one of both parts, 1b";
+            return Err(format!("'{text}': {remedy}"));
         }
         let counts = [layout.prefill, layout.decode, layout.both, layout.store];
         if counts.into_iter().fold(0, u32::saturating_add) > 256 {
