@@ -220,6 +220,7 @@ def chat(browser, service):
 
 def decisions(browser, service):
     service.ask("Look at me", 2, x_request_id=HOSTILE_ID)
+    service.ask("Too late", 2, x_request_id="too-late", x_slo_ttft_ms="1")
     with Visit(browser, service) as page:
         enter(page)
         item = page.locator("#decision-list details", has_text="<img/src")
@@ -232,9 +233,14 @@ def decisions(browser, service):
         accessible(page, "with a decision open")
         # It stays open, with the focus, while the page looks again.
         page.wait_for_timeout(5000)
+        expect(item).to_have_count(1)
+        expect(item.locator("summary b").first).to_contain_text("→")
         expect(item.locator("tr.chosen")).to_be_visible()
         expect(item.locator("summary")).to_be_focused()
-    print("decisions: explained by keyboard, a hostile id is text: passed")
+        refused = page.locator("#decision-list details", has_text="too-late")
+        refused.locator("summary").click()
+        expect(refused).to_contain_text("Refused (objective_unreachable)")
+    print("decisions: explained by keyboard, a hostile id is text, a refusal has its reason: passed")
 
 
 def policy(browser, service):

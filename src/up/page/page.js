@@ -372,29 +372,41 @@ function decisions(latest) {
   if (!latest.length) return;
   if (!known.size) list.replaceChildren();
   for (const words of [...latest].reverse()) {
-    if (known.has(words)) continue;
-    const item = decision(words);
-    known.set(words, item);
-    list.prepend(item);
+    // A decision is the same one once it is known where the answer is decoded.
+    const key = words.replace(/ decode=\S+$/, "");
+    const item = known.get(key);
+    if (item && item.words !== words) saysNow(item, words);
+    if (item) continue;
+    known.set(key, decision(words));
+    list.prepend(known.get(key));
   }
-  for (const [words, item] of known) {
+  for (const [key, item] of known) {
     if (known.size <= DECISIONS_KEPT) break;
     // One that is read stays.
     if (item.querySelector("details[open]")) continue;
     item.remove();
-    known.delete(words);
+    known.delete(key);
   }
 }
 function decision(words) {
-  const space = words.indexOf(" ");
-  const [id, rest] = [words.slice(0, space), words.slice(space + 1)];
-  const value = (name) => (rest.match(new RegExp(`(?:^| )${name}=(\\S+)`)) || [])[1];
-  const what = rest.startsWith("refused") ? el("b", { class: "bad" }, rest)
-    : el("span", {}, el("b", {}, value("prefill") || "–"), ` TTFT ${value("ttft_ms")} ms, ${value("cached_tokens")} tokens cached, ${value("candidates")} candidates`);
-  if (id === "-") return el("li", {}, what);
+  const id = words.slice(0, words.indexOf(" "));
+  const what = inShort(words);
   const answer = el("div");
-  const details = el("details", { ontoggle: () => details.open && explain(id, answer) }, el("summary", {}, what, el("code", {}, id)), answer);
-  return el("li", {}, details);
+  const details = id === "-" ? what
+    : el("details", { ontoggle: () => details.open && explain(id, answer) }, el("summary", {}, what, el("code", {}, id)), answer);
+  return Object.assign(el("li", {}, details), { words, what });
+}
+function saysNow(item, words) {
+  const what = inShort(words);
+  item.what.replaceWith(what);
+  Object.assign(item, { words, what });
+}
+function inShort(words) {
+  const rest = words.slice(words.indexOf(" ") + 1);
+  const value = (name) => (rest.match(new RegExp(`(?:^| )${name}=(\\S+)`)) || [])[1];
+  if (rest.startsWith("refused")) return el("b", { class: "bad" }, `refused: ${value("reason") || "–"}, class ${value("class") || "–"}`);
+  const nodes = [value("prefill"), value("decode")].filter(Boolean).join(" → ");
+  return el("span", {}, el("b", {}, nodes || "–"), ` TTFT ${value("ttft_ms")} ms, ${value("cached_tokens")} tokens cached, ${value("candidates")} candidates`);
 }
 async function explain(id, into) {
   into.textContent = "Asking …";
@@ -405,8 +417,13 @@ async function explain(id, into) {
     into.replaceChildren(el("p", { class: "bad" }, `No answer from Baton: ${lost(error)}`));
   }
 }
-function candidates({ candidates }) {
-  if (!candidates.length) return el("p", { class: "empty" }, "No node could be considered.");
+function candidates({ candidates, decode, refused }) {
+  const back = refused && refused.retry_after_us ? `; come back in ${time(refused.retry_after_us)}` : "";
+  const end = refused ? `Refused (${refused.reason}): ${REASONS[refused.reason] || "see docs/troubleshoot.md"}${back}.` : decode ? `Decoded at ${decode}.` : "";
+  return el("div", {}, end ? el("p", {}, end) : "", considered(candidates));
+}
+function considered(candidates) {
+  if (!candidates.length) return el("p", { class: "empty" }, "No node was compared.");
   const rows = candidates.map((c) => ({
     chosen: c.chosen,
     cells: [c.chosen ? `${c.node}, chosen` : c.node, c.feasible ? "yes" : "no", time(c.queue_us), time(c.load_us), time(c.compute_us), count(c.cached_tokens), c.fetch_from || "–", time(c.ttft_us), count(Math.round(c.score))],
