@@ -16,7 +16,7 @@ pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, 
 pub(crate) use excess::{StepOutlook, WaitOutlook};
 pub(crate) use length::LengthEstimator;
 pub(crate) use link::LinkLedger;
-pub(crate) use margin::MarginEstimator;
+pub(crate) use margin::{MarginEstimator, scale_us};
 pub(crate) use needs::NeedMoments;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us, stretches_steps};
 pub(crate) use transfer::{alone_us, fetch_us, load_us, receive_us, send_us, stated_us};

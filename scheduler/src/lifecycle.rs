@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
 use crate::conductor::Conductor;
-use crate::estimate::{StepOutlook, prior_us};
+use crate::estimate::{StepOutlook, prior_us, scale_us};
 use crate::placement::MIN_RETRY_AFTER_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, Input, RejectReason, Rejection};
@@ -101,7 +101,7 @@ impl Conductor {
         let instance = self.fleet.known(entry.prefill);
         let over_us = (self.now_us + self.handoff_tail_us(instance)).saturating_sub(entry.promised_us);
         let slack_us = entry.deadline_us.saturating_sub(entry.arrived_us).saturating_sub(entry.work_us);
-        let scale_us = slack_us.max(entry.work_us);
+        let scale_us = scale_us(slack_us, entry.work_us);
         let of = (entry.request.class, instance.spec.role);
         let target_permille = self.class(&entry.request).target_permille;
         self.margins.observe(of, over_us, scale_us, target_permille);

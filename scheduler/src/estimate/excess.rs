@@ -13,6 +13,7 @@
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
+use super::margin::scale_us;
 use crate::prediction::MOST_PERMILLE;
 
 /// Requests of a kind that are kept: of 64 half are forgotten too late in a load that changes, 16 have no tenth.
@@ -62,9 +63,8 @@ impl Outlook for WaitOutlook {
         self.by_order_us
     }
 
-    /// A request without slack is measured by itself.
     fn scale_us(&self) -> u64 {
-        self.slack_us.max(self.own_us).max(1)
+        scale_us(self.slack_us, self.own_us).max(1)
     }
 
     /// By wait and own work, by own work, and all.

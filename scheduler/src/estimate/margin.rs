@@ -30,6 +30,11 @@ const PATHS: usize = 3;
 /// Bins for steps, whose margin is at most half of their slack: beyond, they are not long because of the batch.
 const STEP_BINS: usize = 51;
 
+/// What the errors about a first token are measured by: the request's slack, or its own time where that is longer, µs.
+pub(crate) fn scale_us(slack_us: u64, own_us: u64) -> u64 {
+    slack_us.max(own_us)
+}
+
 /// Overshoots of the requests of one class on one path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OvershootHistogram {
@@ -148,7 +153,7 @@ impl MarginEstimator {
     /// What is not promised, µs, to a request of that class on an instance of that role that has so much slack and takes so
     /// long itself, µs.
     pub(crate) fn of_wait_us(&self, class: ClassId, role: Role, (slack_us, own_us): (u64, u64)) -> u64 {
-        self.of_slack_us(class, role, slack_us.max(own_us)).min(slack_us)
+        self.of_slack_us(class, role, scale_us(slack_us, own_us)).min(slack_us)
     }
 
     /// The part of the slack that is not promised to a request of that class on an instance of that role, per cent.
