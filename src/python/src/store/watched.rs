@@ -8,15 +8,14 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use baton_objects::resp::client::reach;
+
 /// How long a server may move nothing before it is asked whether it lives.
 const SILENCE: Duration = Duration::from_millis(200);
 /// How long it has to be reached, and to answer that.
 pub(super) const ANSWER: Duration = Duration::from_millis(300);
 /// How long one that answers may move nothing while something is outstanding.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-
-/// The least that a time limit may be.
-const MOMENT: Duration = Duration::from_millis(1);
 
 /// A TCP stream that detects a frozen server.
 pub(super) struct WatchedStream {
@@ -28,22 +27,12 @@ pub(super) struct WatchedStream {
 impl WatchedStream {
     /// Connects to the first of a name's addresses that answers, all within [`ANSWER`].
     pub(super) fn connect(addresses: &[SocketAddr]) -> io::Result<Self> {
-        let until = Instant::now() + ANSWER;
-        let mut failure = io::Error::other("no such host");
-        for (at, address) in addresses.iter().enumerate() {
-            // One that says nothing leaves the others their share.
-            let share = left(until) / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
-            match TcpStream::connect_timeout(address, share.max(MOMENT)) {
-                Ok(stream) => {
-                    stream.set_nodelay(true)?;
-                    stream.set_read_timeout(Some(SILENCE))?;
-                    stream.set_write_timeout(Some(SILENCE))?;
-                    return Ok(Self { stream, address: *address, silent: false });
-                }
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        let stream = reach(addresses, ANSWER)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        stream.set_write_timeout(Some(SILENCE))?;
+        let address = stream.peer_addr()?;
+        Ok(Self { stream, address, silent: false })
     }
 
     /// The address that answered.
@@ -72,10 +61,6 @@ impl WatchedStream {
     }
 }
 
-fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now())
-}
-
 fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -85,7 +70,8 @@ fn lives(address: SocketAddr) -> bool {
     let asked = || {
         let until = Instant::now() + ANSWER;
         let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-        stream.set_read_timeout(Some(left(until).max(MOMENT)))?;
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream.set_read_timeout(Some(left))?;
         stream.write_all(b"*1\r\n$4\r\nPING\r\n")?;
         stream.read(&mut [0; 64])
     };

@@ -223,8 +223,11 @@ impl Client {
     }
 }
 
-/// Connects to the first of the addresses that takes it; each has its share of the time that is left.
-fn reach(addresses: &[SocketAddr], time_limit: Duration) -> io::Result<TcpStream> {
+/// Connects to the first of a name's addresses that takes it; each has its share of the time that is left.
+///
+/// # Errors
+/// What the last one answered, or that there is none.
+pub fn reach(addresses: &[SocketAddr], time_limit: Duration) -> io::Result<TcpStream> {
     let end = Instant::now() + time_limit;
     let mut failed = io::Error::new(io::ErrorKind::NotFound, "no such host");
     for (address, left) in addresses.iter().zip((1..=addresses.len()).rev()) {

@@ -303,7 +303,7 @@ impl CommandParser {
 
     /// Gathers the large value that [`Step::Large`] announced, in a buffer that has room for all of it.
     pub(super) fn gather_large(&mut self) {
-        let bytes = self.expected.expect("a large value was told of");
+        let bytes = self.expected.expect("a large value is announced");
         self.gathers = true;
         let room = self.at + bytes + READ_BYTES;
         self.buffer.resize(self.buffer.len().max(room), 0);
@@ -311,7 +311,7 @@ impl CommandParser {
 
     /// Opens the large value that [`Step::Large`] announced, and moves its first bytes to its place.
     pub(super) fn begin_large(&mut self, mut ticket: Result<PutTicket, Refusal>) {
-        let bytes = self.expected.expect("a large value was told of");
+        let bytes = self.expected.expect("a large value is announced");
         let here = bytes.min(self.end - self.at);
         let received = &self.buffer[self.at..self.at + here];
         if let Ok(open) = &mut ticket
