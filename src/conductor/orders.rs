@@ -83,12 +83,12 @@ impl Driver {
         let PrefillOrder { request, attempt, instance, decode, room_tokens, .. } = *ordered;
         let naming = self.naming();
         let peer = (decode != instance).then(|| self.fleet.peer(decode)).flatten();
-        self.decisions.decodes_at(request, decode);
         let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));
         let terms = self.decisions.of(request).and_then(chosen);
         let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
         let prediction = self.prediction(request, instance);
         let Some(session) = self.sessions.get_mut(&request) else { return };
+        self.decisions.decodes_at(request, session.arrived_us, decode);
         // Only what was expected of this very instance, and for the prompt alone.
         let expected = decided.or(session.expected).filter(|(chosen, _)| *chosen == instance);
         session.expected = expected.filter(|_| session.answer.is_empty());

@@ -145,6 +145,7 @@ struct KnownDecision {
 }
 
 /// Why a request was refused.
+#[derive(Serialize)]
 struct KnownRefusal {
     class: String,
     reason: &'static str,
@@ -166,42 +167,43 @@ impl Decisions {
         self.latest.push_back(KnownDecision { decision, request_id: None, decode: None, refusal: None });
     }
 
-    fn known_mut(&mut self, request: RequestId) -> Option<&mut KnownDecision> {
-        self.latest.iter_mut().rev().take(8).find(|known| known.decision.request == request)
+    /// Where the decision about a request is that was just made.
+    fn place_of(&self, request: RequestId) -> Option<usize> {
+        let from = self.latest.len().saturating_sub(8);
+        (from..self.latest.len()).rev().find(|at| self.latest[*at].decision.request == request)
     }
 
     /// Ties the request's decision to the id that its client knows.
     pub(super) fn remember(&mut self, request: RequestId, request_id: &Arc<str>) {
-        if let Some(known) = self.known_mut(request) {
-            known.request_id = Some(Arc::clone(request_id));
+        if let Some(at) = self.place_of(request) {
+            self.latest[at].request_id = Some(Arc::clone(request_id));
         }
     }
 
-    /// A request's prefill is sent, and this is where it will be decoded.
-    pub(super) fn decodes_at(&mut self, request: RequestId, decode: InstanceId) {
-        if let Some(known) = self.latest.iter_mut().rev().find(|known| known.decision.request == request) {
+    /// The prefill of a request that arrived then is sent, and this is where it will be decoded.
+    pub(super) fn decodes_at(&mut self, request: RequestId, arrived_us: u64, decode: InstanceId) {
+        let mut since = self.latest.iter_mut().rev().take_while(|known| known.decision.at_us >= arrived_us);
+        if let Some(known) = since.find(|known| known.decision.request == request) {
             known.decode = Some(decode);
         }
     }
 
     /// A request was refused. Where nothing was compared, as for a prompt that fits nowhere, that is a decision as well.
     pub(super) fn refused(&mut self, rejection: &Rejection, session: &Session, class: &str, at_us: u64) {
-        let request = rejection.request;
-        if self.known_mut(request).is_none() {
+        let Rejection { request, reason, retry_after_us, predicted_ttft_us, .. } = *rejection;
+        let at = self.place_of(request).unwrap_or_else(|| {
             self.note(Decision { request, at_us, chosen: None, candidates: Vec::new() });
-        }
-        self.remember(request, &session.submission.request_id);
-        if let Some(known) = self.known_mut(request) {
-            let Rejection { reason, retry_after_us, predicted_ttft_us, .. } = *rejection;
-            let (class, reason) = (class.to_owned(), reason.name());
-            known.refusal = Some(KnownRefusal { class, reason, retry_after_us, predicted_ttft_us });
-        }
+            self.latest.len() - 1
+        });
+        let known = &mut self.latest[at];
+        known.request_id = Some(Arc::clone(&session.submission.request_id));
+        let (class, reason) = (class.to_owned(), reason.name());
+        known.refusal = Some(KnownRefusal { class, reason, retry_after_us, predicted_ttft_us });
     }
 
     /// A request's latest decision, if it was just made.
     pub(super) fn of(&self, request: RequestId) -> Option<&Decision> {
-        let mut latest = self.latest.iter().rev().take(8).map(|known| &known.decision);
-        latest.find(|decision| decision.request == request)
+        self.place_of(request).map(|at| &self.latest[at].decision)
     }
 
     /// The requests of an id: those of clients that gave it, else the one that nodes' logs call by this number.
@@ -223,12 +225,6 @@ impl Decisions {
         let request_id = decisions.iter().rev().find_map(|known| known.request_id.as_deref());
         let rows = decisions.into_iter().map(|KnownDecision { decision, decode, refusal, .. }| {
             let name = |instance| name(instance, decision.at_us);
-            let refused = refusal.as_ref().map(|refusal| {
-                serde_json::json!({
-                    "reason": refusal.reason, "class": refusal.class, "retry_after_us": refusal.retry_after_us,
-                    "predicted_ttft_us": refusal.predicted_ttft_us,
-                })
-            });
             let candidates = decision.candidates.iter().map(|c| {
                 serde_json::json!({
                     "node": name(c.instance), "chosen": decision.chosen == Some(c.instance),
@@ -240,7 +236,7 @@ impl Decisions {
             let candidates: Vec<_> = candidates.collect();
             serde_json::json!({
                 "number": decision.request.0, "at_us": decision.at_us, "decode": decode.map(name),
-                "refused": refused, "candidates": candidates,
+                "refused": refusal, "candidates": candidates,
             })
         });
         let explained =

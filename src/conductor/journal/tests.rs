@@ -314,7 +314,7 @@ fn a_disk_that_does_not_keep_up_costs_lines_that_are_counted() {
 
 /// The folder is gone for a while, as a full disk is: nothing can be written until a later try.
 #[test]
-fn a_disk_that_failed_is_tried_again_and_the_gap_is_told() {
+fn a_disk_that_failed_is_tried_again_and_the_gap_is_recorded() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let (folder, away) = (place.path().join("journal"), place.path().join("away"));
     let (mut conductor, mut driver) = (conductor(), Driver::new(6));

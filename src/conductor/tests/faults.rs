@@ -147,14 +147,14 @@ async fn failures_of_the_request_itself_are_answered_at_once() {
 #[tokio::test]
 async fn a_client_gets_the_status_with_which_its_engine_refused_it() {
     // A node of an earlier version names none, and a status of the engine's own failures is not the client's.
-    for (named, told) in [(422, 422), (413, 413), (0, 400), (502, 400), (70_000, 400)] {
+    for (named, answered) in [(422, 422), (413, 413), (0, 400), (502, 400), (70_000, 400)] {
         let mut bench = Bench::with(&["p0", "d0"]).await;
         bench.submit("r", 3).await;
         let leg = bench.prefill("r");
         let Fact::Failure(refused) = failure(true) else { panic!("no failure") };
         let refused = v1::Failure { status: named, ..refused };
         bench.send_facts(&leg, vec![Fact::Failure(refused)]).await;
-        assert_eq!(bench.client("r").trouble().0, told, "{named}");
+        assert_eq!(bench.client("r").trouble().0, answered, "{named}");
         bench.quiet();
     }
 }

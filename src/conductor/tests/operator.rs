@@ -326,14 +326,14 @@ async fn a_node_that_may_takes_the_part_that_demand_asks_for() {
 async fn a_request_is_explained_by_its_clients_name() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
     bench.submit("r", 2).await;
-    let told = ask(&mut bench, |reply| Question::Explain("r".into(), reply)).await.unwrap();
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let candidates = told["decisions"][0]["candidates"].as_array().unwrap().clone();
+    let explained = ask(&mut bench, |reply| Question::Explain("r".into(), reply)).await.unwrap();
+    let explained: serde_json::Value = serde_json::from_str(&explained).unwrap();
+    let candidates = explained["decisions"][0]["candidates"].as_array().unwrap().clone();
     let chosen: Vec<_> = candidates.iter().filter(|c| c["chosen"] == true).collect();
     assert_eq!((candidates.len(), chosen.len()), (2, 1));
     assert_eq!(chosen[0]["node"], bench.prefill("r").node.as_str());
     assert_eq!(
-        (&told["decisions"][0]["decode"], &told["decisions"][0]["refused"]),
+        (&explained["decisions"][0]["decode"], &explained["decisions"][0]["refused"]),
         (&"d0".into(), &().into())
     );
     assert_eq!(ask(&mut bench, |reply| Question::Explain("s".into(), reply)).await, None);
