@@ -6,5 +6,5 @@
 mod search;
 mod tally;
 
-pub use search::{Candidate, SearchResult, SearchTrial, TuningKnob, fewest, largest_load, search};
+pub use search::{Candidate, LOADS, SearchResult, SearchTrial, TuningKnob, fewest, largest_load, search};
 pub use tally::{RunTally, gain, is_better, merit, share, total};

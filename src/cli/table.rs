@@ -26,8 +26,9 @@ fn filled<R: Into<comfy_table::Row>>(
     table.to_string()
 }
 
-/// Runs side by side; below, why requests were refused, where a run has more than one service class, a row for each class of each run, where its
-/// requests name tenants, a row for each of the largest, and where it has a bound, a row for each run beside that.
+/// Runs side by side; below, why requests were refused, where a run has more than one service class, a row for each
+/// class of each run, where its requests name tenants, a row for each of the largest, and where it has a bound, a row for
+/// each run beside that.
 pub fn report(runs: &[RunResult]) -> String {
     let mut tables = vec![self::runs(runs)];
     tables.extend(runs.iter().filter_map(|run| refusals(run, runs)));

@@ -382,7 +382,7 @@ impl TuneDriver {
                 |tally: &RunTally| answer::meets(std::slice::from_ref(tally), &config.scheduler.classes);
             anyhow::Ok(tallies.iter().map(meets).collect())
         })?;
-        let beyond = load.unwrap_or(0.125) * BEYOND;
+        let beyond = load.unwrap_or(tune::LOADS.0) * BEYOND;
         let run = self.held_out("bottleneck", config, beyond, 1)?;
         Ok((load, run.first().and_then(answer::bottleneck).map(str::to_owned)))
     }

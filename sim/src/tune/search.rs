@@ -220,6 +220,9 @@ pub fn fewest<E>(most: u32, mut suffices: impl FnMut(u32) -> Result<bool, E>) ->
     Ok(Some(enough))
 }
 
+/// The factors of the load between which the largest one that is met is looked for.
+pub const LOADS: (f64, f64) = (0.125, 8.0);
+
 /// The largest factor of the load in an eighth to eight, to within 3 %, that `meets` says is met; three factors are
 /// asked for at a time. None where not even an eighth is.
 ///
@@ -227,7 +230,7 @@ pub fn fewest<E>(most: u32, mut suffices: impl FnMut(u32) -> Result<bool, E>) ->
 /// As `meets`.
 pub fn largest_load<E>(mut meets: impl FnMut(&[f64]) -> Result<Vec<bool>, E>) -> Result<Option<f64>, E> {
     // In powers of two.
-    let (mut met, mut missed): (f64, f64) = (-3.0, 3.0);
+    let (mut met, mut missed) = (LOADS.0.log2(), LOADS.1.log2());
     let ends = meets(&[met.exp2(), missed.exp2()])?;
     match ends[..] {
         [false, _] => return Ok(None),

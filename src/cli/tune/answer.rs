@@ -159,8 +159,7 @@ pub fn sentence(answer: &TuneAnswer) -> String {
         ),
     };
     let head = match answer.headroom {
-        // As far as is looked.
-        Some(load) if load >= 8.0 => "×8 head-room or more".to_owned(),
+        Some(load) if load >= tune::LOADS.1 => format!("×{load} head-room or more"),
         Some(load) if load >= 1.0 => format!("×{load:.2} head-room"),
         Some(load) => format!("the targets are met up to ×{load:.2} of this load"),
         None => "the targets are not met at an eighth of this load either".into(),

@@ -113,8 +113,8 @@ async fn a_request_that_its_engine_refuses_is_reported_with_the_status() {
     let node_legs = RemoteLegs::new(engine, (32, 341), None, Prompts::default(), None);
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&[1; 9], 9, None)).expect("the node_legs is there");
-    let told = next(&mut facts).await;
-    assert_eq!((failure(&told).of_request, failure(&told).status), (true, 400));
+    let reported = next(&mut facts).await;
+    assert_eq!((failure(&reported).of_request, failure(&reported).status), (true, 400));
 }
 
 /// A node that left without a word made its requests look as if the engine cannot have died of them.

@@ -140,8 +140,8 @@ fn an_engine_at_an_ipv6_address_has_a_name_that_peers_can_use() {
         let there = End::start_at(&named, &named, rpc_port.into());
         there.register(&mut held);
         let name = there.name().into_string().unwrap();
-        let told = name.strip_prefix("[::1]:").and_then(|port| port.parse::<u16>().ok());
-        assert!(told.is_some_and(|told| rpc_port == 0 || told == rpc_port), "{host}: {name}");
+        let port = name.strip_prefix("[::1]:").and_then(|port| port.parse::<u16>().ok());
+        assert!(port.is_some_and(|port| rpc_port == 0 || port == rpc_port), "{host}: {name}");
         // SAFETY: a string that lives during the call.
         assert!(unsafe { openSegment(here.0, there.name().as_ptr()) } > 0, "{name}");
     }

@@ -285,7 +285,7 @@ async fn an_answer_keeps_the_space_that_it_begins_with() {
         let mut body = json!({"prompt": "The capital is"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let value = door.post(PATH, &body).await.json();
-        assert!(texts(&value).iter().all(|told| *told == text), "{body}: {value}");
+        assert!(texts(&value).iter().all(|shown| *shown == text), "{body}: {value}");
     }
     let message = json!({"role": "user", "content": "The capital is"});
     for more in ["add_generation_prompt", "continue_final_message"] {

@@ -239,12 +239,12 @@ async fn an_answer_of_json_after_an_open_thought_is_found_with_and_without_the_t
                 json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\n"}]);
             body["continue_final_message"] = true.into();
             let message = both_ways(&door, &body).await["message"].clone();
-            let told = if body["tools"].is_null() {
+            let shown = if body["tools"].is_null() {
                 &message["content"]
             } else {
                 &message["tool_calls"][0]["function"]["arguments"]
             };
-            assert_eq!(told, "{\"a\": 1}", "{message}");
+            assert_eq!(shown, "{\"a\": 1}", "{message}");
             let reason = if thought.is_empty() { Value::Null } else { json!("Why.") };
             assert_eq!(message["reasoning_content"], reason);
             let sent: Value = serde_json::from_slice(&door.backend.submissions.lock()[0].body).unwrap();
