@@ -20,6 +20,7 @@ pub(crate) use margin::{MarginEstimator, scale_us};
 pub(crate) use needs::NeedMoments;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us, stretches_steps};
 pub(crate) use transfer::{alone_us, fetch_us, load_us, receive_us, send_us, stated_us};
+pub(crate) use turns::NewTurn;
 
 /// A prediction that no placement can keep: far beyond any objective, and small enough that sums do not overflow.
 pub(crate) const NEVER_US: u64 = 1 << 52;

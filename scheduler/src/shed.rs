@@ -297,7 +297,7 @@ impl Conductor {
         let able = self.roomiest_decodes(&entry.request, entry.prefill);
         let roomy = |id: &InstanceId| {
             let instance = self.fleet.known(*id);
-            instance.decode.turn(instance.spec.max_running, (self.now_us, at_us), 0).at_us
+            instance.decode.turn(&instance.spec, self.now_us, (at_us, 0, 0)).at_us
                 <= at_us.max(due_us.min(entry.promised_us))
                 && [at_us, due_us].into_iter().any(|by_us| self.has_room(instance, entry, (0, by_us)))
         };

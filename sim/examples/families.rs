@@ -36,6 +36,8 @@ struct Load {
     chunk: u32,
     /// Requests that an engine runs at a time at most.
     max_running: Option<u32>,
+    /// KV tokens in HBM of each instance, if fewer than beside the weights of its profile.
+    hbm_tokens: Option<u64>,
     /// KV tokens in DRAM of each instance.
     dram_tokens: u64,
     /// Network rate each way that is stated, Gbit/s.
@@ -60,6 +62,7 @@ const fn load(name: &'static str, workload: &'static str, instances: [u32; 3], s
         engine_permille: 1000,
         chunk: 512,
         max_running: None,
+        hbm_tokens: None,
         dram_tokens: 0,
         net_gbps: 800,
         link_permille: 1000,
@@ -130,6 +133,22 @@ const LOADS: &[Load] = &[
     Load { dram_tokens: 1_500_000, ..load("conversation DRAM 14+2 x6.8", "conversation", [14, 2, 0], 6.8) },
     Load { max_running: Some(64), ..load("conversation 64 at a time 13+3", "conversation", [13, 3, 0], 5.0) },
     Load { max_running: Some(32), ..load("conversation 32 at a time 13+3", "conversation", [13, 3, 0], 5.0) },
+    // KV of an engine that holds a few of its prompts.
+    Load { hbm_tokens: Some(32_768), ..load("chat KV 32k whole x1.8", "chat", [0, 0, 4], 1.8) },
+    Load { hbm_tokens: Some(65_536), ..load("chat KV 64k whole x2.5", "chat", [0, 0, 4], 2.5) },
+    Load {
+        hbm_tokens: Some(65_536),
+        objective_ms: (2_000, 60),
+        ..load("chat KV 64k whole tight x2.5", "chat", [0, 0, 4], 2.5)
+    },
+    Load { hbm_tokens: Some(131_072), ..load("chat KV 128k whole x3.5", "chat", [0, 0, 4], 3.5) },
+    Load { hbm_tokens: Some(32_768), ..load("chat KV 32k 2+2 x1.2", "chat", [2, 2, 0], 1.2) },
+    Load { hbm_tokens: Some(65_536), ..load("chat KV 64k 2+2 x2", "chat", [2, 2, 0], 2.0) },
+    Load {
+        hbm_tokens: Some(131_072),
+        ..load("conversation KV 128k whole x1.5", "conversation", [0, 0, 16], 1.5)
+    },
+    Load { hbm_tokens: Some(131_072), ..load("conversation KV 128k x2", "conversation", [8, 8, 0], 2.0) },
     Load { net_gbps: 25, ..load("conversation 25 Gbit/s x2.7", "conversation", [8, 8, 0], 2.7) },
     Load { net_gbps: 10, ..load("conversation 10 Gbit/s x1", "conversation", [8, 8, 0], 1.0) },
     Load { net_gbps: 25, ..load("agents 25 Gbit/s x6", "agents", [8, 8, 0], 6.0) },
@@ -238,7 +257,7 @@ fn setup(load: &Load, (policy, admission, keeps_target): Way) -> Result<Setup, S
     setup.pools.retain(|pool| pool.count > 0);
     for pool in &mut setup.pools {
         (pool.mix, pool.dram_tokens, pool.max_running) = (mix, load.dram_tokens, load.max_running);
-        pool.net_bytes_per_s = load.net_gbps * 125_000_000;
+        (pool.hbm_tokens, pool.net_bytes_per_s) = (load.hbm_tokens, load.net_gbps * 125_000_000);
     }
     let (deaths, slow_nodes, link_speed_permille) = (load.deaths, load.slow_nodes, load.link_permille);
     setup.faults =

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, RequestId};
 use serde::{Deserialize, Serialize};
 
-use super::turns::{NewTurn, Turn};
+use super::turns::{EngineLimits, NewTurn, Turn};
 use crate::InstanceSpec;
 
 /// A request that decodes on the instance, or will.
@@ -72,6 +72,7 @@ impl DecodeSlot {
             at_us: if slot.running { now_us } else { slot.start_us },
             request: slot.request,
             lasts_us: if slot.running { left_us } else { all_us },
+            tokens: slot.takes(slot.common_tokens),
             due_us: slot.due_us,
         }
     }
@@ -137,22 +138,19 @@ pub(crate) struct DecodeLedger {
 }
 
 impl DecodeLedger {
-    /// When a request that comes at the second moment and decodes for so long gets its turn at an engine with that limit, if
-    /// it has one, and what that does to the others.
-    pub(crate) fn turn(
-        &self,
-        max_running: Option<u32>,
-        (now_us, at_us): (u64, u64),
-        lasts_us: u64,
-    ) -> NewTurn {
-        match max_running {
-            Some(most) if self.slots.len() >= most as usize => NewTurn::among(
-                self.slots.iter().map(|slot| slot.turn(now_us)).collect(),
-                most,
-                (at_us, lasts_us),
-            ),
-            _ => NewTurn { at_us, makes_late: false },
+    /// When a request that comes at a moment, decodes for so long and takes so much room gets its turn at an engine with
+    /// these limits, and what that does to the others.
+    pub(crate) fn turn(&self, spec: &InstanceSpec, now_us: u64, new: (u64, u64, u64)) -> NewTurn {
+        let (at_us, lasts_us, tokens) = new;
+        let most = spec.max_running.map_or(usize::MAX, |most| most.max(1) as usize);
+        let all_fit = self.reserved_tokens.saturating_add(tokens) <= spec.capacity_tokens;
+        if self.slots.len() < most && all_fit {
+            return NewTurn { at_us, makes_late: false };
         }
+        let limits = EngineLimits { most, tokens: spec.capacity_tokens };
+        let request = RequestId(u64::MAX);
+        let new = Turn { at_us, request, lasts_us, tokens, due_us: u64::MAX, begun: false };
+        NewTurn::among(self.slots.iter().map(|slot| slot.turn(now_us)).collect(), limits, &new)
     }
 
     /// Requests promised and the context that they hold together.

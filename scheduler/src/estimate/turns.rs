@@ -1,4 +1,4 @@
-//! Turns at an engine that runs a limited number of requests at a time: first come, first served.
+//! Turns at an engine that holds a limited number of requests, or KV, at a time: first come, first served.
 
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
@@ -14,30 +14,54 @@ pub(crate) struct Turn {
     pub request: RequestId,
     /// How long it decodes from then on, µs.
     pub lasts_us: u64,
+    /// Room that it takes, tokens.
+    pub tokens: u64,
     /// When it has to begin, µs.
     pub due_us: u64,
     /// Whether it has begun.
     pub begun: bool,
 }
 
-/// When each of the places of an engine is free.
+/// What an engine may hold at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EngineLimits {
+    /// Requests.
+    pub most: usize,
+    /// KV, tokens.
+    pub tokens: u64,
+}
+
+/// When the places and the room of an engine are free.
+#[derive(Clone)]
 struct FreePlaces {
-    most: usize,
-    taken_until_us: BinaryHeap<Reverse<u64>>,
+    limits: EngineLimits,
+    /// When each that is there ends, µs, and the room that it leaves then.
+    taken: BinaryHeap<Reverse<(u64, u64)>>,
+    taken_tokens: u64,
+    /// When the last one began, µs: nobody begins before those that came before.
+    last_us: u64,
 }
 
 impl FreePlaces {
-    fn new(most: u32) -> Self {
-        Self { most: most.max(1) as usize, taken_until_us: BinaryHeap::new() }
+    fn new(limits: EngineLimits) -> Self {
+        Self { limits, taken: BinaryHeap::new(), taken_tokens: 0, last_us: 0 }
     }
 
-    /// Takes the place that is free first, and says from when on, µs.
-    fn take(&mut self, at_us: u64, lasts_us: u64) -> u64 {
-        let full = self.taken_until_us.len() >= self.most;
-        let free_us = if full { self.taken_until_us.pop().map_or(0, |Reverse(us)| us) } else { 0 };
-        let from_us = at_us.max(free_us);
-        self.taken_until_us.push(Reverse(from_us.saturating_add(lasts_us)));
-        from_us
+    /// Takes a place and the room for a request as soon as both are free, and says from when on, µs. One that has begun has
+    /// both, and one that is alone gets them.
+    fn take(&mut self, turn: &Turn) -> u64 {
+        let EngineLimits { most, tokens } = self.limits;
+        self.last_us = self.last_us.max(turn.at_us);
+        while !turn.begun
+            && (self.taken.len() >= most || self.taken_tokens.saturating_add(turn.tokens) > tokens)
+            && let Some(Reverse((until_us, left_tokens))) = self.taken.pop()
+        {
+            self.taken_tokens = self.taken_tokens.saturating_sub(left_tokens);
+            self.last_us = self.last_us.max(until_us);
+        }
+        self.taken.push(Reverse((self.last_us.saturating_add(turn.lasts_us), turn.tokens)));
+        self.taken_tokens = self.taken_tokens.saturating_add(turn.tokens);
+        self.last_us
     }
 }
 
@@ -51,20 +75,19 @@ pub(crate) struct NewTurn {
 }
 
 impl NewTurn {
-    /// Of a request that comes at that time and decodes for so long, where `most` run at a time.
-    pub(crate) fn among(mut others: Vec<Turn>, most: u32, (comes_us, lasts_us): (u64, u64)) -> Self {
+    /// Of a request at an engine with these limits.
+    pub(crate) fn among(mut others: Vec<Turn>, limits: EngineLimits, new: &Turn) -> Self {
         others.sort_unstable_by_key(|turn| (!turn.begun, turn.at_us, turn.request));
-        let first_after = others.partition_point(|turn| turn.begun || turn.at_us <= comes_us);
-        let mut without = FreePlaces::new(most);
+        let first_after = others.partition_point(|turn| turn.begun || turn.at_us <= new.at_us);
+        let mut without = FreePlaces::new(limits);
         for turn in &others[..first_after] {
-            without.take(turn.at_us, turn.lasts_us);
+            without.take(turn);
         }
-        let mut with = FreePlaces { most: without.most, taken_until_us: without.taken_until_us.clone() };
-        let at_us = with.take(comes_us, lasts_us);
+        let mut with = without.clone();
+        let at_us = with.take(new);
         let mut makes_late = false;
         for turn in &others[first_after..] {
-            let [before_us, after_us] =
-                [&mut without, &mut with].map(|places| places.take(turn.at_us, turn.lasts_us));
+            let [before_us, after_us] = [&mut without, &mut with].map(|places| places.take(turn));
             assert!(before_us <= after_us, "request {} gains by another that comes first", turn.request);
             makes_late |= (before_us..after_us).contains(&turn.due_us);
         }
@@ -78,14 +101,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn turn(request: u64, begun: bool, at_us: u64, lasts_us: u64, due_us: u64) -> Turn {
-        Turn { at_us, request: RequestId(request), lasts_us, due_us, begun }
+        Turn { at_us, request: RequestId(request), lasts_us, tokens: 10, due_us, begun }
+    }
+
+    const fn limits(most: usize, tokens: u64) -> EngineLimits {
+        EngineLimits { most, tokens }
     }
 
     #[test]
     fn one_that_comes_waits_for_the_first_end_and_lets_later_ones_be_in_time() {
         let others =
             || Vec::from([turn(1, true, 10, 50, 0), turn(2, true, 10, 90, 0), turn(3, false, 70, 20, 110)]);
-        let of = |most, comes_us, lasts_us| NewTurn::among(others(), most, (comes_us, lasts_us));
+        let of = |most: usize, comes_us, lasts_us| {
+            let new = turn(9, false, comes_us, lasts_us, 0);
+            let [by_count, by_room] = [limits(most, 1_000), limits(100, most as u64 * 10 + 9)]
+                .map(|limits| NewTurn::among(others(), limits, &new));
+            assert_eq!(by_count, by_room, "each takes ten tokens");
+            by_count
+        };
         assert_eq!(of(4, 20, 500), NewTurn { at_us: 20, makes_late: false }, "there is a place for each");
         assert_eq!(
             of(3, 20, 500),
@@ -94,28 +127,40 @@ mod tests {
         );
         assert_eq!(of(2, 20, 40), NewTurn { at_us: 60, makes_late: false });
         assert_eq!(of(2, 20, 500), NewTurn { at_us: 60, makes_late: false }, "the third waits until 100");
-        assert_eq!(
-            of(1, 20, 10),
-            NewTurn { at_us: 150, makes_late: false },
-            "the third is late without it, too"
-        );
+        assert_eq!(of(1, 20, 5), NewTurn { at_us: 100, makes_late: false }, "both have begun");
+        assert_eq!(of(1, 20, 20), NewTurn { at_us: 100, makes_late: true });
         assert_eq!(of(2, 75, 40), NewTurn { at_us: 90, makes_late: false }, "it comes after the third");
         let mut tight = others();
         tight[2].due_us = 99;
-        assert_eq!(NewTurn::among(tight, 2, (20, 500)), NewTurn { at_us: 60, makes_late: true });
+        let new = turn(9, false, 20, 500, 0);
+        assert_eq!(NewTurn::among(tight, limits(2, 99), &new), NewTurn { at_us: 60, makes_late: true });
+    }
+
+    #[test]
+    fn a_large_one_waits_for_all_the_room_that_it_takes() {
+        let others = || Vec::from([turn(1, true, 10, 50, 0), turn(2, true, 10, 90, 0)]);
+        let of = |tokens, limit| {
+            let new = Turn { tokens, ..turn(9, false, 20, 10, 0) };
+            NewTurn::among(others(), limits(100, limit), &new).at_us
+        };
+        assert_eq!([of(10, 30), of(11, 30), of(20, 30), of(21, 30)], [20, 60, 60, 100]);
+        assert_eq!(of(500, 30), 100, "it is alone then");
+        assert_eq!(of(1, 15), 60, "more than there is room for has begun");
     }
 
     /// Steps from microsecond to microsecond; says when each begins.
-    fn naive(turns: &[Turn], most: usize) -> Vec<(RequestId, u64)> {
+    fn naive(turns: &[Turn], limits: EngineLimits) -> Vec<(RequestId, u64)> {
         let mut order = turns.to_vec();
         order.sort_unstable_by_key(|turn| (!turn.begun, turn.at_us, turn.request));
-        let (mut ends, mut begins, mut now_us) = (Vec::new(), Vec::new(), 0);
+        let (mut there, mut begins, mut now_us) = (Vec::new(), Vec::new(), 0);
         let mut waiting = order.into_iter().peekable();
         while let Some(next) = waiting.peek() {
-            ends.retain(|end| *end > now_us);
-            if next.at_us <= now_us && ends.len() < most {
+            there.retain(|(end_us, _)| *end_us > now_us);
+            let tokens: u64 = there.iter().map(|(_, tokens)| tokens).sum();
+            let fits = there.len() < limits.most && tokens + next.tokens <= limits.tokens;
+            if next.begun || next.at_us <= now_us && (fits || there.is_empty()) {
                 begins.push((next.request, now_us));
-                ends.push(now_us + next.lasts_us);
+                there.push((now_us + next.lasts_us, next.tokens));
                 waiting.next();
             } else {
                 now_us += 1;
@@ -127,21 +172,21 @@ mod tests {
     proptest! {
         #[test]
         fn turns_are_those_of_a_queue_stepped_through(
-            turns in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..40, 0u64..120), 0..14),
-            most in 1u32..6, comes_us in 0u64..60, lasts_us in 1u64..40,
+            turns in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..40, 0u64..120, 0u64..50), 0..14),
+            most in 1usize..6, room in 1u64..120, comes_us in 0u64..60, lasts_us in 1u64..40, tokens in 0u64..50,
         ) {
             let mut left = most;
-            let others: Vec<Turn> = (1..).zip(turns).map(|(id, (runs, at_us, lasts_us, due_us))| {
+            let others: Vec<Turn> = (1..).zip(turns).map(|(id, (runs, at_us, lasts_us, due_us, tokens))| {
                 let begun = runs && left > 0;
-                left -= u32::from(begun);
-                turn(id, begun, if begun { 0 } else { at_us }, lasts_us, due_us)
+                left -= usize::from(begun);
+                Turn { tokens, ..turn(id, begun, if begun { 0 } else { at_us }, lasts_us, due_us) }
             }).collect();
-            let new = NewTurn::among(others.clone(), most, (comes_us, lasts_us));
-            let most = most as usize;
-            let before = naive(&others, most);
             // Of two that come together the newer one is last.
-            let own = turn(u64::MAX, false, comes_us, lasts_us, 0);
-            let after = naive(&[&others[..], &[own]].concat(), most);
+            let own = Turn { tokens, ..turn(u64::MAX, false, comes_us, lasts_us, 0) };
+            let limits = limits(most, room);
+            let new = NewTurn::among(others.clone(), limits, &own);
+            let before = naive(&others, limits);
+            let after = naive(&[&others[..], &[own]].concat(), limits);
             let at = |begins: &[(RequestId, u64)], id| begins.iter().find(|(of, _)| *of == id).map(|(_, us)| *us);
             prop_assert_eq!(Some(new.at_us), at(&after, own.request));
             let late = |begins: &[(RequestId, u64)], turn: &Turn| at(begins, turn.request) > Some(turn.due_us);

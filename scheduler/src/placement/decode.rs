@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, ClassId, InstanceId, Role};
 
 use crate::conductor::Conductor;
-use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, mixed_step_us};
+use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, NewTurn, mixed_step_us};
 use crate::fleet::Instance;
 use crate::placement::retry_after::WAIT_SHARE;
 use crate::prediction::ROOM_PERMILLE;
@@ -201,7 +201,7 @@ impl Conductor {
         {
             return Err(RejectReason::Room);
         }
-        if !self.gets_turn(instance, need, stay_us) {
+        if !self.gets_turn(instance, need, chain_position) {
             return Err(RejectReason::Room);
         }
         // Prompt tokens stretch steps up to the target, which is within the objective: the margin is for the batch.
@@ -220,12 +220,34 @@ impl Conductor {
         }
     }
 
-    /// Whether the engine, if it runs a limited number of requests at a time, takes the request soon enough after it comes,
-    /// and the others in time for their promises.
-    fn gets_turn(&self, instance: &Instance, need: &DecodeNeed<'_>, stay_us: u64) -> bool {
+    /// When an engine, which takes requests in turn as it has places and room, takes this one, and what that does to others.
+    /// Those that wait before it may never be there all at one moment, and take their room all the same.
+    pub(crate) fn turn_of(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        chain_position: &OnceCell<ChainPosition>,
+    ) -> NewTurn {
+        let decode = &instance.decode;
+        let mut tokens = need.tokens;
+        if decode.reserved_tokens().saturating_add(tokens) > instance.spec.capacity_tokens {
+            let position = *chain_position.get_or_init(|| self.chain_position(decode, need.chain));
+            tokens = tokens.saturating_sub(decode.shared_with(position));
+        }
+        let stay_us = self.lengths.mean_duration_us(1);
+        decode.turn(&instance.spec, self.now_us, (need.at_us, stay_us, tokens))
+    }
+
+    /// Whether the engine takes the request soon enough after it comes, and the others in time for their promises.
+    fn gets_turn(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        chain_position: &OnceCell<ChainPosition>,
+    ) -> bool {
         let slack_us = self.margins.of_slack_us(need.class, prefilled_by(instance), need.ttft_us);
         let due_us = self.now_us + need.ttft_us - slack_us;
-        let turn = instance.decode.turn(instance.spec.max_running, (self.now_us, need.at_us), stay_us);
+        let turn = self.turn_of(instance, need, chain_position);
         turn.at_us - need.at_us <= due_us.saturating_sub(need.at_us) / WAIT_SHARE && !turn.makes_late
     }
 
@@ -406,7 +428,10 @@ impl Conductor {
         let room = self.room_tokens(&entry.request);
         let instance = self.fleet.known(decode);
         let step_us = self.predicted_step_us(instance, &need);
-        let prior_us = self.decode_duration_us(&entry.request, step_us);
+        // Where all prompts come here, what they do to steps is learnt: whether one is there now says little of later steps.
+        let lasting_us =
+            if instance.spec.role == Role::Both { self.lone_step_us(instance, &need) } else { step_us };
+        let prior_us = self.decode_duration_us(&entry.request, lasting_us);
         let duration = instance.decode_residual.scale_us(prior_us);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the objective")]
         let promised_us = self.promised_step_us(instance, &need) as u64;

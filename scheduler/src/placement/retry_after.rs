@@ -144,13 +144,14 @@ impl Conductor {
     }
 
     /// How much later than `need` says the instance is predicted to have room for the decode, µs. Its promises end one
-    /// by one. The answer is the earliest end that leaves enough room.
+    /// by one. The answer is the earliest end that leaves enough room, or the request's turn.
     pub(crate) fn decode_wait_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> u64 {
         let ends = instance.decode.slots().iter().map(|s| s.finish_us).filter(|end| *end > need.at_us);
         let kept = self.kept.ends().filter(|end| need.counts_all_tickets && *end > need.at_us);
-        let mut ends: Vec<u64> = ends.chain(kept).collect();
-        ends.sort_unstable();
         let chain_position = OnceCell::new();
+        let turn_us = self.turn_of(instance, need, &chain_position).at_us;
+        let mut ends: Vec<u64> = ends.chain(kept).chain((turn_us > need.at_us).then_some(turn_us)).collect();
+        ends.sort_unstable();
         let fits = |end: &u64| {
             let then = DecodeNeed { at_us: *end, ends_by_us: *end, ..*need };
             self.decode_fits_beside(instance, &then, &chain_position).is_ok()

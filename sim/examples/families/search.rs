@@ -121,6 +121,8 @@ const CLUSTERS: [[u32; 3]; 13] = [
 ];
 const TTFTS_MS: [u64; 6] = [1_000, 2_000, 5_000, 10_000, 30_000, 60_000];
 const TBTS_MS: [u64; 5] = [40, 50, 60, 100, 200];
+/// From this number on the KV of half of the clusters holds few prompts.
+const FIRST_OF_SMALL_KV: u64 = 150;
 
 fn one_of<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[usize::try_from(rng.below(of.len() as u64)).expect("an index")]
@@ -145,6 +147,12 @@ fn drawn(seed: u64) -> (Load, Draw) {
         8 => load.chunk = one_of(&mut rng, &[2_048, 8_192]),
         _ => {}
     }
+    if seed >= FIRST_OF_SMALL_KV && rng.below(2) == 0 {
+        let prompts = one_of(&mut rng, &[24.0, 48.0, 96.0]);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of tokens")]
+        let hbm_tokens = (draw.prompt.0 * prompts) as u64;
+        load.hbm_tokens = Some(hbm_tokens.max(16_384));
+    }
     (load, draw)
 }
 
@@ -167,7 +175,7 @@ fn row(seed: u64) -> Result<String, String> {
     let (ttft_ms, tbt_ms) = load.objective_ms;
     Ok(format!(
         "| {:+.1} % | {seed} | {} | {} | {} | {} | {} | {prefills}+{decodes}+{both}, {ttft_ms} and {tbt_ms} ms, x{:.2}, \
-         speed {}, most {:?}, DRAM {}, {} Gbit/s at {}, {:?}, {} slow, chunk {} | prompts {:.0} ({:.1}), answers {:.0} \
+         speed {}, most {:?}, KV {:?}, DRAM {}, {} Gbit/s at {}, {:?}, {} slow, chunk {} | prompts {:.0} ({:.1}), answers {:.0} \
          ({:.1}), arrivals {}, shares {} |",
         100.0 * (fixed.in_slo as f64 - best as f64) / all,
         fixed.in_slo,
@@ -178,6 +186,7 @@ fn row(seed: u64) -> Result<String, String> {
         load.speed,
         load.engine_permille,
         load.max_running,
+        load.hbm_tokens,
         load.dram_tokens,
         load.net_gbps,
         load.link_permille,

@@ -10,8 +10,8 @@ use baton_types::{Rng, SloClass};
 
 const BLOCK: u64 = 512;
 
-/// Prompts of `shortest` to `longest` tokens without a common beginning, at random moments, `per_s` a second.
-pub(super) fn steady(seed: u64, (shortest, longest): (u64, u64), per_s: f64) -> Arc<Trace> {
+/// So many prompts of `shortest` to `longest` tokens without a common beginning, at random moments, `per_s` a second.
+pub(super) fn steady(seed: u64, (shortest, longest): (u64, u64), (count, per_s): (u32, f64)) -> Arc<Trace> {
     let mut rng = Rng::new(seed);
     let (mut at_ms, mut fresh) = (0.0, 0);
     let record = |_| {
@@ -27,7 +27,7 @@ pub(super) fn steady(seed: u64, (shortest, longest): (u64, u64), per_s: f64) -> 
             extra: None,
         }
     };
-    let records = (0..1_500).map(record).collect();
+    let records = (0..count).map(record).collect();
     Arc::new(Trace { block_tokens: 512, records, assumptions: vec![], dialect: Dialect::Mooncake })
 }
 
@@ -57,7 +57,7 @@ fn as_much_is_in_time_at_three_times_the_load() {
         ((10_000, 30_000), 0.7, 10_000_000),
     ] {
         for seed in [1, 2] {
-            let trace = steady(seed, lengths, per_s);
+            let trace = steady(seed, lengths, (1_500, per_s));
             let (at_one, _) = served(&trace, 1.0, ttft_us);
             let (at_three, late) = served(&trace, 3.0, ttft_us);
             let what =

@@ -16,5 +16,6 @@ mod scenario;
 mod seeds;
 mod sharing;
 mod slow_links;
+mod small_kv;
 mod stepping;
 mod written;

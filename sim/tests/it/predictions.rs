@@ -17,7 +17,7 @@ fn predictions(roles: &[(Role, u32)], speed: f64, engine_permille: u32) -> Vec<P
     let mut setup = Setup::disaggregated(0, 0, &profile, scheduler);
     setup.pools = roles.iter().map(|(role, count)| Pool::new(*role, *count, Arc::clone(&profile))).collect();
     setup.faults.engine_speed_permille = engine_permille;
-    let trace = steady(7, (500, 9_500), 6.0);
+    let trace = steady(7, (500, 9_500), (1_500, 6.0));
     let workload = TraceWorkload::new(Arc::clone(&trace), speed).repeated(3);
     let mut world = World::new(setup, Box::new(workload)).unwrap();
     world.run().unwrap();

@@ -20,7 +20,7 @@ fn served(lengths: ((u64, u64), f64), gbps: u64, permille: u32) -> (u64, u64) {
         (pool.mix, pool.net_bytes_per_s) = (Mix::Fixed(pool.pass_tokens), gbps * 125_000_000);
     });
     let (lengths, per_s) = lengths;
-    let workload = TraceWorkload::new(steady(3, lengths, per_s), 1.0);
+    let workload = TraceWorkload::new(steady(3, lengths, (1_500, per_s)), 1.0);
     let mut world = World::new(setup, Box::new(workload)).unwrap();
     world.run().unwrap();
     let result = world.into_metrics().result(("", ""), 1.0, 1);
