@@ -27,7 +27,8 @@ pub struct Limits {
     pub fetch_bytes: u64,
     /// To reach a peer, and then again to agree with it.
     pub connect_timeout_ms: u64,
-    /// To be accepted by the receiver, retries and their pauses included.
+    /// To be accepted by the receiver, retries and their pauses included. A receiver puts a flight off while it has no room,
+    /// for as long as the conductor has the flight wait; one that does not answer at all has `progress_timeout_ms`.
     pub offer_timeout_ms: u64,
     /// Without a byte where bytes are due.
     pub progress_timeout_ms: u64,
@@ -51,7 +52,7 @@ impl Default for Limits {
             block_bytes: 64 << 20,
             fetch_bytes: 256 << 20,
             connect_timeout_ms: 1_000,
-            offer_timeout_ms: 5_000,
+            offer_timeout_ms: 300_000,
             progress_timeout_ms: 5_000,
             idle_timeout_ms: 60_000,
             flight_timeout_ms: 300_000,
@@ -91,5 +92,14 @@ mod tests {
     fn the_default_keys_of_a_fetch_fit_its_frame() {
         let keys_max = usize::try_from(CONTROL_BYTES_MAX).unwrap() / HELD_BYTES;
         assert!((1..=keys_max).contains(&Limits::default().fetch_keys));
+    }
+
+    /// A regression: KV that waited for room at its decode node was given up after five seconds, three times, and its request
+    /// failed. The conductor says how long a hand-off may wait.
+    #[test]
+    fn a_flight_that_is_put_off_waits_as_long_as_a_flight_may_take() {
+        let limits = Limits::default();
+        assert!(limits.offer_timeout() >= limits.flight_timeout());
+        assert!(limits.progress_timeout() < limits.offer_timeout(), "a receiver that does not answer is found");
     }
 }
