@@ -218,12 +218,14 @@ struct Files {
     counters: Arc<Counters>,
     sequence: u64,
     open: Option<CaptureFile>,
+    /// The latest row could not be written.
+    fails: bool,
 }
 
 impl Files {
     fn new(config: CaptureConfig, counters: Arc<Counters>) -> Result<Self, CaptureError> {
         let (sequence, left) = seal::found(&config.folder)?;
-        let files = Self { config, counters, sequence, open: None };
+        let files = Self { config, counters, sequence, open: None, fails: false };
         left.into_iter().for_each(|path| files.seal(&path));
         Ok(files)
     }
@@ -250,9 +252,17 @@ impl Files {
             self.rotate();
         }
         let outcome = self.append(row);
-        if let Err(why) = &outcome {
-            add(&self.counters.disk_errors, 1);
-            tracing::warn!("capture: {why}; check the free space of {}", self.config.folder.display());
+        let failed_before = std::mem::replace(&mut self.fails, outcome.is_err());
+        match &outcome {
+            Err(why) => {
+                add(&self.counters.disk_errors, 1);
+                if !failed_before {
+                    let folder = self.config.folder.display();
+                    tracing::warn!("capture: {why}; rows are dropped until it works: check the free space of {folder}");
+                }
+            }
+            Ok(()) if failed_before => tracing::info!("capture: rows are written again"),
+            Ok(()) => {}
         }
         let full = |o: &CaptureFile| o.bytes >= self.config.file_bytes || o.rows >= self.config.file_rows;
         if self.open.as_ref().is_some_and(full) {

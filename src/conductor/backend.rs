@@ -1,6 +1,6 @@
 //! The router's way in: submissions become messages, tickets cancel when they are dropped.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arc_swap::ArcSwapOption;
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::inbox::{Inbox, Message};
+use super::lead::Lead;
 
 /// Events that may wait for a client that reads slowly; a client further behind is cut off.
 const EVENTS_PER_CLIENT: usize = 32_768;
@@ -67,6 +68,8 @@ impl Drop for Share {
 pub(super) struct Shared {
     pub(super) model: ArcSwapOption<Model>,
     pub(super) readiness: Mutex<Option<Readiness>>,
+    /// Whether this conductor leads, where several stand by.
+    pub(super) lead: OnceLock<Lead>,
 }
 
 impl Door {
@@ -124,6 +127,9 @@ impl Backend for Door {
     }
 
     fn readiness(&self) -> Readiness {
+        if let Some(Err(status)) = self.shared.lead.get().map(Lead::check) {
+            return Readiness { ready: false, detail: status.message().to_owned() };
+        }
         let known = self.shared.readiness.lock().clone();
         let mut known =
             known.unwrap_or_else(|| Readiness { ready: false, detail: "no node has attached yet".into() });
@@ -148,6 +154,17 @@ mod tests {
             let rule = baton_remote::rule(name);
             assert!(matches!(rule, Some(baton_remote::Rule::Ours | baton_remote::Rule::Served)), "{name}");
         }
+    }
+
+    /// A standby said that no node had attached, for which the remedy is to start nodes.
+    #[test]
+    fn a_conductor_that_does_not_lead_says_so() {
+        let shared = Arc::new(Shared::default());
+        let door = Door::new(super::super::inbox::inbox().0, Arc::clone(&shared), 0);
+        assert_eq!(door.readiness().detail, "no node has attached yet");
+        shared.lead.set(Lead::elected()).expect("once");
+        let known = door.readiness();
+        assert!(!known.ready && known.detail.contains("does not lead"), "{known:?}");
     }
 
     #[test]
