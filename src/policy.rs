@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use baton_membership::MembershipError;
-use baton_scheduler::{FirstToken, SchedulerConfig};
+use baton_scheduler::SchedulerConfig;
 use toml::Value;
 
 use crate::config::{Config, ConfigError};
@@ -23,11 +23,10 @@ pub fn at_start(path: Option<&Path>) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// Applies the settings that a live service always has, whatever its file says. The conductor records every decision
-/// for an explanation, and the prefill returns the first token, as Baton's own engines do.
+/// Applies the setting that a live service always has, whatever its file says: the conductor records every decision
+/// for an explanation.
 pub(crate) fn as_served(scheduler: &mut SchedulerConfig) {
     scheduler.explain_every = scheduler.explain_every.max(1);
-    scheduler.first_token = FirstToken::Prefill;
 }
 
 /// Settings outside of `[scheduler]` that change while a service serves.
@@ -261,10 +260,7 @@ pub fn to_share(text: &str) -> Result<String, PolicyError> {
 /// The policy in force as a file that can be edited and sent back.
 #[must_use]
 pub fn text(config: &Config) -> String {
-    let mut scheduler = config.scheduler.clone();
-    // A service sets it by itself, and a file may not.
-    scheduler.first_token = FirstToken::default();
-    let whole = std::collections::BTreeMap::from([("scheduler", scheduler)]);
+    let whole = std::collections::BTreeMap::from([("scheduler", &config.scheduler)]);
     toml::to_string(&whole).expect("a configuration came from TOML, so it is TOML")
 }
 

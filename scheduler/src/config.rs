@@ -47,24 +47,6 @@ impl AdmissionMode {
     }
 }
 
-/// Which leg of a pair a client has its first token from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum FirstToken {
-    /// The decode leg, at the end of its first step: as with engines that answer from there alone (ADR 0004).
-    #[default]
-    Decode,
-    /// The prefill leg, which drew it: the hand-off falls into the first gap between tokens. Baton's own
-    /// engines do this, and a live service always predicts so.
-    Prefill,
-}
-
-impl FirstToken {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// A setting outside its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
@@ -114,11 +96,6 @@ pub struct SchedulerConfig {
     pub queue_threshold_permille: u32,
     /// Whether popular prefixes are copied to idle instances ahead of demand.
     pub replicate: bool,
-    /// Which leg the first token comes from; TTFT is predicted up to there. Not a setting of the file: a service and a
-    /// simulation each set it. It is serialized for journals and saved conductors.
-    #[schemars(skip)]
-    #[serde(skip_serializing_if = "FirstToken::is_default")]
-    pub first_token: FirstToken,
     /// Most instances that are compared in detail for one request, all of a fleet that has no more, and twice as many as
     /// are compared for its decode. Not a setting: only measurements change it.
     #[serde(skip)]
@@ -150,7 +127,6 @@ impl Default for SchedulerConfig {
             prior_output_tokens: 256,
             queue_threshold_permille: 1000,
             replicate: true,
-            first_token: FirstToken::Decode,
             candidates: 48,
             max_retries: 2,
             explain_every: 0,
@@ -243,15 +219,6 @@ mod tests {
         assert_eq!(config.effective_admission(), AdmissionMode::None);
         config.admission = AdmissionMode::Early;
         assert_eq!(config.effective_admission(), AdmissionMode::Early);
-    }
-
-    #[test]
-    fn a_saved_configuration_keeps_the_leg_of_the_first_token() {
-        for first_token in [FirstToken::Decode, FirstToken::Prefill] {
-            let config = SchedulerConfig { first_token, ..SchedulerConfig::default() };
-            let saved = serde_json::to_string(&config).expect("JSON");
-            assert_eq!(serde_json::from_str::<SchedulerConfig>(&saved).expect("its own text"), config);
-        }
     }
 
     #[test]

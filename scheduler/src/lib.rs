@@ -48,7 +48,7 @@ mod tests;
 
 pub use baton_types::FetchPlan;
 pub use conductor::Conductor;
-pub use config::{AdmissionMode, ConfigError, FirstToken, SchedulerConfig};
+pub use config::{AdmissionMode, ConfigError, SchedulerConfig};
 pub use effect::{Effect, FailStage, RejectReason, Rejection};
 pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};

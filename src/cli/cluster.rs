@@ -26,7 +26,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup> {
         pools.push(self::pool(pool, profile, config));
     }
     let mut scheduler = config.scheduler.clone();
-    (scheduler.seed, scheduler.first_token) = (seed, config.cluster.first_token);
+    scheduler.seed = seed;
     let faults = &config.faults;
     let setup = Setup {
         pools,
@@ -122,8 +122,6 @@ fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
 
 #[cfg(test)]
 mod tests {
-    use baton_scheduler::FirstToken;
-
     use super::*;
 
     #[test]
@@ -134,13 +132,6 @@ mod tests {
         assert_eq!(setup.pools[1].mix, Mix::Target(90_000), "what the service's own nodes do");
         assert_eq!((setup.scheduler.seed, setup.faults.seed), (7, 7));
         assert_eq!(setup.network, NetworkConfig::default());
-    }
-
-    #[test]
-    fn the_first_token_comes_from_the_leg_that_the_file_names() {
-        let of = |text| setup(&crate::config::parse(text).expect("valid"), 1).expect("a cluster");
-        assert_eq!(of("").scheduler.first_token, FirstToken::Decode);
-        assert_eq!(of("[cluster]\nfirst_token = \"prefill\"").scheduler.first_token, FirstToken::Prefill);
     }
 
     #[test]

@@ -182,6 +182,8 @@ impl Driver {
     /// `tokenizer` ([`super::tokenizer_name`]).
     #[must_use]
     pub fn led_by(self, lead: Lead, tokenizer: String) -> Self {
+        // It is set once: a driver has one lead.
+        let _ = self.shared.lead.set(lead.clone());
         Self { lead, tokenizer, ..self }
     }
 
@@ -394,6 +396,7 @@ impl Driver {
             decodes_at_us: None,
             stage: Some((Phase::Waiting, self.now_us, "none")),
             arrived_us: self.now_us,
+            early: Vec::new(),
             first_token_us: None,
             last_token_us: self.now_us,
             moves: 0,

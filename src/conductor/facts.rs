@@ -1,7 +1,7 @@
 //! Handles the reports of the nodes. The pairs detect outdated ones, and clients get the events of their requests
 //! (I12).
 
-use baton_legs::pairs::{Fact, FactOutcome, Failure};
+use baton_legs::pairs::{Fact, FactOutcome, Failure, Pair};
 use baton_router::{Event, Model};
 use baton_scheduler::Input;
 use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
@@ -150,15 +150,21 @@ impl Driver {
 
     fn token(&mut self, about: FactSource, token: &v1::Token) {
         let (request, now_us, finish) = (about.0, self.now_us, token.finish().read());
+        let early = finish.is_none() && self.pairs.get(request).is_some_and(Pair::decodes_elsewhere);
         if self.on_fact(about, Fact::Token { index: token.index, last: finish.is_some() }) != FactOutcome::Yes
         {
             return;
         }
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        let reads = session.token(token.token, token.logprob.as_ref().map(TokenLogprob::from), now_us);
+        let logprob = token.logprob.as_ref().map(TokenLogprob::from);
         if let Some(cached_tokens) = token.cached_tokens.filter(|_| session.moves == 0) {
             session.found(cached_tokens);
         }
+        if early {
+            return session.early_token(token.token, logprob);
+        }
+        let came_at_once = session.early.len();
+        let reads = session.token(token.token, logprob, now_us);
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
             session.trace.first_token(now_us);
@@ -171,6 +177,7 @@ impl Driver {
         } else {
             self.metrics.next_token(now_us - session.last_token_us);
         }
+        (0..came_at_once).for_each(|_| self.metrics.next_token(0));
         session.last_token_us = now_us;
         if let Some((role, time_us)) = session.first_step(now_us)
             && !self.canary.is(request)

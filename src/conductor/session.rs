@@ -20,7 +20,7 @@ pub(super) struct Session {
     pub class: ClassId,
     pub tenant: TenantId,
     pub events: mpsc::Sender<Event>,
-    /// Tokens that the client has.
+    /// Tokens that the client has, and those that it has with the next one.
     pub answer: Vec<u32>,
     pub cached_tokens: u64,
     /// Prompt tokens that the conductor expects in the cache of the chosen instance, until the instance has reported.
@@ -30,6 +30,8 @@ pub(super) struct Session {
     /// When its decode was ordered to begin, µs.
     pub decodes_at_us: Option<u64>,
     pub arrived_us: u64,
+    /// Tokens of the answer that a prefill drew before it goes on elsewhere: the client has them with the next one.
+    pub early: Vec<(u32, Option<TokenLogprob>)>,
     pub first_token_us: Option<u64>,
     pub last_token_us: u64,
     /// Times that it went on elsewhere in the middle of its answer.
@@ -102,15 +104,30 @@ impl Session {
         self.cached_tokens = cached_tokens.min(self.submission.tokens.len() as u64);
     }
 
+    /// Takes the answer's next token, which a prefill drew. The client has it when the decode has begun elsewhere: until then
+    /// nothing would follow it, and the hand-off would be a gap in its answer.
+    pub(super) fn early_token(&mut self, token: u32, logprob: Option<TokenLogprob>) {
+        self.answer.push(token);
+        self.early.push((token, logprob));
+    }
+
     /// Takes the answer's next token, at `now_us`. False: as for [`Self::send`].
     pub(super) fn token(&mut self, token: u32, logprob: Option<TokenLogprob>, now_us: u64) -> bool {
+        (0..self.early.len()).for_each(|_| self.gaps.token(now_us));
+        let reads = self.send_early();
         self.answer.push(token);
         self.gaps.token(now_us);
-        self.send(Event::Token { token, logprob })
+        self.send(Event::Token { token, logprob }) && reads
+    }
+
+    fn send_early(&mut self) -> bool {
+        let early = std::mem::take(&mut self.early);
+        early.into_iter().all(|(token, logprob)| self.send(Event::Token { token, logprob }))
     }
 
     /// False: as for [`Self::send`].
-    pub(super) fn finish(&self, finish: Finish) -> bool {
+    pub(super) fn finish(&mut self, finish: Finish) -> bool {
+        self.send_early();
         let usage = Usage { cached_tokens: self.cached_tokens, moves: self.moves };
         self.send(Event::Finished { finish, usage })
     }

@@ -18,13 +18,12 @@ const REMOVED: &[(&str, &str)] = &[
     ("scheduler.local_room_permille", "what the cluster is short of decides: delete it"),
     ("scheduler.ageing_us", "promises are kept by the order of service: delete it"),
     ("scheduler.dispatch_ahead_us", "it is derived from the engine's passes: delete it"),
-    (
-        "scheduler.first_token",
-        "a service sets it by itself, and a simulation reads it from [cluster]: move it there",
-    ),
+    ("scheduler.first_token", FROM_DECODE),
+    ("cluster.first_token", FROM_DECODE),
 ];
 /// Words of `scheduler.policy` of earlier releases, each with the present one.
 const RENAMED_POLICIES: &[(&str, &str)] = &[("foresight", "baton_informed")];
+const FROM_DECODE: &str = "clients have it from the decode leg, with the second one: delete it";
 const NO_PREDICTIONS: &str = "nothing read the predictions that it bounded: delete it";
 
 /// Reads a configuration file.

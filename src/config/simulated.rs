@@ -1,6 +1,5 @@
 //! Sections that the simulator alone reads.
 
-use baton_scheduler::FirstToken;
 use baton_types::Role;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,8 +14,6 @@ pub struct ClusterConfig {
     pub profile: String,
     /// When KV travels to the decode instance.
     pub handoff: HandoffMode,
-    /// Which leg the first token comes from; TTFT is measured and predicted up to there. A service has `prefill`.
-    pub first_token: FirstToken,
     /// Latency of a transfer, µs.
     pub net_latency_us: u64,
     /// Whether transfers share links; if not, each has its instance's rate to itself.
@@ -35,7 +32,6 @@ impl Default for ClusterConfig {
         Self {
             profile: "llama3-70b-8xa100".into(),
             handoff: HandoffMode::Layerwise,
-            first_token: FirstToken::Decode,
             net_latency_us: 10,
             shared_links: true,
             routers: 1,

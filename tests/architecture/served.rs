@@ -56,7 +56,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/config.rs", &["admission"]),
     ("SchedulerConfig", "scheduler/src/admission.rs", &["shadow", "classes"]),
     ("SchedulerConfig", "scheduler/src/admission.rs", &["max_waiting_requests"]),
-    ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["block_tokens", "fetch", "first_token"]),
+    ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["block_tokens", "fetch"]),
     ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["balancing_threshold_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["mixed_step_permille"]),
     ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill"]),

@@ -8,7 +8,7 @@ use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work, 
 use crate::fleet::Instance;
 use crate::policies::FetchRule;
 use crate::queue::{NewWork, Outlook};
-use crate::{FetchPlan, FirstToken, Request};
+use crate::{FetchPlan, Request};
 
 /// Holders that are asked, about, for what a decode instance has of a prompt.
 const HOLDERS: usize = 32;
@@ -298,7 +298,7 @@ impl Conductor {
     }
 
     /// Time from the end of a prefill to the first token on the decode side: the last layer's KV and about one and a
-    /// half decode steps. Zero if the prefill is local, or if the prefill leg draws the first token.
+    /// half decode steps. Zero if the prefill is local.
     pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
         if instance.spec.role.decodes() { 0 } else { self.first_step_us() }
     }
@@ -309,9 +309,6 @@ impl Conductor {
         reason = "times are positive and small"
     )]
     pub(crate) fn first_step_us(&self) -> u64 {
-        if self.config.first_token == FirstToken::Prefill {
-            return 0;
-        }
         let step_us = self.fleet.decodes.first().and_then(|id| self.fleet.get(*id)).map_or(0.0, |d| {
             let (batch, context, _) = d.decode.now();
             d.step_us(batch + 1, context)

@@ -16,7 +16,6 @@
 //! *When.* Work lies after the arrival (less 1 µs: an engine may begin a pass within the microsecond), prefill work
 //! before the TTFT objective, and decode work before that and the gaps, whose mean is at most the TBT objective.
 
-use baton_scheduler::FirstToken;
 use baton_types::{BlockKey, ChainHasher, Role};
 use hashbrown::HashMap;
 
@@ -310,6 +309,5 @@ impl OfferedRequest<'_> {
 
 /// Tokens beside the first that may come from prefills instead of steps: one of each repeated prefill.
 fn spared_steps(setup: &Setup) -> u64 {
-    let repeats = setup.faults.deaths > 0 || setup.scheduler.first_token == FirstToken::Prefill;
-    if repeats { u64::from(setup.scheduler.max_retries) + 1 } else { 0 }
+    if setup.faults.deaths > 0 { u64::from(setup.scheduler.max_retries) + 1 } else { 0 }
 }

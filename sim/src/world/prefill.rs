@@ -2,7 +2,7 @@
 
 use baton_legs::pairs::{EmittedTokens, Fact};
 use baton_legs::{Input as LegInput, Leg, Work};
-use baton_scheduler::{FetchPlan, FirstToken};
+use baton_scheduler::FetchPlan;
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
 use baton_types::{CacheChange, RequestId, Tier};
 
@@ -137,24 +137,18 @@ impl World {
         self.leg(at, LegInput::Computed { request: id });
         self.stop_reading(slot);
         let live = &mut self.live[slot as usize];
-        live.prefill_streamed = !local && self.setup.scheduler.first_token == FirstToken::Prefill;
-        let last = (local || live.prefill_streamed) && live.streamed_tokens + 1 == live.output_tokens;
-        if live.prefill_streamed || last {
+        let last = local && live.streamed_tokens + 1 == live.output_tokens;
+        if last {
+            // No token is left to decode.
             live.streamed_tokens += 1;
             self.first_token(slot, self.now_us);
-        }
-        if last {
-            // No token is left to decode, so the decode node does not need the KV sent so far.
             self.leave_decode(slot);
             self.gaps_us.clear();
             self.finish_request(at, slot);
-        }
-        if !last && local {
+        } else if local {
             self.decode(slot, at);
-        }
-        let live = &self.live[slot as usize];
-        if !last && (local || live.prefill_streamed) {
-            let tokens = live.tokens(live.streamed_tokens + u32::from(local));
+            let live = &self.live[slot as usize];
+            let tokens = live.tokens(live.streamed_tokens + 1);
             let drawn = ConductorInput::Emitted(EmittedTokens { first_us: self.now_us, ..tokens });
             self.send(live.router, drawn);
         }

@@ -70,8 +70,6 @@ pub(crate) struct LiveRequest {
     pub decode_blocks: u32,
     /// All of its KV is at its decode node.
     pub landed: bool,
-    /// The prefill gave the token that it drew to the client.
-    pub prefill_streamed: bool,
     pub handoff: Option<u64>,
     pub first_token_us: u64,
     /// When the first token of its latest stay in an engine came.
@@ -97,7 +95,7 @@ impl LiveRequest {
 
     /// Whether its prefill drew a token with which its decode begins.
     pub(crate) const fn drawn_token(&self) -> bool {
-        self.prefill == self.decode || self.prefill_streamed
+        self.prefill == self.decode
     }
 
     /// Tokens that its decode may emit, from its start where it runs, before its KV is full. Each step writes the KV of
@@ -333,7 +331,6 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
         reading_from: None,
         decode_blocks: 0,
         landed: false,
-        prefill_streamed: false,
         handoff: None,
         first_token_us: 0,
         attempt_first_us: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_scheduler::{FirstToken, PolicyName, PredictionFigures, PredictionPath, SchedulerConfig};
+use baton_scheduler::{PolicyName, PredictionFigures, PredictionPath, SchedulerConfig};
 use baton_sim::faults::Fault;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
@@ -194,19 +194,16 @@ fn a_handoff_that_failed_lands_on_another_decode_without_a_second_prefill() {
 
 #[test]
 fn an_answer_of_one_token_is_the_prefills_and_moves_no_kv() {
-    for first_token in [FirstToken::Decode, FirstToken::Prefill] {
-        let mut setup = setup(1, 1, PolicyName::Baton);
-        setup.scheduler.first_token = first_token;
-        let (one, without) = play(&setup, &[arrival(0, 40, 0, 1)], &[]);
-        let (two, with) = play(&setup, &[arrival(0, 40, 0, 2)], &[]);
-        let (one, two) = (one[0], two[0]);
-        assert_eq!((one.status, two.status), (Status::Completed, Status::Completed));
-        assert_eq!((one.gaps.count, one.decode), (0, one.prefill));
-        assert_ne!(two.decode, two.prefill);
-        assert!(without.handoff_bytes == 0 && with.handoff_bytes > 0);
-        assert_eq!(one.end_us, one.first_offer_us + one.ttft_us);
-        assert!(one.ttft_us <= two.ttft_us, "its KV needs no time on the way");
-    }
+    let setup = setup(1, 1, PolicyName::Baton);
+    let (one, without) = play(&setup, &[arrival(0, 40, 0, 1)], &[]);
+    let (two, with) = play(&setup, &[arrival(0, 40, 0, 2)], &[]);
+    let (one, two) = (one[0], two[0]);
+    assert_eq!((one.status, two.status), (Status::Completed, Status::Completed));
+    assert_eq!((one.gaps.count, one.decode), (0, one.prefill));
+    assert_ne!(two.decode, two.prefill);
+    assert!(without.handoff_bytes == 0 && with.handoff_bytes > 0);
+    assert_eq!(one.end_us, one.first_offer_us + one.ttft_us);
+    assert!(one.ttft_us <= two.ttft_us, "its KV needs no time on the way");
 }
 
 #[test]
@@ -322,26 +319,6 @@ fn a_slow_node_is_slow_at_once_and_only_while_it_lasts() {
     let (slow, _) = play(&setup, &arrivals, &faults);
     let later_us = slow[0].end_us - quiet[0].end_us;
     assert!((470_000..530_000).contains(&later_us), "half of a second was lost, not {later_us} µs");
-}
-
-/// The client gets all tokens, whether the prefill or the decode node sends the first one. The hand-off
-/// is in the first gap or in the TTFT.
-#[test]
-fn the_first_token_of_a_prefill_comes_a_hand_off_and_a_step_sooner() {
-    let arrivals = [arrival(0, 20, 0, 50), arrival(60_000_000, 20, 0, 2)];
-    let played = [FirstToken::Decode, FirstToken::Prefill].map(|first_token| {
-        let mut setup = setup(1, 1, PolicyName::Baton);
-        setup.scheduler.first_token = first_token;
-        play(&setup, &arrivals, &[]).0
-    });
-    let [decode, prefill] = played;
-    for (late, early) in decode.iter().zip(&prefill) {
-        assert_eq!((late.status, early.status), (Status::Completed, Status::Completed));
-        let sooner_us = late.ttft_us - early.ttft_us;
-        assert!((10_000..200_000).contains(&sooner_us), "{sooner_us} µs");
-    }
-    // One step less to decode, and the hand-off among the gaps.
-    assert!(prefill[0].gaps.max_us > decode[0].gaps.max_us + 300, "{:?} {:?}", prefill[0], decode[0]);
 }
 
 /// Four sessions take turns; two fit in the cluster's memory.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_scheduler::{AdmissionMode, FirstToken, PolicyName, SchedulerConfig};
+use baton_scheduler::{AdmissionMode, PolicyName, SchedulerConfig};
 use baton_sim::engine::Mix;
 use baton_sim::faults::FaultPlan;
 use baton_sim::metrics::Collector;
@@ -202,7 +202,6 @@ fn scheduler(rng: &mut Rng, block_tokens: u32) -> SchedulerConfig {
         max_waiting_requests: [100_000, 40][pick(rng, 2)],
         max_retries: u32::try_from(rng.below(4)).unwrap(),
         explain_every: [0, 10][pick(rng, 2)],
-        first_token: if rng.chance_permille(500) { FirstToken::Prefill } else { FirstToken::Decode },
         classes: vec![SloClass {
             ttft_us: [500_000, 5_000_000, 30_000_000][pick(rng, 3)],
             tbt_us: [40_000, 100_000][pick(rng, 2)],

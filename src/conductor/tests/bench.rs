@@ -369,12 +369,19 @@ impl Bench {
         self.send_facts(&leg, vec![v1::fact::Fact::Handoff(true)]).await;
     }
 
+    /// Tokens of its answer so far: those that its client has, and one that a prefill drew and that comes with the next.
+    pub(super) fn drawn(&self, name: &str) -> usize {
+        let session = self.driver.sessions.values().find(|s| &*s.submission.request_id == name);
+        let has = || self.clients.get(name).map_or(0, |client| client.tokens.len());
+        session.map_or_else(has, |session| session.answer.len())
+    }
+
     /// The decode leg draws tokens `from..upto`, the last of which ends the answer if it is the
     /// request's last.
     pub(super) async fn do_decode(&mut self, name: &str, upto: u32) {
         let legs = self.legs(name);
         let leg = legs.iter().find(|leg| leg.answer.is_some()).expect("nobody decodes").clone();
-        let (from, most) = (self.client(name).tokens.len() as u32, self.client(name).max_tokens);
+        let (from, most) = (self.drawn(name) as u32, self.client(name).max_tokens);
         for index in from..upto {
             let finish = if index + 1 == most { 2 } else { 0 };
             self.send_facts(&leg, vec![token(name, index, finish)]).await;
@@ -385,7 +392,7 @@ impl Bench {
     pub(super) async fn serve(&mut self, name: &str) {
         let most = self.client(name).max_tokens;
         if !self.legs(name).iter().any(|leg| leg.answer.is_some()) {
-            if self.client(name).tokens.len() as u32 == self.prefill(name).given() {
+            if self.drawn(name) as u32 == self.prefill(name).given() {
                 self.do_prefill(name).await;
             }
             if !self.legs(name).iter().any(|leg| leg.answer.is_some()) {

@@ -12,7 +12,7 @@ async fn a_request_that_lost_the_last_pair_goes_on_when_an_instance_joins() {
             bench.do_handoff("r").await;
             bench.do_decode("r", 2).await;
         }
-        let given = bench.client("r").tokens.len() as u32;
+        let given = bench.drawn("r") as u32;
         bench.kill(lost).await;
         assert!(bench.legs("r").is_empty());
         let status = bench.status();

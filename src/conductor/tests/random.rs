@@ -133,7 +133,7 @@ impl Play {
         let last = |index: u32| if index + 1 == most { 2 } else { 0 };
         if let Some(answer) = &leg.answer {
             // The leg continues from the answer it got, and a connected client has at least as much.
-            let told = self.bench.clients.get(&leg.name).map_or(answer.len(), |c| c.tokens.len());
+            let told = self.bench.drawn(&leg.name);
             let index = u32::try_from(told.max(answer.len())).unwrap();
             self.bench.send_facts(leg, vec![token(&leg.name, index, last(index))]).await;
             if leg.name.starts_with("canary") && last(index) != 0 {
@@ -164,7 +164,7 @@ impl Play {
         let stale = self.rng.below(2) == 0;
         let leg = if stale { self.former.pop_front() } else { self.any_leg() };
         let Some(leg) = leg.filter(|leg| !leg.name.starts_with("canary")) else { return };
-        let told = self.bench.clients.get(&leg.name).map_or(0, |c| c.tokens.len() as u32);
+        let told = self.bench.drawn(&leg.name) as u32;
         let wrong = |index: u32| vec![fact_token(index, 7, (index % 3).cast_signed())];
         let about = (leg.request, leg.attempt);
         let open = self.bench.open_legs.open.get(&(leg.node.clone(), leg.request));

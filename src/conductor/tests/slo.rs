@@ -256,6 +256,7 @@ async fn who_ended_a_request_decides_whether_it_was_served_failed_or_cancelled()
     bench.send(submission("stopped", "gold", 9)).await;
     bench.do_prefill("stopped").await;
     bench.do_handoff("stopped").await;
+    bench.do_decode("stopped", 2).await;
     let mut ticket = bench.clients.get_mut("stopped").unwrap().ticket.take().unwrap();
     ticket.guard = Box::new(());
     bench.pump().await;

@@ -126,10 +126,11 @@ impl Pairs {
     fn drawn(&mut self, drawn: EmittedTokens, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let EmittedTokens { request, tokens: emitted_tokens, first_us, last } = drawn;
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        let had_tokens = core::mem::replace(&mut pair.emitted_tokens, emitted_tokens);
+        pair.emitted_tokens = emitted_tokens;
         let decodes = matches!(pair.stage, Stage::Decoding(_));
+        let early = !last && pair.decodes_elsewhere();
         let outgrown = pair.stage.tokens_mut().is_some_and(|tokens| {
-            if had_tokens == tokens.given {
+            if tokens.first_us == 0 && !early {
                 tokens.first_us = first_us;
             }
             let outgrown = !last && decodes && emitted_tokens.saturating_sub(tokens.given) >= tokens.room;

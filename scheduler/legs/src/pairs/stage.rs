@@ -416,6 +416,14 @@ impl Pair {
         self.stage.legs()
     }
 
+    /// Whether it is prefilled, and goes on at another instance. A client has the token that its prefill draws with the next
+    /// one, from the decode leg (ADR 0004).
+    #[must_use]
+    pub fn decodes_elsewhere(&self) -> bool {
+        let [prefill, decode] = self.legs();
+        matches!(self.stage, Stage::Prefilling(_)) && decode.is_some() && decode != prefill
+    }
+
     /// Whether its client has all of its answer, and its legs have not been let go yet.
     #[must_use]
     pub const fn is_answered(&self) -> bool {

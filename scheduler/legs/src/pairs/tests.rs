@@ -262,14 +262,16 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
     // The KV may be there before the prefill has said that it is over.
     assert_eq!(bench.on_fact(A, D, LANDED), []);
     bench.on_fact(A, P, TOKEN);
-    let first_us = bench.now_us;
     let decode = Effect::Decode { request: A, attempt: 1, instance: D };
     assert_eq!(bench.on_fact(A, P, PREFILLED), [decode]);
     for (instance, fact) in [(P, Fact::Token { index: 1, last: false }), (P, FAILED), (D, LANDED)] {
         assert_eq!(bench.on_fact_of(about(1, instance), fact).0, FactOutcome::Stale, "{fact:?}");
     }
     assert_eq!(bench.on_fact_of(about(1, D), TOKEN).0, FactOutcome::Repeated);
+    bench.now_us += 5_000;
     bench.on_fact(A, D, Fact::Token { index: 1, last: true });
+    // The client has the first token with the second.
+    let first_us = bench.now_us;
     let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, (A, 0), core, effects));
     assert_eq!(ended, [Effect::Ended { request: A }]);
     assert!(bench.inputs().contains(&Input::DecodeFinished {

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use baton_scheduler::{
-    AdmissionMode, Conductor, Effect as Order, FirstToken, Input, PolicyName, Request, SchedulerConfig,
+    AdmissionMode, Conductor, Effect as Order, Input, PolicyName, Request, SchedulerConfig,
 };
 use baton_types::{BlockHash, ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
@@ -102,7 +102,6 @@ fn config(rng: &mut Rng) -> SchedulerConfig {
         policy: policies[usize::try_from(rng.below(policies.len() as u64)).unwrap()],
         admission: admissions[usize::try_from(rng.below(3)).unwrap()],
         local_prefill: rng.chance_permille(500),
-        first_token: if rng.chance_permille(500) { FirstToken::Prefill } else { FirstToken::Decode },
         explain_every: 7,
         seed: rng.next_u64(),
         classes: vec![class],

@@ -68,6 +68,10 @@ impl Row {
             || (self.at == NaivePairState::Decoding && self.decode == Some(instance))
     }
 
+    fn goes_on_elsewhere(&self) -> bool {
+        self.at == NaivePairState::Prefilling && self.decode.is_some() && self.decode != self.prefill
+    }
+
     fn accepts(&self, instance: InstanceId, fact: &Fact) -> bool {
         let (prefills, decodes) = (self.prefill == Some(instance), self.decode == Some(instance));
         let before = [NaivePairState::Prefilling, NaivePairState::Answered, NaivePairState::HandingOff]
@@ -541,7 +545,7 @@ impl Naive {
 
     pub(super) fn emitted(&mut self, request: RequestId, emitted: u32, first_us: u64) {
         let Some(row) = self.find(request).filter(|row| emitted > row.emitted) else { return };
-        row.first_us = row.first_us.or(Some(first_us));
+        row.first_us = row.first_us.or((!row.goes_on_elsewhere()).then_some(first_us));
         self.drawn(request, emitted, false);
     }
 
@@ -605,7 +609,8 @@ impl Naive {
     fn drawn(&mut self, request: RequestId, emitted_tokens: u32, last: bool) {
         let now_us = self.now_us;
         let row = self.find(request).unwrap();
-        row.first_us = row.first_us.or(Some(now_us));
+        let early = !last && row.goes_on_elsewhere();
+        row.first_us = row.first_us.or((!early).then_some(now_us));
         row.emitted = emitted_tokens;
         let grows = !last
             && row.at == NaivePairState::Decoding
