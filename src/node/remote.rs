@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_remote::{
-    ComparisonExtent, Dialect, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Sample, Stage,
+    ComparisonExtent, Dialect, HandoffWay, Kind, Probe, RemoteEngine, RemoteError, RemoteSettings, Sample,
+    Stage,
 };
 use baton_types::{CostProfile, Role};
 use baton_wire::v1;
@@ -181,14 +182,14 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         let why = tokio::select! {
             ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
             why = async {
-                let (why, gone) = failing_check(&engine, &node_legs).await;
+                let (why, gone) = failing_check(&engine, &node_legs, found.start_time_s).await;
                 if gone {
                     node_legs.report_engine_gone(&why).await;
                 }
                 why
             } => why,
         };
-        tracing::warn!(node = node.name, why, "the engine does not answer: this node leaves until it does");
+        tracing::warn!(node = node.name, why, "the engine is not well: this node leaves until it is");
         // Requests that wait for it are served elsewhere.
         let _ = node_legs.detached();
     }
@@ -298,8 +299,13 @@ async fn found(
     Ok((probe, compared))
 }
 
-/// Checks the engine until it does not answer any longer; returns what it said last, and whether it is certainly gone.
-async fn failing_check(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String, bool) {
+/// Checks the engine until it does not answer any longer, or is another than the one that was probed; returns why, and
+/// whether it is certainly gone.
+async fn failing_check(
+    engine: &RemoteEngine,
+    node_legs: &RemoteLegs,
+    mut started_s: Option<f64>,
+) -> (String, bool) {
     let mut unanswered = 0;
     loop {
         let doubted = tokio::select! {
@@ -309,8 +315,21 @@ async fn failing_check(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String
         match engine.health().await {
             Ok(()) => {
                 unanswered = 0;
+                if doubted
+                    && let Err(error) = engine.still_serves().await
+                    && error.kind == Kind::Invalid
+                {
+                    return (error.to_string(), false);
+                }
                 // Load is for people and predictions: without it the engine serves as well.
-                node_legs.looked(engine.load().await.ok());
+                let load = engine.load().await.ok();
+                node_legs.looked(load);
+                let now_s = load.and_then(|load| load.start_time_s);
+                // A clock that is set changes the time a little.
+                if started_s.zip(now_s).is_some_and(|(before, now)| now > before + 1.0) {
+                    return ("the engine was started anew".into(), false);
+                }
+                started_s = started_s.or(now_s);
             }
             Err(error) => {
                 unanswered += 1;

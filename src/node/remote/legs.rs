@@ -381,7 +381,9 @@ async fn and_what_came_with_it(
 /// Reports a failure, and closes the leg.
 async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
     if let Err(error) = outcome {
-        if error.kind == Kind::Unavailable || error.cut_off {
+        // An engine that does not know the model that it was asked for is another one by now.
+        let is_other = matches!(error.status, Some(404 | 405));
+        if error.kind == Kind::Unavailable || error.cut_off || is_other {
             sender.doubt();
         }
         // vLLM answers everything that was in its engine when that died with 500, and ends a moment later.

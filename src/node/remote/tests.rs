@@ -1,9 +1,11 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_remote::testing::{Cost, Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
 use baton_remote::{Dialect, HandoffWay, Probe, RemoteEngine, RemoteSettings};
 use baton_types::{BlockKey, Role, Sampling};
 use baton_wire::v1;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::prompts::Prompts;
@@ -288,6 +290,73 @@ async fn all_at_once(tokens: u32) -> String {
         std::future::pending::<()>().await;
     });
     url
+}
+
+/// An engine that answers every path with the page that it has now.
+async fn scripted(page: impl Fn(&str) -> (u16, String) + Send + 'static) -> RemoteEngine {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    tokio::spawn(async move {
+        while let Ok((mut line, _)) = listener.accept().await {
+            let mut asked = Vec::new();
+            while !(asked.ends_with(b"}") || asked.starts_with(b"GET") && asked.ends_with(b"\r\n\r\n")) {
+                line.read_buf(&mut asked).await.expect("it is asked");
+            }
+            let asked = String::from_utf8(asked).expect("it is text");
+            let (status, page) = page(asked.split(' ').nth(1).expect("it has a path"));
+            let head =
+                format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", page.len());
+            line.write_all((head + &page).as_bytes()).await.expect("it is heard");
+        }
+    });
+    RemoteEngine::new(RemoteSettings::new(Dialect::Vllm, url)).expect("settings are right")
+}
+
+/// The reason with which a node leaves its engine, and whether that is gone.
+async fn left(engine: &RemoteEngine, node_legs: &RemoteLegs, started_s: Option<f64>) -> (String, bool) {
+    let failing = super::failing_check(engine, node_legs, started_s);
+    tokio::time::timeout(Duration::from_secs(20), failing).await.expect("it is left in time")
+}
+
+/// Calls got 404 from the new one as their clients' fault, and the node stayed.
+#[tokio::test]
+async fn an_engine_that_came_back_with_another_model_is_left_at_its_404() {
+    let model = Arc::new(Mutex::new("tiny"));
+    let served = Arc::clone(&model);
+    let engine = scripted(move |path| match path {
+        "/v1/models" => (200, format!(r#"{{"data":[{{"id":"{}"}}]}}"#, served.lock())),
+        "/health" => (200, String::new()),
+        "/v1/completions" => (404, r#"{"error":{"message":"The model `tiny` does not exist."}}"#.into()),
+        _ => (404, String::new()),
+    })
+    .await;
+    // It draws no token, and is known all the same.
+    assert!(engine.probe().await.is_err() && engine.probed().is_some());
+    let node_legs = RemoteLegs::new(engine.clone(), (32, 341), None, Prompts::default(), None);
+    *model.lock() = "large";
+    let mut facts = attach(&node_legs);
+    node_legs.ordered(prefill(&[1, 2, 3], 9, None)).expect("the node_legs is there");
+    assert!(!failure(&next(&mut facts).await).of_request);
+    let (why, gone) = left(&engine, &node_legs, None).await;
+    assert!(why.contains("another model by now: large") && !gone, "{why}");
+}
+
+/// What was known of the cache of the one before stayed.
+#[tokio::test]
+async fn an_engine_that_was_started_anew_between_two_checks_is_left() {
+    let engine = scripted(|path| match path {
+        "/metrics" => {
+            let load = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n";
+            (200, format!("process_start_time_seconds 1.7959e+09\n{load}"))
+        }
+        _ => (200, String::new()),
+    })
+    .await;
+    let node_legs = RemoteLegs::new(engine.clone(), (32, 341), None, Prompts::default(), None);
+    let _facts = attach(&node_legs);
+    let (why, gone) = left(&engine, &node_legs, Some(1.7958e9)).await;
+    assert!(why.contains("started anew") && !gone, "{why}");
 }
 
 #[tokio::test]

@@ -207,9 +207,9 @@ pub(crate) fn refused(status: StatusCode, body: &[u8], stage: Stage) -> RemoteEr
     let text = format!("the engine answered {}: {words}", status.as_u16());
     let error = match status.as_u16() {
         401 | 403 => RemoteError::ours(stage, text).remedy("give the engine's API key in the settings"),
-        404 | 405 if !words.to_ascii_lowercase().contains("model") => {
-            RemoteError::ours(stage, text).remedy("check that the URL and the engine's kind belong together")
-        }
+        // The path and the model's name are ours, not the client's.
+        404 | 405 => RemoteError::ours(stage, text)
+            .remedy("check that the URL, the engine's kind and its model belong together"),
         408 | 425 | 429 => {
             RemoteError::retry(stage, text).remedy("send it when the engine has less to do, or elsewhere")
         }
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(of(404, r#"{"detail":"Not Found"}"#), (Kind::Invalid, Side::Us));
         assert_eq!(
             of(404, r#"{"error":{"message":"The model `x` does not exist."}}"#),
-            (Kind::Invalid, Side::Client)
+            (Kind::Invalid, Side::Us)
         );
         assert_eq!(of(401, ""), (Kind::Invalid, Side::Us));
         assert_eq!(of(429, ""), (Kind::Retry, Side::Engine));

@@ -34,6 +34,8 @@ pub struct Load {
     pub received_tokens: Option<u64>,
     /// Hand-offs whose lease ran out before anyone came, since the start.
     pub expired_handoffs: Option<u64>,
+    /// When the engine started, in seconds since 1970.
+    pub start_time_s: Option<f64>,
 }
 
 /// Metrics that wait for something else than compute, in SGLang's prefill and decode instances.
@@ -48,7 +50,14 @@ const SGLANG_WAITING: &[&str] = &[
 
 /// The load, when the page is an engine's.
 pub(crate) fn of(samples: &[Sample]) -> Option<Load> {
-    vllm(samples).or_else(|| sglang(samples)).or_else(|| llama(samples))
+    let load = vllm(samples).or_else(|| sglang(samples)).or_else(|| llama(samples))?;
+    Some(Load { start_time_s: start_time_s(samples), ..load })
+}
+
+/// When the engine's process started, in seconds since 1970.
+pub(crate) fn start_time_s(samples: &[Sample]) -> Option<f64> {
+    let started = samples.iter().find(|sample| sample.name == "process_start_time_seconds")?;
+    Some(started.value).filter(|value| value.is_finite())
 }
 
 fn vllm(samples: &[Sample]) -> Option<Load> {
@@ -67,6 +76,7 @@ fn vllm(samples: &[Sample]) -> Option<Load> {
         }),
         expired_handoffs: sum("vllm:nixl_num_kv_expired_reqs_total")
             .or_else(|| sum("vllm:mooncake_num_kv_expired_reqs_total")),
+        start_time_s: None,
     })
 }
 
@@ -80,8 +90,7 @@ fn sglang(samples: &[Sample]) -> Option<Load> {
         kv_used_share: most(samples, "sglang:token_usage"),
         prefix_asked_tokens: sum("sglang:prompt_tokens_total"),
         prefix_hit_tokens: sum("sglang:cached_tokens_total"),
-        received_tokens: None,
-        expired_handoffs: None,
+        ..Load::default()
     })
 }
 

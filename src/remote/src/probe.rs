@@ -47,6 +47,8 @@ pub struct Probe {
     /// Whether each event of a stream repeats the answer so far, if reported (SGLang). With long answers that is a lot
     /// to send and read, and `--incremental-streaming-output` turns it off.
     pub repeats_answer: Option<bool>,
+    /// When its process started, in seconds since 1970, if reported.
+    pub start_time_s: Option<f64>,
 }
 
 impl RemoteEngine {
@@ -96,13 +98,30 @@ impl RemoteEngine {
     /// [`Kind::Unavailable`] when it cannot be reached, [`Kind::Invalid`] when it is another engine than the settings say or
     /// has not the model, [`Kind::Bug`] when it does not tell the ids of its tokens.
     pub async fn probe(&self) -> Result<Arc<Probe>, RemoteError> {
-        let probe = match self.settings().dialect {
-            Dialect::Sglang => self.probe_sglang().await?,
-            Dialect::Vllm | Dialect::Plain => self.probe_openai().await?,
-        };
-        let probe = self.keep_probe(probe);
+        let probe = self.keep_probe(self.properties().await?);
         self.canary().await?;
         Ok(probe)
+    }
+
+    /// Whether the engine is the one that was probed, as far as it says. What was probed stays as it is.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when it serves another model by now; otherwise when it does not answer.
+    pub async fn still_serves(&self) -> Result<(), RemoteError> {
+        let Some(probed) = self.probed() else { return Ok(()) };
+        let found = self.properties().await?;
+        if (&found.model, &found.model_path) == (&probed.model, &probed.model_path) {
+            return Ok(());
+        }
+        let text = format!("the engine serves another model by now: {}", found.model);
+        Err(RemoteError::ours(Stage::Probe, text))
+    }
+
+    async fn properties(&self) -> Result<Probe, RemoteError> {
+        match self.settings().dialect {
+            Dialect::Sglang => self.probe_sglang().await,
+            Dialect::Vllm | Dialect::Plain => self.probe_openai().await,
+        }
     }
 
     /// Reads the engine's load, by its own figures.
@@ -160,6 +179,7 @@ impl RemoteEngine {
             .remedy("set the engine's kind to what runs there"));
         }
         cache_of(&samples, &mut probe);
+        probe.start_time_s = load::start_time_s(&samples);
         Ok(probe)
     }
 
