@@ -42,6 +42,8 @@ pub(crate) struct Answer {
 /// The way to one engine.
 pub(crate) struct Wire {
     client: Client<WrittenBody>,
+    /// For pages, a connection each: one that was kept may have been closed by the engine, and that is not bad health.
+    page_client: Client<WrittenBody>,
     base: String,
     host: String,
     authorization: Option<HeaderValue>,
@@ -58,13 +60,16 @@ impl Wire {
             RemoteError::ours(Stage::Settings, "the API key holds characters that no header may")
                 .remedy("give the key as the engine was given it")
         })?;
+        let options = Options::new(Duration::from_micros(settings.timeouts.connect_us));
+        let page_client = Client::new(options.clone());
         let client = Client::new(Options {
             idle_connections: settings.bounds.idle_connections,
             idle_time: IDLE_TIME,
-            ..Options::new(Duration::from_micros(settings.timeouts.connect_us))
+            ..options
         });
         Ok(Self {
             client,
+            page_client,
             base,
             host,
             authorization,
@@ -88,14 +93,14 @@ impl Wire {
     pub(crate) async fn page(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), RemoteError> {
         let stage = call.stage;
         let until = call.until;
-        let response = self.send(Method::GET, WrittenBody::default(), call).await?;
+        let response = self.send(&self.page_client, Method::GET, WrittenBody::default(), call).await?;
         let status = response.status();
         Ok((status, collect(response.into_body(), self.page_bytes, until, stage).await?))
     }
 
     /// Posts without waiting for more than the answer's head; for aborts.
     pub(crate) async fn post_only_head(&self, body: Bytes, call: Call<'_>) -> Result<(), RemoteError> {
-        self.send(Method::POST, body.into(), call).await.map(drop)
+        self.send(&self.client, Method::POST, body.into(), call).await.map(drop)
     }
 
     /// Posts a request once there is a place for it; a status other than 2xx is an error.
@@ -103,7 +108,7 @@ impl Wire {
         let stage = call.stage;
         let until = call.until;
         let place = self.place(stage, until).await?;
-        let response = self.send(Method::POST, body, call).await?;
+        let response = self.send(&self.client, Method::POST, body, call).await?;
         let status = response.status();
         if status.is_success() {
             return Ok(Answer { body: response.into_body(), place });
@@ -134,6 +139,7 @@ impl Wire {
 
     async fn send(
         &self,
+        client: &Client<WrittenBody>,
         method: Method,
         body: WrittenBody,
         call: Call<'_>,
@@ -157,7 +163,7 @@ impl Wire {
             RemoteError::ours(stage, format!("{uri} cannot be called: {error}"))
                 .remedy("give a URL like http://host:8000")
         })?;
-        by(call.until, self.client.send(request)).await.map_err(|error| match error {
+        by(call.until, client.send(request)).await.map_err(|error| match error {
             Error::Late => RemoteError::retry(stage, format!("{uri} did not answer in time"))
                 .remedy("see whether the engine is stuck, or give it more time"),
             error if error.is_connect() => {

@@ -115,3 +115,28 @@ async fn the_key_stays_away_from_other_servers() {
     let heard = heard.await.unwrap();
     assert!(heard.starts_with("GET /query ") && !heard.contains("sesame"), "{heard}");
 }
+
+/// An engine may close idle connections without a word: a node took the first health check over one for its engine's end,
+/// and threw out all its answers.
+#[tokio::test]
+async fn health_is_asked_over_a_connection_of_its_own() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut heard = Vec::new();
+                while !heard.ends_with(b"\r\n\r\n") {
+                    heard.push(stream.read_u8().await.unwrap());
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                // It closes at the next request that comes here.
+                _ = stream.read_u8().await;
+            });
+        }
+    });
+    let engine = engine(RemoteSettings::new(Dialect::Vllm, url));
+    for _ in 0..3 {
+        assert_eq!(engine.health().await, Ok(()));
+    }
+}
