@@ -165,8 +165,9 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         }
         Place::Within(inbox, lead, prompts) => (Way::Within(inbox, lead), prompts),
     };
-    let engine = RemoteEngine::new(node.engine.clone())
-        .map_err(|error| NodeError::Remote { name: node.name.clone(), error })?;
+    let settings = RemoteSettings { vocab_tokens: Some(node.vocab_tokens), ..node.engine.clone() };
+    let engine =
+        RemoteEngine::new(settings).map_err(|error| NodeError::Remote { name: node.name.clone(), error })?;
     let outside = DetachNotice { name: &node.name, of: way.inbox() };
     loop {
         let found = tokio::select! {

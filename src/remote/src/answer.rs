@@ -8,6 +8,10 @@ use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::http::{message_of, refused};
 use crate::request::{Counts, Token};
 
+/// Ids that a model may have beyond those of its tokenizer: it pads its vocabulary, by less than 500 in those that are about,
+/// and one with random weights draws such ids.
+const PADDING_TOKENS: u32 = 1_024;
+
 /// The content that one event of a stream, or an answer in one piece, adds.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Progress {
@@ -15,6 +19,20 @@ pub(crate) struct Progress {
     pub(crate) tokens: Vec<Token>,
     pub(crate) finish: Option<Finish>,
     pub(crate) counts: Counts,
+}
+
+impl Progress {
+    /// Refuses an id that is no token of a model whose tokenizer has so many.
+    pub(crate) fn check_ids(&self, vocab_tokens: Option<u32>, stage: Stage) -> Result<(), RemoteError> {
+        let Some(vocab_tokens) = vocab_tokens else { return Ok(()) };
+        let bound = vocab_tokens.saturating_add(PADDING_TOKENS);
+        match self.tokens.iter().find(|token| token.id >= bound) {
+            Some(Token { id, .. }) => {
+                Err(RemoteError::bug(stage, format!("token {id} is none of a vocabulary of {vocab_tokens}")))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// The end that an engine's word stands for; an end that is a failure is an error.

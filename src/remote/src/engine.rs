@@ -312,6 +312,7 @@ impl RemoteEngine {
             leased,
             silence: Duration::from_micros(settings.timeouts.silence_us),
             max_tokens: request.sampling.max_tokens,
+            vocab_tokens: settings.vocab_tokens,
             // vLLM repeats the prompt in its first event.
             event_bytes: settings.bounds.event_bytes.saturating_add(request.tokens.len() * TOKEN_BYTES),
         }

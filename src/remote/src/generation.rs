@@ -61,6 +61,7 @@ pub(crate) struct Terms {
     pub(crate) leased: bool,
     pub(crate) silence: Duration,
     pub(crate) max_tokens: u32,
+    pub(crate) vocab_tokens: Option<u32>,
     pub(crate) event_bytes: usize,
 }
 
@@ -248,6 +249,7 @@ impl Generation {
 
     fn add(&mut self, progress: Progress) -> Result<(), RemoteError> {
         let stage = self.stage();
+        progress.check_ids(self.terms.vocab_tokens, stage)?;
         let Progress { prompt_logprobs, tokens, finish, counts } = progress;
         if self.finish.is_some() && !tokens.is_empty() {
             return Err(RemoteError::bug(stage, "tokens after the end of the answer"));

@@ -128,6 +128,7 @@ impl PrefillLeg {
             self.engine.reader(&self.request, stage).whole(bytes)?
         };
         let WholeAnswer { progress, kv_transfer_params } = whole;
+        progress.check_ids(self.engine.settings().vocab_tokens, stage)?;
         let Progress { tokens, prompt_logprobs, finish, counts } = progress;
         let Some(finish) = finish else {
             return Err(RemoteError::bug(stage, "the prefill's answer does not say how it ended"));

@@ -116,6 +116,8 @@ pub struct RemoteSettings {
     pub api_key: Option<Secret<String>>,
     /// The model's name in requests; what the probe finds when `None`.
     pub model: Option<String>,
+    /// Tokens of the tokenizer, if known: an id far beyond them is no token of the model.
+    pub vocab_tokens: Option<u32>,
     /// Which data-parallel rank of the engine is meant, when it has several.
     pub dp_rank: Option<u32>,
     /// How long each step may take.
@@ -138,6 +140,7 @@ impl RemoteSettings {
             role: None,
             api_key: None,
             model: None,
+            vocab_tokens: None,
             dp_rank: None,
             timeouts: Timeouts {
                 connect_us: 2_000_000,

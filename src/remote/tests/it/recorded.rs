@@ -7,7 +7,7 @@ use baton_types::Finish;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::scene::{engine, greedy, ids, request};
+use crate::scene::{engine, engine_with, greedy, ids, request};
 
 /// Answers every request with these bytes, and closes.
 async fn player(head: &str, body: &str) -> SocketAddr {
@@ -131,5 +131,21 @@ async fn failures_of_sglang() {
         let error = ids(engine.generate(request(&[1], greedy(6))).await).await.unwrap_err();
         assert_eq!(error.kind, kind);
         assert!(error.text.contains(words), "{error}");
+    }
+}
+
+/// It was passed on, and had no text: the client had a part of its answer.
+#[tokio::test]
+async fn an_id_that_is_no_token_is_garbage() {
+    for (id, is_token) in [(99, true), (500, true), (4_000_000_000_u32, false)] {
+        let choice = format!(r#"{{"index":0,"text":"a","finish_reason":"length","token_ids":[{id}]}}"#);
+        let address = player(SSE, &format!("data: {{\"choices\":[{choice}]}}\n\ndata: [DONE]\n\n")).await;
+        let settings = RemoteSettings::new(Dialect::Vllm, format!("http://{address}"));
+        let engine = engine_with(settings, |settings| settings.vocab_tokens = Some(100));
+        let answer = ids(engine.generate(request(&[1, 2], greedy(1))).await).await;
+        match answer {
+            Ok((tokens, _)) => assert!(is_token && tokens == [id], "{id}"),
+            Err(error) => assert!(!is_token && error.kind == Kind::Bug, "{id}: {error}"),
+        }
     }
 }
