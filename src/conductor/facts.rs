@@ -1,7 +1,7 @@
 //! Handles the reports of the nodes. The pairs detect outdated ones, and clients get the events of their requests
 //! (I12).
 
-use baton_legs::pairs::{Fact, FactOutcome, Failure, Pair};
+use baton_legs::pairs::{Fact, FactOutcome, Failure, Pair, Phase};
 use baton_router::{Event, Model};
 use baton_scheduler::Input;
 use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
@@ -74,6 +74,10 @@ impl Driver {
         if !self.fleet.is_current(instance, epoch) {
             return;
         }
+        let decodes =
+            |request: &RequestId| self.pairs.get(*request).is_some_and(|p| p.legs()[1] == Some(instance));
+        let there: Vec<RequestId> = self.sessions.keys().copied().filter(decodes).collect();
+        there.into_iter().for_each(|request| _ = self.complete_if_whole(request));
         let Some(node) = self.fleet.remove(instance, self.now_us) else { return };
         let why = loss.why();
         self.log_loss((&node.name, instance, epoch), loss);
@@ -255,6 +259,17 @@ impl Driver {
         self.pair(|pairs, now_us, live, effects| pairs.complete(now_us, answered, live, effects));
     }
 
+    /// Completes an answer that has all its tokens, and that broke off before it said how it ended. False: it has not.
+    fn complete_if_whole(&mut self, request: RequestId) -> bool {
+        let decodes = self.pairs.get(request).is_some_and(|pair| pair.phase() == Phase::Decoding);
+        let whole = |s: &Session| s.answer.len() >= s.submission.sampling.max_tokens as usize;
+        let whole = decodes && self.sessions.get(&request).is_some_and(whole);
+        if whole {
+            self.complete(request, Finish::Length);
+        }
+        whole
+    }
+
     fn fetched(&mut self, about: FactSource, ok: bool) {
         let lent = self.core.stats().lent_fetches;
         if self.on_fact(about, Fact::Fetched { ok }) != FactOutcome::Yes {
@@ -346,13 +361,16 @@ impl Driver {
             }
             return self.cancel(request, "invalid");
         }
-        let trouble = if failure.engine_gone || failure.cut_off {
-            Trouble { cause: format!("{node} was lost: {}", failure.message), failure: "node_lost" }
-        } else {
-            Trouble { cause: format!("{word} on {node}: {}", failure.message), failure: word }
-        };
-        self.on_fact_with_cause(&trouble, about, fact);
-        if let Some(epoch) = epoch.filter(|_| failure.engine_gone && !answered) {
+        let lost = epoch.filter(|_| failure.engine_gone && !answered);
+        if !self.complete_if_whole(request) {
+            let trouble = if failure.engine_gone || failure.cut_off {
+                Trouble { cause: format!("{node} was lost: {}", failure.message), failure: "node_lost" }
+            } else {
+                Trouble { cause: format!("{word} on {node}: {}", failure.message), failure: word }
+            };
+            self.on_fact_with_cause(&trouble, about, fact);
+        }
+        if let Some(epoch) = lost {
             let why = format!("its engine is gone: {}", failure.message);
             self.gone(instance, epoch, &Loss::Died(why));
         }

@@ -84,6 +84,28 @@ async fn a_decode_that_fails_goes_on_elsewhere_with_what_the_client_has() {
     bench.quiet();
 }
 
+/// It was retried until it failed: no node goes on from all the tokens.
+#[tokio::test]
+async fn an_answer_that_breaks_off_after_its_last_token_is_whole() {
+    for loss in ["leg", "engine", "node"] {
+        let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
+        bench.submit("r", 3).await;
+        bench.do_prefill("r").await;
+        bench.do_handoff("r").await;
+        let leg = bench.decode("r");
+        bench.send_facts(&leg, vec![token("r", 1, 0), token("r", 2, 0)]).await;
+        match loss {
+            "leg" => bench.send_facts(&leg, vec![failure(false)]).await,
+            "engine" => bench.send_facts(&leg, vec![super::suspects::broke(true, true)]).await,
+            _ => bench.kill(&leg.node).await,
+        }
+        bench.ended_well("r");
+        assert_eq!(bench.lines.contains_key(&leg.node), loss == "leg", "{loss}");
+        bench.drop_canaries().await;
+        bench.quiet();
+    }
+}
+
 #[tokio::test]
 async fn the_blocks_of_an_answer_that_goes_on_are_named_after_those_of_its_prompt() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
@@ -114,7 +136,9 @@ async fn an_answer_that_outgrew_every_instance_fails_at_once_and_says_so() {
         bench.send_hello(small).await.unwrap();
     }
     bench.drop_canaries().await;
-    bench.submit("r", 60).await;
+    // So many that what fits is not all of its answer.
+    let sampling = Sampling { max_tokens: 60, min_tokens: 64 - PROMPT + 2, ..Sampling::default() };
+    bench.send(Bench::submission("r", sampling)).await;
     bench.do_prefill("r").await;
     bench.do_handoff("r").await;
     bench.do_decode("r", 64 - PROMPT + 1).await;

@@ -140,7 +140,7 @@ async fn nodes_that_leave_in_order_condemn_nobody() {
     bench.quiet();
 }
 
-fn broke(cut_off: bool, engine_gone: bool) -> v1::fact::Fact {
+pub(super) fn broke(cut_off: bool, engine_gone: bool) -> v1::fact::Fact {
     let (stage, message) = (v1::failure::Stage::Engine.into(), "the connection broke".into());
     v1::fact::Fact::Failure(v1::Failure { stage, message, cut_off, engine_gone, ..v1::Failure::default() })
 }
