@@ -3,7 +3,7 @@
 
 use baton_legs::pairs::{Fact, FactOutcome, Failure, Pair, Phase};
 use baton_router::{Event, Model};
-use baton_scheduler::Input;
+use baton_scheduler::{FailStage, Input};
 use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
 use baton_wire::v1;
 use baton_wire::v1::failure::Stage;
@@ -351,6 +351,9 @@ impl Driver {
         if !answered {
             self.metrics.leg_failed(failure.stage());
         }
+        if failure.cannot_go_on && !answered {
+            return self.cannot_go_on(request, &failure.message);
+        }
         if failure.of_request && !answered {
             if let Some(session) = self.sessions.get_mut(&request) {
                 session.outcome = crate::capture::CaptureOutcome::Failed;
@@ -374,6 +377,17 @@ impl Driver {
             let why = format!("its engine is gone: {}", failure.message);
             self.gone(instance, epoch, &Loss::Died(why));
         }
+    }
+
+    /// Fails an answer that no node can go on with. The cause is what broke before.
+    fn cannot_go_on(&mut self, request: RequestId, why: &str) {
+        let attempts = self.pairs.get(request).map_or(0, Pair::attempt);
+        if let Some(session) = self.sessions.get_mut(&request) {
+            let before = session.cause.take().map_or_else(String::new, |cause| format!("{cause}; "));
+            session.cause = Some(format!("{before}{why}"));
+        }
+        self.pair(|pairs, now_us, live, effects| pairs.cancel(now_us, request, live, effects));
+        self.fail(request, FailStage::DecodeFailed, attempts);
     }
 }
 

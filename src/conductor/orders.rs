@@ -241,7 +241,7 @@ impl Driver {
         refusal_text(rejection, &request)
     }
 
-    fn fail(&mut self, request: RequestId, stage: FailStage, attempts: u32) {
+    pub(super) fn fail(&mut self, request: RequestId, stage: FailStage, attempts: u32) {
         let stage = stage.name();
         self.set_outcome(request, CaptureOutcome::Failed, stage);
         let Some(session) = self.end(request) else { return };

@@ -7,6 +7,7 @@ use baton_events::EventError;
 use baton_remote::RemoteError;
 use baton_tiers::CacheError;
 use baton_transports::TransportError;
+use baton_wire::v1;
 use tokio::task::JoinError;
 
 /// Why a node cannot start, or cannot go on.
@@ -158,6 +159,15 @@ pub(super) enum OrderError {
     Bound(&'static str),
     #[error("{0} legs are under way on this node")]
     Busy(usize),
+}
+
+impl OrderError {
+    /// What its conductor hears of it. An answer that cannot go on here cannot anywhere.
+    pub(super) fn failure(&self) -> v1::Failure {
+        let cannot_go_on = matches!(self, Self::Penalties | Self::Bound(_));
+        let (stage, message) = (v1::failure::Stage::Engine.into(), self.to_string());
+        v1::Failure { stage, message, cannot_go_on, ..v1::Failure::default() }
+    }
 }
 
 /// Why a hand-off did not arrive.

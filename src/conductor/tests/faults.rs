@@ -106,6 +106,26 @@ async fn an_answer_that_breaks_off_after_its_last_token_is_whole() {
     }
 }
 
+/// It was sent on until it failed for that, and its error did not say what had broken.
+#[tokio::test]
+async fn an_answer_that_no_node_goes_on_with_fails_at_once_with_what_broke() {
+    let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
+    bench.submit("r", 5).await;
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    let decode = bench.decode("r");
+    bench.send_facts(&decode, vec![failure(false)]).await;
+    let again = bench.prefill("r");
+    let cannot =
+        v1::Failure { message: "it has penalties".into(), cannot_go_on: true, ..v1::Failure::default() };
+    bench.send_facts(&again, vec![Fact::Failure(cannot)]).await;
+    let (status, stage, message) = bench.client("r").trouble();
+    assert_eq!((status, stage.as_str()), (502, "decode_failed"));
+    assert!(message.contains("it broke; it has penalties"), "{message}");
+    bench.drop_canaries().await;
+    bench.quiet();
+}
+
 #[tokio::test]
 async fn the_blocks_of_an_answer_that_goes_on_are_named_after_those_of_its_prompt() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;

@@ -399,7 +399,8 @@ async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
         let stage = if at_handoff { v1::failure::Stage::Handoff } else { v1::failure::Stage::Engine };
         let (stage, message) = (stage.into(), error.to_string());
         let status = error.status.filter(|_| of_request).map_or(0, u32::from);
-        let failure = v1::Failure { stage, message, of_request, cut_off, engine_gone, status };
+        let failure =
+            v1::Failure { stage, message, of_request, cut_off, engine_gone, status, cannot_go_on: false };
         sender.send(vec![Fact::Failure(failure)]).await;
     }
     sender.close();

@@ -150,7 +150,10 @@ impl RemoteLegs {
             Some(Order::Discard(loan)) => self.discard(request, &loan),
             Some(Order::Release(_)) => self.step(&mut self.inner.life.lock(), Input::Release { request }),
             // An offer is made only once: the engine may have released the blocks.
-            Some(Order::Handoff(_)) => self.fail(request, attempt, in_words(LegFailure::NothingToSend, 0)),
+            Some(Order::Handoff(_)) => {
+                let (stage, why) = in_words(LegFailure::NothingToSend, 0);
+                self.fail(request, attempt, failure(stage, &why));
+            }
             Some(Order::Replicate(_)) => {
                 self.send_fact(&self.inner.life.lock(), (0, 0), v1::fact::Fact::Replicated(true));
             }
@@ -161,7 +164,7 @@ impl RemoteLegs {
     fn prefill(&self, request: RequestId, attempt: u32, order: v1::Prefill) {
         let work = match self.work(order.work) {
             Ok(work) => Work { expected_tokens: order.expected_tokens, ..work },
-            Err(why) => return self.fail(request, attempt, (Stage::Engine, why.to_string())),
+            Err(why) => return self.fail(request, attempt, why.failure()),
         };
         let asks = work.asks(order.room_tokens);
         let fetch = order.fetch_from.map(|_| FetchPlan { from: InstanceId(0), blocks: order.fetch_blocks });
@@ -176,7 +179,7 @@ impl RemoteLegs {
     fn expect(&self, request: RequestId, attempt: u32, work: Option<v1::Work>) {
         let work = match self.work(work) {
             Ok(work) => work,
-            Err(why) => return self.fail(request, attempt, (Stage::Engine, why.to_string())),
+            Err(why) => return self.fail(request, attempt, why.failure()),
         };
         let asks = work.asks(0);
         let mut life = self.inner.life.lock();
@@ -308,8 +311,8 @@ impl RemoteLegs {
         Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts, dialect)
     }
 
-    fn fail(&self, request: RequestId, attempt: u32, (stage, why): (Stage, String)) {
-        let fact = v1::fact::Fact::Failure(failure(stage, &why));
+    fn fail(&self, request: RequestId, attempt: u32, failure: v1::Failure) {
+        let fact = v1::fact::Fact::Failure(failure);
         self.send_fact(&self.inner.life.lock(), (request.0, attempt), fact);
     }
 

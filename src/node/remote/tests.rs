@@ -143,6 +143,21 @@ async fn what_was_in_an_engine_that_is_gone_is_reported_before_the_node_leaves()
 }
 
 #[tokio::test]
+async fn an_answer_with_penalties_that_went_on_elsewhere_cannot_go_on_anywhere() {
+    let node_legs = without_engine();
+    let mut facts = attach(&node_legs);
+    let mut order = prefill(&[1, 2, 3], 9, None);
+    if let Some(v1::order::Order::Prefill(prefill)) = &mut order.orders[0].order {
+        let work = prefill.work.as_mut().expect("it has some");
+        work.prompt_tokens = 2;
+        work.sampling.as_mut().expect("it has some").presence_penalty = 0.5;
+    }
+    node_legs.ordered(order).expect("the node_legs is there");
+    let told = next(&mut facts).await;
+    assert!(failure(&told).cannot_go_on && !failure(&told).of_request);
+}
+
+#[tokio::test]
 async fn kv_that_was_offered_is_not_handed_off_again() {
     let node_legs = without_engine();
     let mut facts = attach(&node_legs);
