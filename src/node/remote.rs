@@ -262,7 +262,7 @@ async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &DetachNotice<'
                     node = node.name,
                     model = probe.model,
                     version = probe.version,
-                    tokens = ?compared,
+                    tokens = compared.map(ComparisonExtent::words),
                     "the engine is well"
                 );
                 if compared == Some(ComparisonExtent::Nothing) {

@@ -43,6 +43,19 @@ pub enum ComparisonExtent {
     Nothing,
 }
 
+impl ComparisonExtent {
+    /// What was compared, in words.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::All => "those of a text and a chat are equal",
+            Self::Text => "those of a text are equal",
+            Self::Count => "a text has as many",
+            Self::Nothing => "not compared",
+        }
+    }
+}
+
 impl RemoteEngine {
     /// Compares an engine's tokens of a text and of a chat with those that it will be sent. It is asked at `/tokenize`, or
     /// by an answer of one token where it has no such path.
