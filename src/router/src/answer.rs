@@ -18,6 +18,11 @@ pub(crate) struct TokenLog {
     pub(crate) start_chars: usize,
 }
 
+/// Bytes that a token's log takes.
+fn log_bytes(logprob: Option<&TokenLogprob>) -> usize {
+    size_of::<TokenLog>() + logprob.map_or(0, |logprob| size_of_val(logprob.top.as_slice()))
+}
+
 /// The client's stop string or stop token that ended the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StopReason {
@@ -37,6 +42,8 @@ pub(crate) struct Answer {
     shown_bytes: usize,
     raw_bytes: usize,
     raw_chars: usize,
+    /// Bytes that its text, tokens and logprobs took as they came.
+    pub(crate) grown_bytes: usize,
     /// Reused for each token's text.
     piece: String,
     logs: Vec<TokenLog>,
@@ -77,6 +84,7 @@ impl Answer {
             shown_bytes: 0,
             raw_bytes: 0,
             raw_chars: 0,
+            grown_bytes: 0,
             piece: String::new(),
             logs: Vec::new(),
             prompt_at,
@@ -109,6 +117,7 @@ impl Answer {
         let (mut start_bytes, mut start_chars, mut piece) = (0, 0, String::new());
         for (at, token) in plan.prompts[self.prompt_at].tokens.iter().enumerate() {
             let logprob = at.checked_sub(1).and_then(|before| logprobs.get(before)).cloned();
+            self.grown_bytes += log_bytes(logprob.as_ref());
             self.prompt_logs.push(TokenLog { token, logprob, start_bytes, start_chars });
             piece.clear();
             detokenizer.push(&plan.tokenization, token, &mut piece);
@@ -146,13 +155,16 @@ impl Answer {
         self.last_token = Some(token);
         if plan.tells_ids {
             self.ids.push(token);
+            self.grown_bytes += size_of::<u32>();
         }
         if plan.is_end(token) && !plan.keep_stop {
             return;
         }
         self.piece.clear();
         self.detokenizer.push(&plan.tokenization, token, &mut self.piece);
+        self.grown_bytes += self.piece.len();
         if plan.logprobs {
+            self.grown_bytes += log_bytes(logprob.as_ref());
             let (start_bytes, start_chars) = (self.raw_bytes, self.raw_chars);
             self.logs.push(TokenLog { token, logprob, start_bytes, start_chars });
         }

@@ -15,8 +15,9 @@ const LARGE_PART: usize = 8;
 const REQUEST_BYTES: usize = 16 << 10;
 /// Bytes that a header counts beyond its name and value.
 const HEADER_BYTES: usize = 64;
-/// The last part of the room is for operators and those that watch for them.
-const OPERATORS_PART: usize = 32;
+/// Room for operators and those that watch for them, beside that for clients: however much clients hold, a probe of
+/// `/health` is answered.
+pub(crate) const OPERATORS_BYTES: usize = 16 << 20;
 /// The retry delay for a rejected client, µs: the router reads and releases most bodies within a second.
 const RETRY_US: u64 = 1_000_000;
 
@@ -58,17 +59,12 @@ impl Bodies {
     }
 
     /// Room for a request with such headers; refuses it where there is none.
-    pub(crate) fn request(
-        self: &Arc<Self>,
-        headers: &HeaderMap,
-        operators: bool,
-    ) -> Result<MemoryShare, ApiError> {
+    pub(crate) fn request(self: &Arc<Self>, headers: &HeaderMap) -> Result<MemoryShare, ApiError> {
         let header =
             |(name, value): (&HeaderName, &HeaderValue)| HEADER_BYTES + name.as_str().len() + value.len();
         let bytes = REQUEST_BYTES + headers.iter().map(header).sum::<usize>();
-        let kept = if operators { 0 } else { self.limit_bytes / OPERATORS_PART };
         let mut room = self.room();
-        room.take(bytes, kept).map(|()| room)
+        room.take(bytes, 0).map(|()| room)
     }
 
     pub(crate) fn taken_bytes(&self) -> usize {
@@ -79,11 +75,22 @@ impl Bodies {
 impl MemoryShare {
     /// Takes `more` bytes; refuses at once where they do not fit.
     pub(crate) fn grow(&mut self, more: usize) -> Result<(), ApiError> {
-        let part = if self.bytes + more > SMALL_BYTES { LARGE_PART } else { OPERATORS_PART };
-        self.take(more, self.bodies.limit_bytes / part)
+        let kept = if self.bytes + more > SMALL_BYTES { self.bodies.limit_bytes / LARGE_PART } else { 0 };
+        self.take(more, kept)
     }
 
-    /// Takes `more` bytes whether they fit or not: what is there already is counted, and others wait for it.
+    /// Has `total` bytes at least; refuses at once where they do not fit.
+    pub(crate) fn grow_to(&mut self, total: usize) -> Result<(), ApiError> {
+        self.grow(total.saturating_sub(self.bytes))
+    }
+
+    /// Takes over what `other` has.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
+    /// Takes `more` bytes whether they fit or not, for small answers: what is there already is counted, and others wait
+    /// for it.
     pub(crate) fn add(&mut self, more: usize) {
         self.bodies.taken_bytes.fetch_add(more, Ordering::Relaxed);
         self.bytes += more;
@@ -95,8 +102,7 @@ impl MemoryShare {
         let limit = bodies.limit_bytes - kept;
         let fits = |taken: usize| taken.checked_add(more).filter(|&sum| sum <= limit);
         if bodies.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
-            let message =
-                "the requests under way take all the room that there is for them; try again shortly";
+            let message = "the requests under way take all the room that there is for them (service.max_held_bytes); try again shortly";
             return Err(ApiError::new(503, message).code("bodies_full").retry_after_us(RETRY_US));
         }
         self.bytes += more;
@@ -134,30 +140,41 @@ mod tests {
         })
         .map_while(Result::ok)
         .collect();
-        assert_eq!(
-            (small.len(), bodies.taken_bytes()),
-            (3, (8 << 20) - SMALL_BYTES),
-            "the last part is for operators"
-        );
+        assert_eq!((small.len(), bodies.taken_bytes()), (4, 8 << 20), "the last eighth is for small bodies");
         drop((large, small));
         assert_eq!(bodies.taken_bytes(), 0);
     }
 
     #[test]
-    fn requests_take_room_by_their_heads_and_operators_get_in_last() {
+    fn requests_take_room_by_their_heads_and_wait_for_answers() {
         let bodies = Bodies::new(1 << 20);
         let mut headers = HeaderMap::new();
         headers.insert("x-long", "y".repeat(8 << 10).parse().unwrap());
         let clients: Vec<MemoryShare> =
-            std::iter::repeat_with(|| bodies.request(&headers, false)).map_while(Result::ok).collect();
-        assert_eq!(clients.len(), (1 << 20) / 32 * 31 / (REQUEST_BYTES + HEADER_BYTES + 6 + (8 << 10)));
-        let error = bodies.request(&HeaderMap::new(), false).unwrap_err();
+            std::iter::repeat_with(|| bodies.request(&headers)).map_while(Result::ok).collect();
+        assert_eq!(clients.len(), (1 << 20) / (REQUEST_BYTES + HEADER_BYTES + 6 + (8 << 10)));
+        let error = bodies.request(&headers).unwrap_err();
         assert_eq!((error.status, error.code.as_deref()), (503, Some("bodies_full")));
-        let mut operator = bodies.request(&HeaderMap::new(), true).unwrap();
-        // An answer is there already: it is counted, and the next operator waits.
-        operator.add(1 << 20);
-        assert!(bodies.request(&HeaderMap::new(), true).is_err());
-        drop((clients, operator));
+        drop(clients);
+        let mut client = bodies.request(&headers).unwrap();
+        // An answer is there already: it is counted, and the next client waits.
+        client.add(1 << 20);
+        assert!(bodies.request(&HeaderMap::new()).is_err());
+        drop(client);
+        assert_eq!(bodies.taken_bytes(), 0);
+    }
+
+    #[test]
+    fn a_growing_answer_takes_what_it_lacks_and_is_handed_on() {
+        let bodies = Bodies::new(1 << 20);
+        let (mut request, mut answer) = (bodies.room(), bodies.room());
+        for total in [3, 3, 1, 5] {
+            answer.grow_to(total).unwrap();
+        }
+        assert_eq!(bodies.taken_bytes(), 5);
+        request.join(answer);
+        assert_eq!(bodies.taken_bytes(), 5);
+        drop(request);
         assert_eq!(bodies.taken_bytes(), 0);
     }
 

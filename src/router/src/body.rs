@@ -18,8 +18,8 @@ pub struct Body {
     kind: Kind,
     /// Its connection is in use as long as this is there.
     _under_way: Option<UnderWay>,
-    /// The memory share of its request, unless the bytes hold it.
-    _room: Option<MemoryShare>,
+    /// The memory share of its bytes, or of its request, unless the bytes hold it.
+    room: Option<MemoryShare>,
 }
 
 enum Kind {
@@ -35,23 +35,31 @@ pub struct CutOffError;
 impl Body {
     /// A body that is there already.
     pub fn full(bytes: impl Into<Bytes>) -> Self {
-        Self { kind: Kind::Full(Some(bytes.into())), _under_way: None, _room: None }
+        Self { kind: Kind::Full(Some(bytes.into())), _under_way: None, room: None }
+    }
+
+    /// This body with the memory share of its bytes.
+    pub(crate) fn holding(self, room: MemoryShare) -> Self {
+        Self { room: Some(room), ..self }
     }
 
     pub(crate) fn events(stream: EventStream) -> Self {
-        Self { kind: Kind::Events(Box::new(stream)), _under_way: None, _room: None }
+        Self { kind: Kind::Events(Box::new(stream)), _under_way: None, room: None }
     }
 
     /// This body, marked as use of its connection and holding the memory share of its request.
     pub(crate) fn with(self, under_way: UnderWay, room: Option<MemoryShare>) -> Self {
         match (self.kind, room) {
             (Kind::Full(Some(bytes)), Some(mut room)) => {
+                match self.room {
+                    Some(own) => room.join(own),
+                    None => room.add(bytes.len()),
+                }
                 // A later sender has them without this body.
-                room.add(bytes.len());
                 let bytes = Some(room.hold(bytes));
-                Self { kind: Kind::Full(bytes), _under_way: Some(under_way), _room: None }
+                Self { kind: Kind::Full(bytes), _under_way: Some(under_way), room: None }
             }
-            (kind, room) => Self { kind, _under_way: Some(under_way), _room: room },
+            (kind, room) => Self { kind, _under_way: Some(under_way), room },
         }
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::Sleep;
 
 use crate::answer::Answer;
 use crate::backend::{Event, SubmissionStream};
+use crate::bodies::MemoryShare;
 use crate::error::ApiError;
 use crate::plan::Plan;
 
@@ -155,8 +156,8 @@ impl Choices {
         self.open = 0;
     }
 
-    /// Drives all answers to their end.
-    pub(crate) async fn finish(&mut self) -> Result<(), ApiError> {
+    /// Drives all answers to their end. They take room as they grow; it fails where there is none.
+    pub(crate) async fn finish(&mut self, room: &mut MemoryShare) -> Result<(), ApiError> {
         std::future::poll_fn(|cx| {
             loop {
                 let mut moved = false;
@@ -166,6 +167,9 @@ impl Choices {
                         Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                         Poll::Pending => {}
                     }
+                }
+                if let Err(full) = room.grow_to(self.answers.iter().map(|answer| answer.grown_bytes).sum()) {
+                    return Poll::Ready(Err(full));
                 }
                 if self.ended() {
                     return Poll::Ready(Ok(()));

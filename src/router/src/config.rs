@@ -29,7 +29,7 @@ pub struct RouterConfig {
     /// Largest body, bytes.
     pub body_limit_bytes: usize,
     /// Limit for all open requests together, and for whole answers that clients have yet to read, bytes. A body counts
-    /// from its arrival until no part of it is in use.
+    /// from its arrival until no part of it is in use. Operators' requests have 16 MiB of their own.
     pub bodies_limit_bytes: usize,
     /// Answers of one call at most: prompts times `n`.
     pub choices_limit: usize,

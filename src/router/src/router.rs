@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::aside::{LARGE_BYTES, LargeBodyPool};
 use crate::backend::{Backend, Model};
-use crate::bodies::Bodies;
+use crate::bodies::{Bodies, OPERATORS_BYTES};
 use crate::body::{Body, Reply};
 use crate::call::{self, Call, RequestReader};
 use crate::caller;
@@ -43,6 +43,8 @@ pub struct Router {
     /// When answers that are under way after a shutdown are broken off, if that was said.
     pub(crate) closes_at: OnceLock<Instant>,
     pub(crate) bodies: Arc<Bodies>,
+    /// Of requests to the operators' paths.
+    pub(crate) operators_bodies: Arc<Bodies>,
     aside: LargeBodyPool,
     started_s: u64,
 }
@@ -97,6 +99,7 @@ impl Router {
         let tokenization = Arc::new(tokenization);
         Self {
             bodies: Bodies::new(config.bodies_limit_bytes),
+            operators_bodies: Bodies::new(OPERATORS_BYTES),
             config: Arc::new(config),
             tokenization,
             backend,
@@ -110,7 +113,8 @@ impl Router {
     /// The counters since the start.
     #[must_use]
     pub fn stats(&self) -> RouterStats {
-        self.counters.read(self.tokenization.cache_counts(), self.bodies.taken_bytes())
+        let body_bytes = self.bodies.taken_bytes() + self.operators_bodies.taken_bytes();
+        self.counters.read(self.tokenization.cache_counts(), body_bytes)
     }
 
     /// Errors that were answered since the start, by kind.
@@ -216,7 +220,10 @@ impl Router {
                 return Ok(*reply);
             }
             Mount::Bodyless => Bytes::new(),
-            Mount::Body(limit_bytes) => receive::body(&parts.headers, body, self.limits(limit_bytes)).await?,
+            Mount::Body(limit_bytes) => {
+                let limits = Limits { bodies: &self.operators_bodies, ..self.limits(limit_bytes) };
+                receive::body(&parts.headers, body, limits).await?
+            }
         };
         extra.call(parts, body).await.ok_or_else(|| unknown_path(parts))
     }
@@ -299,7 +306,7 @@ impl Router {
             let work = move || here.block_on(convert::tokenize(&tokenization, max_model_tokens, &body));
             self.aside.run(work).await?
         };
-        Ok(json_reply(out))
+        self.whole_reply(out)
     }
 
     async fn detokenize(&self, body: Bytes) -> Result<Reply, ApiError> {
@@ -309,7 +316,14 @@ impl Router {
         } else {
             self.aside.run(move || convert::detokenize(&tokenization, &body)).await?
         };
-        Ok(json_reply(out))
+        self.whole_reply(out)
+    }
+
+    /// An answer that may be long. It has its room until it is read, and there is none where that is full.
+    fn whole_reply(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
+        let mut room = self.bodies.room();
+        room.grow(body.len())?;
+        Ok(json_reply(body).map(|body| body.holding(room)))
     }
 
     async fn generate(
@@ -372,9 +386,10 @@ impl Router {
             let body = Body::events(EventStream::new(choices, times, Arc::clone(&self.counters)));
             stream_reply(body)
         } else {
-            choices.finish().await?;
+            let mut grown = self.bodies.room();
+            choices.finish(&mut grown).await?;
             let plan = Arc::clone(&choices.plan);
-            json_reply(write::whole(&plan, &mut choices.answers))
+            self.whole_reply(write::whole(&plan, &mut choices.answers))?
         };
         if explain && !decisions.is_empty() {
             let text: String =

@@ -202,7 +202,8 @@ impl Connector {
                     }
                     (reply, None)
                 } else {
-                    match router.bodies.request(request.headers(), operators) {
+                    let bodies = if operators { &router.operators_bodies } else { &router.bodies };
+                    match bodies.request(request.headers()) {
                         Ok(room) => (router.call(request).await, Some(room)),
                         Err(full) => (router.refuse(&full), None),
                     }
