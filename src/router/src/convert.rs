@@ -4,16 +4,18 @@ use std::sync::Arc;
 
 use baton_types::{BlockKey, Tokens};
 
+use crate::backend::Model;
 use crate::call;
 use crate::error::ApiError;
 use crate::fields::{self, Fields, PromptField};
 use crate::json;
+use crate::sampling::{self, PromptLength};
 use crate::tokenize::{Lineage, Tokenization};
 
 /// The response of `/tokenize`.
 pub(crate) async fn tokenize(
     tokenization: &Arc<Tokenization>,
-    max_model_tokens: Option<u32>,
+    model: Option<&Model>,
     body: &[u8],
 ) -> Result<Vec<u8>, ApiError> {
     let fields = fields::read(body)?;
@@ -21,10 +23,12 @@ pub(crate) async fn tokenize(
     let tokens = match (&fields.prompt, &fields.messages) {
         (Some(PromptField::Text(text)), None) => {
             let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
+            check_text(tokenization, model, ("prompt", text))?;
             tokens(tokenization, text.to_string(), add_special_tokens).await?
         }
         (None, Some(_)) => {
             let text = call::render_chat(tokenization, &fields)?;
+            check_text(tokenization, model, ("messages", &text))?;
             tokens(tokenization, text, fields.add_special_tokens.unwrap_or(false)).await?
         }
         _ => return Err(ApiError::invalid("prompt", "send either prompt, as a string, or messages")),
@@ -32,8 +36,8 @@ pub(crate) async fn tokenize(
     let mut out = b"{\"count\":".to_vec();
     json::integer(&mut out, tokens.len() as u64);
     out.extend_from_slice(b",\"max_model_len\":");
-    match max_model_tokens {
-        Some(max_model_tokens) => json::integer(&mut out, u64::from(max_model_tokens)),
+    match model {
+        Some(model) => json::integer(&mut out, u64::from(model.max_model_tokens)),
         None => out.extend_from_slice(b"null"),
     }
     out.extend_from_slice(b",\"tokens\":[");
@@ -45,6 +49,18 @@ pub(crate) async fn tokenize(
     }
     out.extend_from_slice(b"]}");
     Ok(out)
+}
+
+/// Refuses a text that is too long for the model however it is tokenised.
+fn check_text(
+    tokenization: &Tokenization,
+    model: Option<&Model>,
+    (param, text): (&'static str, &str),
+) -> Result<(), ApiError> {
+    let Some(model) = model else { return Ok(()) };
+    let length = PromptLength::AtLeast(tokenization.least_tokens(text.len()));
+    let fits = sampling::room(&Fields::default(), length, None, model).map(drop);
+    fits.map_err(|error| ApiError { param: Some(param), ..error })
 }
 
 async fn tokens(

@@ -298,12 +298,11 @@ impl Router {
 
     async fn tokenize(&self, body: Bytes) -> Result<Reply, ApiError> {
         let (tokenization, model) = (Arc::clone(&self.tokenization), self.backend.model());
-        let max_model_tokens = model.map(|model| model.max_model_tokens);
         let out = if body.len() <= LARGE_BYTES {
-            convert::tokenize(&tokenization, max_model_tokens, &body).await?
+            convert::tokenize(&tokenization, model.as_deref(), &body).await?
         } else {
             let here = Handle::current();
-            let work = move || here.block_on(convert::tokenize(&tokenization, max_model_tokens, &body));
+            let work = move || here.block_on(convert::tokenize(&tokenization, model.as_deref(), &body));
             self.aside.run(work).await?
         };
         self.whole_reply(out)

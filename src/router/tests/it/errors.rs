@@ -71,6 +71,8 @@ async fn too_long_prompts_are_refused_before_anything_is_done() {
         (CHAT, json!({"messages": [{"role": "user", "content": "a".repeat(24_001)}]})),
         ("/v1/completions", json!({"prompt": ["a".repeat(24_001)]})),
         ("/v1/completions", json!({"prompt": "a".repeat(24_001), "stream": true})),
+        ("/tokenize", json!({"prompt": "a".repeat(24_001)})),
+        ("/tokenize", json!({"messages": [{"role": "user", "content": "a".repeat(24_001)}]})),
     ] {
         let response = door.post(path, &body).await;
         assert_eq!(
