@@ -35,6 +35,7 @@ struct DescribedFunction {
 
 #[derive(serde::Deserialize)]
 struct Tool {
+    r#type: Option<String>,
     function: Option<Function>,
 }
 
@@ -199,11 +200,27 @@ fn any_object() -> Map<String, Value> {
     Map::from_iter([("type".to_owned(), json!("object")), ("properties".to_owned(), json!({}))])
 }
 
+/// Checks that each tool is a function with a name. As for vLLM, a tool without a type is one.
+fn check_tools(tools: &RawValue) -> Result<(), ApiError> {
+    let wrong = |message: String| Err(ApiError::invalid("tools", message).code("invalid_value"));
+    let Ok(tools) = serde_json::from_str::<Vec<&RawValue>>(tools.get()) else {
+        return wrong("tools is not a list; it is a list of tool objects".to_owned());
+    };
+    for (at, tool) in tools.into_iter().enumerate() {
+        let tool = serde_json::from_str::<Tool>(tool.get()).ok();
+        let is_function = |tool: &Tool| tool.r#type.as_deref().is_none_or(|kind| kind == "function");
+        let function = tool.filter(is_function).and_then(|tool| tool.function);
+        if function.is_none_or(|function| function.name.is_empty()) {
+            let form = r#"{"type":"function","function":{"name":...}}"#;
+            return wrong(format!("tools[{at}] is not a function with a name; send {form}"));
+        }
+    }
+    Ok(())
+}
+
 /// Checks what does not depend on the answer. A call may only be demanded where engines can be held to it.
 pub(crate) fn check(fields: &Fields<'_>, constrains: bool) -> Result<(), ApiError> {
-    if fields.tools.is_some_and(|tools| !tools.get().starts_with('[')) {
-        return Err(ApiError::invalid("tools", "tools is not a list; it is a list of tool objects"));
-    }
+    fields.tools.map_or(Ok(()), check_tools)?;
     let refuse = |message: String| Err(ApiError::invalid("tool_choice", message).code("unsupported_value"));
     let demand = match Choice::read(fields) {
         Some(Choice::Auto | Choice::Refused) => return Ok(()),

@@ -155,6 +155,34 @@ async fn choices_of_tools_are_checked() {
 }
 
 #[tokio::test]
+async fn tools_that_are_no_functions_are_refused() {
+    let door = open_with_text("No call.").await;
+    let good = tools()[0].clone();
+    for bad in [
+        json!(5),
+        json!(null),
+        json!("weather"),
+        json!({}),
+        json!({"type": "x"}),
+        json!({"type": "x", "function": {"name": "weather"}}),
+        json!({"type": "function"}),
+        json!({"type": "function", "function": {}}),
+        json!({"type": "function", "function": {"name": null}}),
+        json!({"type": "function", "function": {"name": ""}}),
+    ] {
+        for choice in ["auto", "none"] {
+            let response = door.post(PATH, &ask(json!({"tools": [good, bad], "tool_choice": choice}))).await;
+            let expected = (Some("tools".to_owned()), Some("invalid_value".to_owned()));
+            assert_eq!((response.status, response.error()), (400, expected), "{bad}");
+            assert!(String::from_utf8_lossy(&response.body).contains("tools[1]"), "{response:?}");
+        }
+    }
+    // As vLLM: a tool without a type is a function.
+    let untyped = json!({"tools": [{"function": {"name": "weather", "strict": true}}]});
+    assert_eq!(door.post(PATH, &ask(untyped)).await.status, 200);
+}
+
+#[tokio::test]
 async fn a_demanded_call_is_a_grammar_for_the_engine_and_is_read_by_it() {
     let list = "[{\"name\": \"weather\", \"parameters\": {\"city\": \"Ulm\"}}, {\"name\": \"now\", \"parameters\": {}}]";
     let named = json!({"tool_choice": {"type": "function", "function": {"name": "weather"}}});
