@@ -25,8 +25,14 @@ pub(crate) struct Limits<'a> {
     pub(crate) bodies: &'a Arc<Bodies>,
 }
 
-/// The body is JSON if it says what it is.
+/// The body is JSON if it says what it is, and not compressed.
 pub(crate) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encoding = headers.get(header::CONTENT_ENCODING).map_or(&b""[..], |value| value.as_bytes());
+    if !encoding.is_empty() && !encoding.eq_ignore_ascii_case(b"identity") {
+        let encoding = String::from_utf8_lossy(encoding);
+        let message = format!("content encoding {encoding:?} is not read here; send the body uncompressed");
+        return Err(ApiError::new(415, message).code("unsupported_encoding"));
+    }
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if kind.eq_ignore_ascii_case("application/json") || kind.to_ascii_lowercase().ends_with("+json") {

@@ -25,6 +25,14 @@ async fn unknown_paths_methods_and_types_are_answered_in_json() {
     let form = Request::post(CHAT).header("content-type", "text/plain").body(Full::from("{}")).unwrap();
     let response = door.send(form).await;
     assert_eq!((response.status, response.error().1.as_deref()), (415, Some("unsupported_media_type")));
+    for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("identity", 200), ("", 200)] {
+        let headers = [("content-encoding", encoding)];
+        let response = door.post_with("/v1/completions", r#"{"prompt":"a"}"#, &headers).await;
+        assert_eq!(response.status, status, "{encoding:?}");
+        if status == 415 {
+            assert_eq!(response.error().1.as_deref(), Some("unsupported_encoding"));
+        }
+    }
     for path in ["/v1/embeddings", "/v1/rerank", "/score", "/v1/responses"] {
         let response = door.post(path, &json!({})).await;
         assert_eq!((response.status, response.header("x-should-retry")), (501, Some("false")), "{path}");
