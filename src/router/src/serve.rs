@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::activity::{Activity, TimeLimits};
+use crate::error::ApiError;
 use crate::line::{DisconnectWatch, Line};
 use crate::router::{Router, is_operators};
 use crate::stats::CloseReason;
@@ -190,7 +191,7 @@ impl Connector {
         (activity, spare): (Arc<Activity>, bool),
         (disconnect_watch, watcher): (DisconnectWatch, Watcher),
     ) {
-        let (router, seen) = (self.router, Arc::clone(&activity));
+        let (router, seen) = (Arc::clone(&self.router), Arc::clone(&activity));
         let service = service_fn(move |request: Request<Incoming>| {
             let (router, under_way) = (Arc::clone(&router), seen.begin());
             async move {
@@ -220,7 +221,14 @@ impl Connector {
         });
         match ended.await {
             Some(Ok(())) => {}
-            Some(Err(e)) => tracing::debug!("router: connection: {e}"),
+            Some(Err(e)) => {
+                tracing::debug!("router: connection: {e}");
+                if let Some(error) = e.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()) {
+                    // The HTTP library has answered it by itself.
+                    let status = if error.is_parse_too_large() { 431 } else { 400 };
+                    drop(self.router.refuse(&ApiError::new(status, "").code("bad_head")));
+                }
+            }
             None => tracing::debug!("router: connection: the client left before its answer"),
         }
     }

@@ -137,3 +137,24 @@ async fn what_is_no_request_is_told_so() {
         sent.abort();
     }
 }
+
+#[tokio::test]
+async fn heads_that_cannot_be_read_are_counted() {
+    let door = open(RouterConfig::default(), |_| text_script("x")).await;
+    let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(129));
+    let long = format!("GET /health HTTP/1.1\r\nx-long: {}\r\n\r\n", "y".repeat(80 << 10));
+    for (head, status) in
+        [("GET /health\r\nhost\r\n\r\n", 400), ("\u{16}\u{3}\u{1}\r\n\r\n", 400), (&many, 431), (&long, 431)]
+    {
+        let answer = response(&mut door.raw(head.as_bytes()).await).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+    let begun = std::time::Instant::now();
+    let counts =
+        || door.router.errors().iter().map(|e| (e.status, e.reason.to_string(), e.count)).collect::<Vec<_>>();
+    while counts() != [(400, "bad_head".to_owned(), 2), (431, "bad_head".to_owned(), 2)] {
+        assert!(begun.elapsed() < TIME_LIMIT, "{:?}", counts());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!((door.router.stats().requests, door.router.stats().invalid), (4, 4));
+}
