@@ -70,7 +70,10 @@ where
     let length =
         headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length > limit_bytes) {
-        discard(body).await;
+        // Polling the body would ask for it.
+        if !headers.contains_key(header::EXPECT) {
+            discard(body).await;
+        }
         return Err(too_large(limit_bytes));
     }
     let mut first: Option<Bytes> = None;

@@ -158,3 +158,15 @@ async fn heads_that_cannot_be_read_are_counted() {
     }
     assert_eq!((door.router.stats().requests, door.router.stats().invalid), (4, 4));
 }
+
+#[tokio::test]
+async fn a_body_that_is_announced_as_too_large_is_not_asked_for() {
+    let config = RouterConfig { body_limit_bytes: 4_000, ..RouterConfig::default() };
+    let door = open(config, |_| text_script("x")).await;
+    let ask = |bytes: usize| {
+        format!("POST {PATH} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {bytes}\r\n\r\n")
+    };
+    let answer = response(&mut door.raw(ask(4_001).as_bytes()).await).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    read_until(&mut door.raw(ask(4_000).as_bytes()).await, "HTTP/1.1 100 Continue").await;
+}
