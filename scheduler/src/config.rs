@@ -86,7 +86,7 @@ pub struct SchedulerConfig {
     /// get prompts in parts. A decode instance whose engine has a fixed budget gets no prefill whose steps are predicted
     /// to take longer.
     pub mixed_step_permille: u32,
-    /// Requests that may wait in the conductor; more are refused (I9).
+    /// Requests under way in the conductor at most, waiting or not; more are refused (I9).
     pub max_waiting_requests: u32,
     /// Assumed decode duration of `early_predict`, µs; 0 learns the mean.
     pub decode_duration_us: u64,

@@ -354,7 +354,10 @@ impl Driver {
             return Err(refusal((503, "shutting_down"), "this conductor is shutting down".into()));
         }
         if self.sessions.len() >= MAX_SESSIONS {
-            return Err(refusal((429, "queue_full"), format!("{MAX_SESSIONS} requests are under way")));
+            return Err(refusal(
+                (429, "queue_full"),
+                format!("{MAX_SESSIONS} requests are under way, the most that a conductor takes"),
+            ));
         }
         if submission.tokens.is_empty() {
             return Err(refusal((400, "empty_prompt"), "the prompt has no token; send at least one".into()));

@@ -50,7 +50,11 @@ pub(super) fn refusal_text(rejection: &Rejection, request: &RefusedRequest<'_>) 
             (429, format!("under the present overload its place is worth more to others; {wait}"))
         }
         RejectReason::Unreachable => return unreachable_text(rejection, request),
-        RejectReason::QueueFull => (429, format!("the queue is full; {wait}")),
+        RejectReason::QueueFull => {
+            let message =
+                "as many requests are under way as scheduler.max_waiting_requests allows; try again in";
+            (429, format!("{message} {:.1} s", rejection.retry_after_us as f64 / 1e6))
+        }
         RejectReason::NoInstance => {
             (503, "no prefill and decode instance pair is attached; see /ready and start nodes".into())
         }
@@ -138,6 +142,10 @@ mod tests {
             predicted_ttft_us,
             wasted_tokens: 0,
         };
+        text_of(&rejection, class, objectives)
+    }
+
+    fn text_of(rejection: &Rejection, class: &SloClass, objectives: RequestObjectives) -> RefusalText {
         let (least_tbt_us, idle_step_us) = (40_500, Some(20_000));
         let request = RefusedRequest {
             prompt_tokens: 9,
@@ -148,7 +156,21 @@ mod tests {
             least_tbt_us,
             idle_step_us,
         };
-        refusal_text(&rejection, &request)
+        refusal_text(rejection, &request)
+    }
+
+    #[test]
+    fn a_full_conductor_names_its_setting_and_predicts_nothing() {
+        let rejection = Rejection {
+            request: RequestId(1),
+            reason: RejectReason::QueueFull,
+            retry_after_us: 1_000_000,
+            predicted_ttft_us: None,
+            wasted_tokens: 0,
+        };
+        let text = text_of(&rejection, &SloClass::default(), RequestObjectives::default());
+        assert!(text.message.contains("scheduler.max_waiting_requests"), "{}", text.message);
+        assert!(text.message.contains("in 1.0 s") && !text.message.contains("predict"), "{}", text.message);
     }
 
     #[test]

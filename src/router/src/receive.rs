@@ -21,6 +21,8 @@ const RESERVED_BYTES: usize = 256 << 10;
 /// Within what a body is received.
 pub(crate) struct Limits<'a> {
     pub(crate) bytes: usize,
+    /// An operator can set `bytes`.
+    pub(crate) is_setting: bool,
     pub(crate) within: Duration,
     pub(crate) bodies: &'a Arc<Bodies>,
 }
@@ -42,8 +44,9 @@ pub(crate) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(415, message).code("unsupported_media_type"))
 }
 
-fn too_large(limit_bytes: usize) -> ApiError {
-    ApiError::new(413, format!("the body has more than {limit_bytes} bytes; send less"))
+fn too_large(limits: &Limits<'_>) -> ApiError {
+    let setting = if limits.is_setting { " (service.max_body_bytes)" } else { "" };
+    ApiError::new(413, format!("the body has more than {} bytes{setting}; send less", limits.bytes))
         .code("body_too_large")
 }
 
@@ -74,14 +77,14 @@ where
         if !headers.contains_key(header::EXPECT) {
             discard(body).await;
         }
-        return Err(too_large(limit_bytes));
+        return Err(too_large(&limits));
     }
     let mut first: Option<Bytes> = None;
     let mut whole = BytesMut::new();
     while let Some(data) = next_data(&mut body).await? {
         if whole.len() + first.as_ref().map_or(0, Bytes::len) + data.len() > limit_bytes {
             discard(body).await;
-            return Err(too_large(limit_bytes));
+            return Err(too_large(&limits));
         }
         if let Err(full) = room.grow(data.len()) {
             discard(body).await;

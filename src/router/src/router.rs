@@ -230,7 +230,8 @@ impl Router {
 
     fn limits(&self, bytes: usize) -> Limits<'_> {
         let within = Duration::from_millis(self.config.receive_limit_ms.max(1));
-        Limits { bytes: bytes.min(self.config.body_limit_bytes), within, bodies: &self.bodies }
+        let most = self.config.body_limit_bytes;
+        Limits { bytes: bytes.min(most), is_setting: bytes >= most, within, bodies: &self.bodies }
     }
 
     /// Whether requests are served.

@@ -352,7 +352,7 @@ function tiers({ tiers, cached, computed }) {
 const REASONS = {
   ttft: "no placement meets the class's time to first token", tbt: "one more decode would break the time between tokens",
   room: "no decode node will have room for its KV in time", costly: "under the present overload it would displace others",
-  queue_full: "the conductor's queue is full", no_instance: "no prefill and decode pair is there", no_model: "no node has attached yet",
+  queue_full: "as many requests are under way as the conductor takes", no_instance: "no prefill and decode pair is there", no_model: "no node has attached yet",
   shutting_down: "the service drains", conductor_busy: "the conductor's inbox is full", too_long: "more tokens than any instance holds",
   objective_unreachable: "it would be late even if nothing else were served", unknown_class: "there is no such class",
 };

@@ -63,6 +63,7 @@ async fn bodies_that_cannot_be_read_are_refused_with_the_place() {
     assert_eq!(door.post_with(CHAT, deep, &[]).await.error().1.as_deref(), Some("too_deep"));
     let response = door.post_with(CHAT, "x".repeat(4_001), &[]).await;
     assert_eq!((response.status, response.error().1.as_deref()), (413, Some("body_too_large")));
+    assert!(String::from_utf8_lossy(&response.body).contains("service.max_body_bytes"), "{response:?}");
     let response = door.post_with(CHAT, "x".repeat(3_000_000), &[]).await;
     assert_eq!(response.status, 413);
 }
