@@ -55,9 +55,10 @@ impl Driver {
         })
     }
 
-    /// Publishes the model with the shortest context of the engines: any of them may be given a request.
+    /// Publishes the model with the shortest context of the engines, for any of them may be given a request, and no longer
+    /// than what a decode instance holds.
     fn publish_model(&self, model: Model) {
-        let longest = self.fleet.longest_context_tokens();
+        let longest = self.fleet.longest_context_tokens(model.block_tokens);
         let max_model_tokens = longest.unwrap_or(model.max_model_tokens);
         self.shared.model.store(Some(Arc::new(Model { max_model_tokens, ..model })));
     }

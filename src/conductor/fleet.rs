@@ -89,10 +89,17 @@ impl Fleet {
         self.ids.forget_oldest(referenced_instances)
     }
 
-    /// The longest prompt and answer together that every engine that serves takes. `None` where none serves.
-    pub(super) fn longest_context_tokens(&self) -> Option<u32> {
-        let serving = self.iter().filter(|(_, node)| !node.draining && node.hello.pass_tokens > 0);
-        serving.map(|(_, node)| node.hello.max_model_tokens).min()
+    /// The longest prompt and answer together that every engine that serves takes, and some decode instance holds in
+    /// blocks of so many tokens. `None` where none serves.
+    pub(super) fn longest_context_tokens(&self, block_tokens: u32) -> Option<u32> {
+        let serves = |node: &&Node| !node.draining && node.hello.pass_tokens > 0;
+        let serving = || self.iter().map(|(_, node)| node).filter(serves);
+        let taken_tokens = serving().map(|node| node.hello.max_model_tokens).min()?;
+        let block = u64::from(block_tokens.max(1));
+        let decodes = serving().filter(|node| node.role.decodes());
+        let held_tokens = decodes.map(|node| node.hello.capacity_tokens / block * block).max();
+        let held_tokens = held_tokens.and_then(|tokens| u32::try_from(tokens).ok());
+        Some(held_tokens.map_or(taken_tokens, |held_tokens| taken_tokens.min(held_tokens)))
     }
 
     /// Whether this is the present life of an attached node (I12).

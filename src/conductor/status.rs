@@ -338,6 +338,7 @@ impl Driver {
         let Some(node) = self.fleet.get_mut(instance) else { return };
         tracing::info!(node = %node.name, from = node.role.name(), to = role.name(), "role changed by forecast");
         node.role = role;
+        self.look_after_model();
         self.look_after_canary();
     }
 
@@ -350,6 +351,7 @@ impl Driver {
             node.role = role;
         }
         self.step(Input::RoleChanged { instance, role });
+        self.look_after_model();
         self.look_after_canary();
         Ok(())
     }

@@ -215,6 +215,22 @@ async fn the_shortest_context_of_the_engines_that_serve_is_the_limit() {
     }
 }
 
+/// A client that trusted the published length was refused as too long.
+#[tokio::test]
+async fn no_longer_context_is_published_than_a_decode_node_holds() {
+    let mut bench = Bench::with(&["p0"]).await;
+    let limit = |bench: &Bench| bench.door.model().map(|model| model.max_model_tokens);
+    assert_eq!(limit(&bench), Some(60_000), "no decode node is there yet");
+    // Whole blocks of 16.
+    for (name, capacity_tokens, tokens) in [("d0", 4_015, 4_000), ("d1", 8_000, 8_000), ("d2", 4_015, 8_000)]
+    {
+        bench.send_hello(v1::Hello { capacity_tokens, ..hello(name, "decode") }).await.unwrap();
+        assert_eq!(limit(&bench), Some(tokens), "{name}");
+    }
+    bench.let_leave("d1").await;
+    assert_eq!(limit(&bench), Some(4_000));
+}
+
 #[tokio::test]
 async fn a_draining_node_finishes_what_it_has_and_gets_nothing_new() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
