@@ -2,7 +2,7 @@
 //! by the same paths.
 
 use baton_router::{Body, Reply};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HOST, IF_NONE_MATCH, ORIGIN};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HOST, IF_NONE_MATCH, ORIGIN, USER_AGENT};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -63,8 +63,11 @@ impl PageFile {
     }
 }
 
-/// Whether a browser says that a page of another site asks. Pages anywhere can post to this host, and rebind their own
+/// Whether a page of another site asks through a browser. Pages anywhere can post to this host, and rebind their own
 /// name to it; so the page of this service is known by a host that no name service answers for: an address, or localhost.
+///
+/// Browsers say where a request comes from, but for a page that reads its own origin by a plain HTTP name. That one is
+/// known by the browser's own name alone.
 pub(super) fn is_of_another_site(parts: &Parts) -> bool {
     let headers = &parts.headers;
     let named = headers.get(HOST).and_then(|host| host.to_str().ok());
@@ -81,8 +84,10 @@ pub(super) fn is_of_another_site(parts: &Parts) -> bool {
         b"same-origin" => host.is_some(),
         _ => false,
     };
+    let is_browser = headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
+    let site = headers.get("sec-fetch-site");
     headers.get(ORIGIN).is_some_and(|origin| !is_own(origin))
-        || headers.get("sec-fetch-site").is_some_and(|site| !is_own_site(site))
+        || site.map_or(is_browser && host.is_none(), |site| !is_own_site(site))
 }
 
 /// Whether a host, with or without a port, is an address or localhost.
@@ -120,6 +125,11 @@ mod tests {
         assert!(other(&[("host", "evil.example"), ("sec-fetch-site", "same-origin")]));
         assert!(other(&[("host", "127.0.0.1.evil.example"), ("sec-fetch-site", "same-origin")]));
         assert!(other(&[("sec-fetch-site", "same-origin")]) && other(&[("origin", "http://")]));
+        // A browser says nothing of a page that reads its own origin by a plain HTTP name.
+        let browser = ("user-agent", "Mozilla/5.0 (X11; Linux x86_64)");
+        assert!(other(&[("host", "evil.example:8080"), browser]) && other(&[browser]));
+        assert!(!other(&[("host", "127.0.0.1:8080"), browser]) && !other(&[("host", "localhost"), browser]));
+        assert!(!other(&[("host", "a.example"), browser, ("sec-fetch-site", "none")]));
         // An address that was typed in, and what is no browser.
         assert!(!other(&[("host", "a.example"), ("sec-fetch-site", "none")]));
         assert!(!other(&[("host", "a.example"), ("user-agent", "curl/8.0")]));
