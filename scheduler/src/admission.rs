@@ -93,12 +93,11 @@ impl Conductor {
         None
     }
 
-    /// Whether no prefill or no decode instance that serves now can ever hold the prompt.
+    /// Whether no instance that may prefill, or none that decodes, of those that serve now can ever hold the prompt.
     pub(crate) fn too_long(&self, request: &Request) -> bool {
         let held = |ids: &[InstanceId]| ids.iter().any(|id| self.holds(*id, request));
-        let alone =
-            || self.fleet.prefills.is_empty() && self.mixing().any(|i| self.holds(i.spec.id, request));
-        !(held(&self.fleet.prefills) || alone()) || !held(&self.fleet.decodes)
+        let mixing = || self.mixing().any(|i| self.holds(i.spec.id, request));
+        !(held(&self.fleet.prefills) || mixing()) || !held(&self.fleet.decodes)
     }
 
     /// Whether no decode instance that serves now can ever hold the prompt with all that its client asks for.

@@ -9,7 +9,7 @@ use crate::testing::{
     BLOCK, PASS_US, PrefillStart, TOKEN_US, burden, conductor_of, decoding, finished, foretold, heavy_decode,
     hold, offer, rejection, request, shared_chain, spec, started, starts, step,
 };
-use crate::{Conductor, Effect, Input, InstanceSpec, RejectReason, SchedulerConfig};
+use crate::{AdmissionMode, Conductor, Effect, Input, InstanceSpec, RejectReason, SchedulerConfig};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig { replicate: false, ..SchedulerConfig::default() }
@@ -62,6 +62,23 @@ fn without_a_prefill_pool_decode_instances_prefill_if_they_may() {
     for mut conductor in [lost(off, spec(1, Role::Decode)), lost(config(), unmixed)] {
         let refused = rejection(&offer(&mut conductor, 0, request(1, 4_000, 0)));
         assert_eq!(refused.map(|r| r.reason), Some(RejectReason::NoInstance));
+    }
+}
+
+/// Prefill instances with little KV leave the longest prompts to decode instances that may prefill, even busy ones.
+#[test]
+fn a_prompt_that_no_prefill_instance_holds_prefills_where_it_decodes() {
+    let small = InstanceSpec { capacity_tokens: 20_000, ..spec(0, Role::Prefill) };
+    for admission in [AdmissionMode::None, AdmissionMode::Slo] {
+        let with = SchedulerConfig { admission, ..config() };
+        let pools = [small.clone(), spec(1, Role::Decode)];
+        let mut conductor = conductor_of(with.clone(), &pools);
+        offer(&mut conductor, 0, request(900, 1_000, 0));
+        let start = started(&offer(&mut conductor, 0, request(1, 25_000, 0)));
+        assert!(is_local(start) && start.prefill == 1, "{admission:?}");
+        let mut off = conductor_of(SchedulerConfig { local_prefill: false, ..with }, &pools);
+        let refused = rejection(&offer(&mut off, 0, request(1, 25_000, 0)));
+        assert_eq!(refused.map(|r| r.reason), Some(RejectReason::TooLong));
     }
 }
 
