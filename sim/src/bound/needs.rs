@@ -13,6 +13,8 @@
 //! the rest by the room in HBM that the full blocks of their prompts pin, a block that several requests have divided
 //! among all of them. The parts of a batch never exceed the whole.
 //!
+//! *Noise.* Where the times of engines are noisy, every pass and every step may be as short as the noise allows.
+//!
 //! *When.* Work lies after the arrival (less 1 µs: an engine may begin a pass within the microsecond), prefill work
 //! before the TTFT objective, and decode work before that and the gaps, whose mean is at most the TBT objective.
 
@@ -113,7 +115,8 @@ impl PoolCostTable {
             return None;
         }
         let nodes = u64::from(pool.pipeline_nodes);
-        let permille = u64::from(setup.faults.engine_speed_permille).max(1);
+        let takes_permille = 1000u64.saturating_sub(setup.faults.engine_noise_permille.into()).max(1);
+        let permille = (u64::from(setup.faults.engine_speed_permille) * 1000 / takes_permille).max(1);
         let speed = permille as f64 / 1000.0;
         let tokens = pool.hbm_tokens.unwrap_or(pool.profile.kv_capacity_tokens) * nodes;
         let slowed_us = |ps: u64| (ps * 1000 / permille) as f64 / PS_PER_US as f64;

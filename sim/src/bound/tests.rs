@@ -306,6 +306,15 @@ fn a_second_engine_doubles_the_bound_and_one_of_half_the_speed_halves_it() {
     assert_eq!(bound(&setup, &requests).in_slo, one);
 }
 
+/// Every pass may take half its time then.
+#[test]
+fn noise_counts_at_its_best() {
+    let (mut setup, requests) = crowd(&[0; 20]);
+    let one = bound(&setup, &requests).in_slo;
+    setup.faults.engine_noise_permille = 500;
+    assert!((2 * one..=2 * one + 1).contains(&bound(&setup, &requests).in_slo));
+}
+
 #[test]
 fn a_shared_block_is_computed_once_unless_a_pool_keeps_no_cache() {
     let (mut setup, mut requests) = crowd(&[0; 9]);

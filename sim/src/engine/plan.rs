@@ -77,8 +77,10 @@ impl Engine {
     /// Room for prompt tokens beside a decode step within `target_us`.
     #[expect(clippy::cast_precision_loss, reason = "step times are far below 2^53")]
     fn mixed_limit<'a>(&self, target_us: u64, profile: &'a CostProfile) -> PassLimit<'a> {
-        let free_us = target_us as f64 - self.step_cost().step_ps(self.context_tokens) as f64 / 1e6;
-        let speed = self.speed_permille as f64 / 1000.0;
+        // The engine does not know how long this stride will take beyond what is usual.
+        let step_ps = self.step_cost_at(self.rated_permille).step_ps(self.context_tokens);
+        let free_us = target_us as f64 - step_ps as f64 / 1e6;
+        let speed = self.rated_permille as f64 / 1000.0;
         PassLimit::beside(self.pass_tokens, profile, free_us * speed)
     }
 
@@ -165,11 +167,15 @@ impl Engine {
 
     /// Cost of a decode step of the present batch, at the present speed.
     fn step_cost(&self) -> StepCost {
+        self.step_cost_at(self.speed_permille)
+    }
+
+    fn step_cost_at(&self, speed_permille: u64) -> StepCost {
         let batch = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
         let mut cost = self.profile.step_cost(batch);
-        if self.speed_permille != 1000 {
-            cost.base_ps = cost.base_ps * 1000 / self.speed_permille;
-            cost.slope_ps = cost.slope_ps * 1000 / self.speed_permille;
+        if speed_permille != 1000 {
+            cost.base_ps = cost.base_ps * 1000 / speed_permille;
+            cost.slope_ps = cost.slope_ps * 1000 / speed_permille;
         }
         cost
     }

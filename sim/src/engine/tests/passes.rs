@@ -51,6 +51,19 @@ fn no_more_requests_run_than_the_engine_takes_at_a_time() {
     assert!(prefilled(&d, 4).0 > ends[1], "it begins once the third has ended");
 }
 
+/// An engine sizes its chunks before it knows how long they take, so noise makes it no faster.
+#[test]
+fn noise_evens_out_over_many_mixed_steps() {
+    let end_us = |noise_permille: u32| {
+        let mut engine = engine(Mix::Target(600), 1000, 1);
+        engine.add_noise(noise_permille, baton_types::Rng::new(5));
+        let d = play(engine, &[(0, decode(1, 4_000, 0)), (1, prefill(2, 400_000))]);
+        prefilled(&d, 2).0
+    };
+    let (quiet, noisy) = (end_us(0), end_us(900));
+    assert!(noisy.abs_diff(quiet) < quiet / 20, "{noisy} µs with noise, {quiet} µs without");
+}
+
 #[test]
 fn a_long_prompt_runs_in_chunks_and_its_later_ones_see_the_earlier() {
     let long = Engine::new(profile(1_000_000.0), Mix::PrefillFirst, 500, 1);
