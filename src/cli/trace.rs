@@ -206,8 +206,14 @@ fn run_convert(args: &ConvertArgs) -> Result<()> {
         })?;
         (reader.assumptions(), reader.block_tokens())
     };
-    sink.finish()?;
     print(&assumptions);
+    if rows == 0 {
+        bail!(
+            "trace convert: no row of {} can be used, and nothing was written; remedy: see baton trace lint",
+            args.input.file.display()
+        );
+    }
+    sink.finish()?;
     report(&args.target, rows, block_tokens);
     Ok(())
 }
@@ -311,6 +317,11 @@ mod tests {
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(1)));
         let error = run(parse(&["convert", &scaled, "-o", &csv]).unwrap()).unwrap_err().to_string();
         assert!(error.contains("row 1") && error.contains("remedy") && !error.contains('\n'), "{error}");
+        let lenient = ["convert", "--lenient", &scaled, "-o", &csv];
+        for words in [&lenient[..], &[&lenient[..], &["--whole"]].concat()] {
+            let error = run(parse(words).unwrap()).unwrap_err().to_string();
+            assert!(error.contains("no row of"), "{error}");
+        }
         assert!(std::fs::read_to_string(&csv).unwrap().lines().count() > 1000, "the old file is untouched");
     }
 }

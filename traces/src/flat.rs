@@ -112,7 +112,7 @@ pub(crate) fn json_fault(error: serde_json::Error) -> RowFault {
     let text = text.split(" at line ").next().unwrap_or(&text).to_string();
     let place = if column > 0 { format!(" at byte {column}") } else { String::new() };
     if text.starts_with("over the bound") {
-        return RowFault::bound(format!("{text}{place}"), "check the row; raise the bound if it is true");
+        return RowFault::bound(format!("{text}{place}"), "fix or remove the row");
     }
     RowFault::parse(
         format!("{text}{place}"),

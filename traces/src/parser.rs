@@ -92,7 +92,7 @@ impl<S: Default> Sessions<S> {
         if self.by_key.len() >= self.most && !self.by_key.contains_key(&key) {
             return Err(RowFault::bound(
                 format!("more than {} sessions", self.most),
-                "raise the session bound, or split the file",
+                "split the file",
             ));
         }
         Ok(self.by_key.entry(key).or_default())
@@ -112,7 +112,7 @@ pub(crate) fn length(value: i64, what: &str, limits: &Limits) -> Result<u64, Row
     if tokens > limits.tokens {
         return Err(RowFault::bound(
             format!("{what} {tokens} is over the bound of {} tokens", limits.tokens),
-            "check the column; raise the token bound if it is true",
+            "check the column; fix or remove the row",
         ));
     }
     Ok(tokens)

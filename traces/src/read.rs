@@ -375,7 +375,7 @@ impl Reader {
                     "{} tokens make {wanted} blocks, over the bound of {}",
                     record.input_length, self.setup.limits.ids
                 ),
-                "check the row and the block size; raise the bound if they are true",
+                "check the row and the block size",
             ));
         }
         let is_short_tail = self.setup.tails_dropped && given == record.input_length / block_tokens;

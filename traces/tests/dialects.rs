@@ -368,6 +368,23 @@ fn lenient_reading_repairs_counts_and_says_so() {
     }
 }
 
+/// As of a call: [classes.md](../../docs/classes.md).
+#[test]
+fn objectives_of_rows_are_bounded() {
+    for field in ["slo_ttft_ms", "slo_tbt_ms"] {
+        let row = |ms: &str| {
+            format!("{{\"timestamp\":5,\"input_length\":6,\"output_length\":1,\"{field}\":{ms}}}\n")
+        };
+        for ms in ["1", "1.5", "86400000"] {
+            read(&row(ms));
+        }
+        for ms in ["0", "0.5", "-1", "86400001"] {
+            let error = fault(&row(ms));
+            assert!(error.problem.contains(field) && error.remedy.contains("86,400,000"), "{error}");
+        }
+    }
+}
+
 #[test]
 fn gzip_streams_and_rows_can_be_capped() {
     let directory = tempfile::tempdir().unwrap();

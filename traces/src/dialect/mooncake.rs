@@ -152,6 +152,17 @@ fn finite(value: Option<f64>, field: &str) -> Result<Option<f64>, RowFault> {
     }
 }
 
+/// An objective of a row may be what one of a call may be.
+fn objective(value: Option<f64>, field: &str) -> Result<(), RowFault> {
+    match value {
+        Some(ms) if !(1.0..=86_400_000.0).contains(&ms) => Err(RowFault::parse(
+            format!("{field} {ms} is no objective"),
+            "write milliseconds, from 1 to 86,400,000",
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Parse for Mooncake {
     fn parse(&mut self, row: &Row<'_>, out: &mut Vec<Record>) -> Result<(), RowFault> {
         let mut row = flat::parse(row.json()?, &self.setup.columns, &self.setup.limits)?;
@@ -162,8 +173,8 @@ impl Parse for Mooncake {
         let (input_length, hash_ids) = self.prompt_of(&mut row)?;
         let output_length = self.output_of(&row)?;
         let (timestamp_ms, delay_ms) = self.timing(&row)?;
-        finite(row.extra.slo_ttft_ms, "slo_ttft_ms")?;
-        finite(row.extra.slo_tbt_ms, "slo_tbt_ms")?;
+        objective(row.extra.slo_ttft_ms, "slo_ttft_ms")?;
+        objective(row.extra.slo_tbt_ms, "slo_tbt_ms")?;
         let mut extra = row.extra;
         extra.delay_ms = delay_ms;
         let mut record = Record {
