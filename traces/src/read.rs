@@ -43,6 +43,8 @@ pub struct Reader {
     parsed: Vec<Record>,
     ready: VecDeque<(u64, Record)>,
     reorder: Option<ReorderBuffer>,
+    /// The trace is read whole, so that negative times can be moved together with all others.
+    keeps_negative: bool,
     corrections: Corrections,
     origin_ms: Option<f64>,
     last_ms: f64,
@@ -121,6 +123,7 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Reader, TraceError> {
             sequence: 0,
         }),
         setup,
+        keeps_negative: false,
         corrections: Corrections::default(),
         origin_ms: None,
         last_ms: f64::NEG_INFINITY,
@@ -137,6 +140,7 @@ pub fn load(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     if let Some(reorder) = &mut reader.reorder {
         reorder.most = usize::MAX;
     }
+    reader.keeps_negative = !options.strict;
     let mut records = Vec::new();
     for record in &mut reader {
         records.push(record?);
@@ -144,9 +148,15 @@ pub fn load(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     if !options.strict {
         records.sort_by(|a: &Record, b| a.timestamp_ms.total_cmp(&b.timestamp_ms));
     }
+    let mut assumptions = reader.assumptions();
+    let first_ms = records.first().map_or(0.0, |record| record.timestamp_ms);
+    if first_ms < 0.0 {
+        records.iter_mut().for_each(|record| record.timestamp_ms -= first_ms);
+        assumptions.push(format!("the earliest time is {first_ms} ms: all times were moved so that it is 0"));
+    }
     Ok(Trace {
         block_tokens: reader.block_tokens(),
-        assumptions: reader.assumptions(),
+        assumptions,
         dialect: reader.dialect(),
         records,
     })
@@ -329,8 +339,11 @@ impl Reader {
         if (late || negative) && self.mode == Mode::Strict {
             return Err(self.time_fault(record.timestamp_ms));
         }
-        self.corrections.late += u64::from(late || negative);
-        record.timestamp_ms = record.timestamp_ms.max(0.0);
+        let kept = negative && self.keeps_negative;
+        self.corrections.late += u64::from(late || negative && !kept);
+        if !kept {
+            record.timestamp_ms = record.timestamp_ms.max(0.0);
+        }
         self.last_ms = self.last_ms.max(record.timestamp_ms);
         self.ready.push_back((row, record));
         Ok(())

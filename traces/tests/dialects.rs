@@ -368,6 +368,24 @@ fn lenient_reading_repairs_counts_and_says_so() {
     }
 }
 
+/// Of a trace that is read whole all rows move, so that the gaps between them stay.
+#[test]
+fn negative_times_of_a_whole_trace_keep_their_gaps() {
+    let row = |ms: i64| format!("{{\"timestamp\":{ms},\"input_length\":600,\"output_length\":1}}\n");
+    let options = ReadOptions { strict: false, ..ReadOptions::default() };
+    for (text, expected) in [
+        (row(-30_000) + &row(-10_000) + &row(5_000), [0.0, 20_000.0, 35_000.0]),
+        (row(5_000) + &row(-30_000) + &row(-10_000), [0.0, 20_000.0, 35_000.0]),
+        (row(7) + &row(9) + &row(8), [7.0, 8.0, 9.0]),
+    ] {
+        let trace = read_with(&text, &options).unwrap();
+        assert_eq!(times(&trace), expected);
+        let moved = trace.assumptions.iter().any(|said| said.contains("the earliest time is -30000 ms"));
+        assert_eq!(moved, text.contains('-'), "{:?}", trace.assumptions);
+    }
+    assert!(fault(&row(-1)).problem.contains("negative"));
+}
+
 /// As of a call: [classes.md](../../docs/classes.md).
 #[test]
 fn objectives_of_rows_are_bounded() {
