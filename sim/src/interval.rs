@@ -33,29 +33,33 @@ impl FigureInterval {
     }
 }
 
-/// The interval of a figure that `statistic` makes of drawn blocks, which are given by number and may repeat.
+/// The interval of a figure that `statistic` makes of drawn blocks, which are given by number and may repeat. Draws of
+/// which it makes none, since nothing is in them, are left out; where nothing is in any, the figure is 0.
 #[must_use]
-pub fn bootstrap(blocks: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> FigureInterval {
+pub fn bootstrap(blocks: usize, seed: u64, statistic: impl Fn(&[usize]) -> Option<f64>) -> FigureInterval {
     let all: Vec<usize> = (0..blocks).collect();
-    let figure = statistic(&all);
+    let figure = statistic(&all).unwrap_or(0.0);
     let mut rng = Rng::fork(seed, 0x626c_6f63);
     let mut drawn = all;
     let mut figures: Vec<f64> = (0..DRAWS)
-        .map(|_| {
+        .filter_map(|_| {
             drawn.fill_with(|| usize::try_from(rng.below(blocks.max(1) as u64)).expect("a block's number"));
             statistic(&drawn)
         })
         .collect();
     figures.sort_by(f64::total_cmp);
-    FigureInterval { figure, low: figures[DRAWS / 40], high: figures[DRAWS - 1 - DRAWS / 40] }
+    let tail = figures.len() / 40;
+    let low = figures.get(tail).copied().unwrap_or(figure);
+    let high = figures.iter().rev().nth(tail).copied().unwrap_or(figure);
+    FigureInterval { figure, low, high }
 }
 
-/// Sum of `parts` over sum of `wholes` in the drawn blocks; 0 where there is nothing.
+/// Sum of `parts` over sum of `wholes` in the drawn blocks; none where there is nothing.
 #[must_use]
-pub fn ratio(drawn: &[usize], parts: &[f64], wholes: &[f64]) -> f64 {
+pub fn ratio(drawn: &[usize], parts: &[f64], wholes: &[f64]) -> Option<f64> {
     let sum = |of: &[f64]| drawn.iter().map(|block| of[*block]).sum::<f64>();
     let whole = sum(wholes);
-    if whole > 0.0 { sum(parts) / whole } else { 0.0 }
+    (whole > 0.0).then(|| sum(parts) / whole)
 }
 
 /// The share in SLO of `one` less that of `other`, over the blocks of time that both ran through.
@@ -105,12 +109,21 @@ mod tests {
     fn the_bounds_are_those_of_all_draws() {
         let (parts, wholes) = ([10.0, 40.0, 90.0], [100.0, 50.0, 100.0]);
         let interval = bootstrap(3, 7, |drawn| ratio(drawn, &parts, &wholes));
-        let mut exact: Vec<f64> = all_draws().iter().map(|draw| ratio(draw, &parts, &wholes)).collect();
+        let mut exact: Vec<f64> = all_draws().iter().filter_map(|draw| ratio(draw, &parts, &wholes)).collect();
         exact.sort_by(f64::total_cmp);
         // A 40th of 27 draws is less than one of them: the least and the greatest are in the tails.
         assert_eq!((interval.low, interval.high), (exact[0], exact[26]));
         assert!((interval.figure - 140.0 / 250.0).abs() < 1e-12);
         assert_eq!(interval, bootstrap(3, 7, |drawn| ratio(drawn, &parts, &wholes)), "a seed, one answer");
+    }
+
+    #[test]
+    fn draws_with_nothing_in_them_are_left_out() {
+        let (parts, wholes) = ([0.0, 40.0, 0.0], [0.0, 50.0, 0.0]);
+        let once = bootstrap(3, 7, |drawn| ratio(drawn, &parts, &wholes));
+        assert_eq!(once, FigureInterval { figure: 0.8, low: 0.8, high: 0.8 });
+        let never = bootstrap(3, 7, |drawn| ratio(drawn, &[0.0; 3], &[0.0; 3]));
+        assert_eq!(never, FigureInterval { figure: 0.0, low: 0.0, high: 0.0 });
     }
 
     #[test]

@@ -62,8 +62,8 @@ fn count(runs: &[RunTally], class: Option<usize>, drawn: &[usize]) -> [u64; 2] {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts for a share")]
-fn ratio([offered, in_slo]: [u64; 2]) -> f64 {
-    if offered == 0 { 0.0 } else { in_slo as f64 / offered as f64 }
+fn ratio([offered, in_slo]: [u64; 2]) -> Option<f64> {
+    (offered > 0).then(|| in_slo as f64 / offered as f64)
 }
 
 /// Requests offered and in SLO: of one class, or of all.
@@ -83,8 +83,8 @@ pub fn share(runs: &[RunTally], class: Option<usize>, seed: u64) -> FigureInterv
 #[expect(clippy::cast_precision_loss, reason = "counts for a share")]
 pub fn gain(one: &[RunTally], other: &[RunTally], seed: u64) -> FigureInterval {
     bootstrap(BLOCKS, seed, |drawn| {
-        let (one, other) = (count(one, None, drawn)[1] as f64, count(other, None, drawn)[1].max(1) as f64);
-        one / other - 1.0
+        let ([offered, one], [_, other]) = (count(one, None, drawn), count(other, None, drawn));
+        (offered > 0).then(|| one as f64 / other.max(1) as f64 - 1.0)
     })
 }
 
@@ -96,18 +96,17 @@ pub fn merit(runs: &[RunTally], targets: &[f64]) -> f64 {
 }
 
 fn merit_of(runs: &[RunTally], targets: &[f64], drawn: &[usize]) -> f64 {
-    let missing = |(class, target): (usize, &f64)| match count(runs, Some(class), drawn) {
-        [0, _] => 0.0,
-        counts => (target - ratio(counts)).max(0.0),
+    let missing = |(class, target): (usize, &f64)| {
+        ratio(count(runs, Some(class), drawn)).map_or(0.0, |share| (target - share).max(0.0))
     };
-    BEYOND_TARGET * ratio(count(runs, None, drawn)) - targets.iter().enumerate().map(missing).sum::<f64>()
+    BEYOND_TARGET * ratio(count(runs, None, drawn)).unwrap_or(0.0) - targets.iter().enumerate().map(missing).sum::<f64>()
 }
 
 /// Whether `one` has more merit than `other` by more than chance, over the same time blocks.
 #[must_use]
 pub fn is_better(one: &[RunTally], other: &[RunTally], targets: &[f64], seed: u64) -> bool {
     let more = |drawn: &[usize]| merit_of(one, targets, drawn) - merit_of(other, targets, drawn);
-    bootstrap(BLOCKS, seed, more).low > 0.0
+    bootstrap(BLOCKS, seed, |drawn| Some(more(drawn))).low > 0.0
 }
 
 #[cfg(test)]
@@ -145,6 +144,14 @@ pub(super) mod tests {
         assert_eq!((tally.late_ttft, tally.late_tbt, tally.failed), (1, 0, 1));
         let runs = [tally];
         assert_eq!([total(&runs, None), total(&runs, Some(1))], [[5, 2], [3, 1]]);
+    }
+
+    #[test]
+    fn draws_without_a_request_of_a_class_say_nothing_about_it() {
+        let mut rare = even(&[0.9, 0.0]);
+        rare.blocks.iter_mut().for_each(|block| block[1] = [0, 0]);
+        rare.blocks[7][1] = [2, 2];
+        assert_eq!(share(&[rare], Some(1), 1), FigureInterval { figure: 1.0, low: 1.0, high: 1.0 });
     }
 
     #[test]
