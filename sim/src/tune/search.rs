@@ -1,6 +1,6 @@
 //! Coarse to fine: all coarse choices on a short window, the better ones on longer windows, then one knob at a time.
 
-use super::tally::{RunTally, merit};
+use super::tally::{RunTally, merit, met};
 
 /// Windows of the coarse rounds, in thousandths of the part to tune on.
 const COARSE: [u64; 2] = [250, 500];
@@ -127,6 +127,22 @@ impl<E> SearchDriver<'_, E> {
             .collect()
     }
 
+    /// The runs of candidates, one for each seed, candidate after candidate.
+    fn tallies(
+        &mut self,
+        round: &'static str,
+        candidates: &[Candidate],
+        window_permille: u64,
+        seeds: u64,
+    ) -> Result<Vec<RunTally>, E> {
+        let trial =
+            |candidate: &Candidate, seed| SearchTrial { candidate: candidate.clone(), window_permille, seed };
+        let trials: Vec<SearchTrial> =
+            candidates.iter().flat_map(|one| (0..seeds).map(move |seed| trial(one, seed))).collect();
+        self.trials += trials.len();
+        (self.runner)(round, &trials)
+    }
+
     /// Candidates with their merit, best first; of equal ones the first stays first.
     fn ranked(
         &mut self,
@@ -135,12 +151,7 @@ impl<E> SearchDriver<'_, E> {
         window_permille: u64,
         seeds: u64,
     ) -> Result<Vec<(Candidate, f64)>, E> {
-        let trial =
-            |candidate: &Candidate, seed| SearchTrial { candidate: candidate.clone(), window_permille, seed };
-        let trials: Vec<SearchTrial> =
-            candidates.iter().flat_map(|one| (0..seeds).map(move |seed| trial(one, seed))).collect();
-        self.trials += trials.len();
-        let tallies = (self.runner)(round, &trials)?;
+        let tallies = self.tallies(round, candidates, window_permille, seeds)?;
         let each = usize::try_from(seeds).unwrap_or(1).max(1);
         let merits = tallies.chunks(each).map(|runs| merit(runs, self.targets));
         let mut ranked: Vec<(Candidate, f64)> = candidates.iter().cloned().zip(merits).collect();
@@ -176,10 +187,12 @@ impl<E> SearchDriver<'_, E> {
         seen.into_iter().map(|(one, _)| one).take(most).collect()
     }
 
-    /// Puts each knob back to its base, or nearer to it, where that costs next to nothing.
+    /// Puts each knob back to its base, or nearer to it, where that costs next to nothing and misses no target that was met.
     fn simplify(&mut self, found: (Candidate, f64), seeds: u64) -> Result<(Candidate, f64), E> {
         let (mut best, mut best_merit) = found;
         let floor = best_merit - SIMPLER;
+        let found = self.tallies("simplify", std::slice::from_ref(&best), WHOLE, seeds)?;
+        let wanted = met(&found, self.targets);
         for (at, knob) in self.knobs.iter().enumerate() {
             let now = best.0[at];
             let mut nearer = self.turned(&best, at, usize::MAX);
@@ -189,9 +202,11 @@ impl<E> SearchDriver<'_, E> {
             }
             nearer.sort_by_key(|other| other.0[at].abs_diff(knob.base));
             for other in nearer {
-                let merit = self.ranked("simplify", std::slice::from_ref(&other), WHOLE, seeds)?[0].1;
-                if merit >= floor {
-                    (best, best_merit) = (other, merit);
+                let runs = self.tallies("simplify", std::slice::from_ref(&other), WHOLE, seeds)?;
+                let other_merit = merit(&runs, self.targets);
+                let keeps = met(&runs, self.targets).iter().zip(&wanted).all(|(now, wanted)| now >= wanted);
+                if keeps && other_merit >= floor {
+                    (best, best_merit) = (other, other_merit);
                     break;
                 }
             }
@@ -252,6 +267,7 @@ pub fn largest_load<E>(mut meets: impl FnMut(&[f64]) -> Result<Vec<bool>, E>) ->
 #[cfg(test)]
 mod tests {
     use super::super::tally::tests::even;
+    use crate::interval::BLOCKS;
     use super::*;
 
     const KNOBS: [TuningKnob; 4] = [
@@ -296,6 +312,23 @@ mod tests {
         let (result, _) = found(&knobs);
         assert_eq!(result.best.0, [11, 0, 3, 2]);
         assert!((result.best_merit - result.base_merit).abs() < 1e-12);
+    }
+
+    /// The base has nearly the merit of the other level, but misses the target by less than half a thousandth.
+    #[test]
+    fn no_knob_goes_back_to_where_a_target_is_missed() {
+        let knobs = [TuningKnob { name: "one", levels: 2, base: 0, coarse: true }];
+        let of = |target: f64| {
+            let result = search(&knobs, &[target], 1, &mut |_, trials| {
+                let run = |trial: &SearchTrial| RunTally {
+                    blocks: vec![vec![[2_500, 2_474 + 2 * trial.candidate.0[0] as u64]]; BLOCKS],
+                    ..RunTally::default()
+                };
+                Ok::<_, String>(trials.iter().map(run).collect())
+            });
+            result.expect("no run fails").best.0
+        };
+        assert_eq!((of(0.99), of(0.98)), (vec![1], vec![0]));
     }
 
     #[test]

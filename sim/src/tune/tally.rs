@@ -95,6 +95,14 @@ pub fn merit(runs: &[RunTally], targets: &[f64]) -> f64 {
     merit_of(runs, targets, &(0..BLOCKS).collect::<Vec<_>>())
 }
 
+/// Whether each class has its target share in SLO; one without requests does.
+pub(super) fn met(runs: &[RunTally], targets: &[f64]) -> Vec<bool> {
+    let meets = |(class, target): (usize, &f64)| {
+        ratio(total(runs, Some(class))).is_none_or(|share| share >= *target)
+    };
+    targets.iter().enumerate().map(meets).collect()
+}
+
 fn merit_of(runs: &[RunTally], targets: &[f64], drawn: &[usize]) -> f64 {
     let missing = |(class, target): (usize, &f64)| {
         ratio(count(runs, Some(class), drawn)).map_or(0.0, |share| (target - share).max(0.0))
