@@ -24,8 +24,9 @@ pub struct CountedRun {
     pub seed: u64,
     /// Factor on the load.
     pub load: f64,
-    /// Requests count that are offered from here up to there, in the trace's own time, ms. Nothing that arrives later is
-    /// part of the run, and all that comes before is: it fills the caches.
+    /// Requests count that are offered from here up to there, in the trace's own time, ms. All that comes before is part of
+    /// the run: it fills the caches. So is what arrives within the longest TTFT after it: requests that still wait have
+    /// to share the nodes with that.
     pub part_ms: (f64, f64),
 }
 
@@ -129,11 +130,14 @@ impl RunDriver {
         Ok((metrics, tally))
     }
 
-    /// Rows of the trace that arrive before the end of a run's part.
+    /// Rows of the trace that arrive before the end of a run's part, or within the longest TTFT after it.
+    #[expect(clippy::cast_precision_loss, reason = "objectives are far below 2^53 µs")]
     fn rows(&self, run: &CountedRun) -> usize {
         let records = &self.trace.records;
         let first_ms = records.first().map_or(0.0, |record| record.timestamp_ms);
-        records.partition_point(|record| record.timestamp_ms - first_ms < run.part_ms.1)
+        let longest_us = run.config.scheduler.classes.iter().map(|class| class.ttft_us).max().unwrap_or(0);
+        let end_ms = run.part_ms.1 + longest_us as f64 / 1000.0 * self.speed * run.load;
+        records.partition_point(|record| record.timestamp_ms - first_ms < end_ms)
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive times")]
@@ -145,11 +149,12 @@ impl RunDriver {
     /// A digest of all that a run comes from, this program's version among it.
     fn key(&self, run: &CountedRun, setup: &Setup) -> String {
         let text = format!(
-            "{} {:x} {} {:?} {setup:?}",
+            "{} {:x} {} {:?} {} {setup:?}",
             env!("CARGO_PKG_VERSION"),
             self.digest,
             self.speed * run.load,
-            self.part_us(run)
+            self.part_us(run),
+            self.rows(run)
         );
         format!("{:032x}", xxh3_128(text.as_bytes()))
     }
@@ -172,4 +177,36 @@ fn digest(trace: &Trace) -> u128 {
         hasher.update(record.extra.as_ref().map_or(String::new(), |extra| read(extra)).as_bytes());
     }
     hasher.digest128()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_sim::tune;
+    use baton_traces::{Dialect, Record};
+
+    /// One row a second: those of the 5 s of TTFT after the part are there, at twice the pace 10 s of the trace.
+    #[test]
+    fn requests_that_wait_at_the_end_of_a_part_meet_those_that_follow() {
+        let record = |at: u64| Record {
+            timestamp_ms: f64::from(u32::try_from(at).expect("small")) * 1000.0,
+            input_length: 512,
+            output_length: 2,
+            hash_ids: vec![at],
+            extra: None,
+        };
+        let trace = Trace {
+            block_tokens: 512,
+            assumptions: Vec::new(),
+            dialect: Dialect::Mooncake,
+            records: (0..100).map(record).collect(),
+        };
+        let mut config = Config::default();
+        config.scheduler.classes[0].ttft_us = 5_000_000;
+        let mut driver = RunDriver::new(trace, 2.0, None, Some(1)).expect("a driver");
+        let run = |end_ms: f64| CountedRun { config: config.clone(), seed: 0, load: 1.0, part_ms: (0.0, end_ms) };
+        assert_eq!([10_000.0, 99_000.0].map(|end_ms| driver.rows(&run(end_ms))), [20, 100]);
+        let tallies = driver.tallies("test", &[run(10_000.0)]).expect("a run");
+        assert_eq!(tune::total(&tallies, None), [10, 10], "the others do not count");
+    }
 }
