@@ -52,28 +52,17 @@ fn name(run: &RunResult, runs: &[RunResult]) -> String {
 
 /// Runs side by side.
 fn runs(runs: &[RunResult]) -> String {
-    filled(
-        &[
-            "policy",
-            "admission",
-            "speed",
-            "done",
-            "refused",
-            "failed",
-            "in SLO",
-            "tokens in SLO",
-            "TTFT mean",
-            "p50",
-            "p90",
-            "p99",
-            "TBT mean",
-            "p99",
-            "hit",
-            "CPU",
-        ],
-        2..,
-        runs.iter().map(|run| row(run, name(run, runs))),
-    )
+    let left = any_left(runs);
+    let mut header = vec!["policy", "admission", "speed", "done", "refused", "failed"];
+    header.extend(left.then_some("cancelled"));
+    header.extend(["in SLO", "tokens in SLO", "TTFT mean", "p50", "p90", "p99"]);
+    header.extend(["TBT mean", "p99", "hit", "CPU"]);
+    filled(&header, 2.., runs.iter().map(|run| row(run, name(run, runs), left)))
+}
+
+/// Whether a client left in some run: cancelled requests have a column then.
+fn any_left(runs: &[RunResult]) -> bool {
+    runs.iter().any(|run| run.cancelled > 0)
 }
 
 /// Why a run refused requests, most first; none where it refused none.
@@ -88,24 +77,14 @@ fn refusals(run: &RunResult, runs: &[RunResult]) -> Option<String> {
 
 /// Service classes, run by run.
 fn classes(runs: &[RunResult]) -> String {
-    let header = [
-        "policy",
-        "admission",
-        "speed",
-        "class",
-        "requests",
-        "in SLO",
-        "target",
-        "late TTFT",
-        "late TBT",
-        "late E2E",
-        "refused",
-        "TTFT p50",
-        "p90",
-    ];
+    let left = any_left(runs);
+    let mut header = vec!["policy", "admission", "speed", "class", "requests", "in SLO", "target"];
+    header.extend(["late TTFT", "late TBT", "late E2E", "refused"]);
+    header.extend(left.then_some("cancelled"));
+    header.extend(["TTFT p50", "p90"]);
     let rows = runs
         .iter()
-        .flat_map(|run| run.classes.iter().map(move |class| class_row(run_cells(run, runs), class)));
+        .flat_map(|run| run.classes.iter().map(move |class| class_row(run_cells(run, runs), class, left)));
     filled(&header, 4.., rows)
 }
 
@@ -114,11 +93,9 @@ fn run_cells(run: &RunResult, runs: &[RunResult]) -> [String; 3] {
     [name(run, runs), run.admission.clone(), format!("×{}", run.speed)]
 }
 
-fn class_row([policy, admission, speed]: [String; 3], class: &ClassResult) -> [String; 13] {
-    [
-        policy,
-        admission,
-        speed,
+fn class_row(run: [String; 3], class: &ClassResult, left: bool) -> Vec<String> {
+    let mut cells = Vec::from(run);
+    cells.extend([
         class.name.clone(),
         class.requests.to_string(),
         percent(class.attained),
@@ -127,9 +104,10 @@ fn class_row([policy, admission, speed]: [String; 3], class: &ClassResult) -> [S
         class.late_tbt.to_string(),
         class.late_e2e.to_string(),
         class.rejected.to_string(),
-        seconds(class.ttft_s.p50),
-        seconds(class.ttft_s.p90),
-    ]
+    ]);
+    cells.extend(left.then(|| class.cancelled.to_string()));
+    cells.extend([seconds(class.ttft_s.p50), seconds(class.ttft_s.p90)]);
+    cells
 }
 
 /// The tenants with the most requests, run by run.
@@ -266,15 +244,18 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".into(), |share| format!("{:.1} %", 100.0 * share))
 }
 
-fn row(run: &RunResult, name: String) -> Vec<String> {
+fn row(run: &RunResult, name: String, left: bool) -> Vec<String> {
     let millis = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.1} ms"));
-    vec![
+    let mut cells = vec![
         name,
         run.admission.clone(),
         format!("×{}", run.speed),
         run.completed.to_string(),
         run.rejected.to_string(),
         run.failed.to_string(),
+    ];
+    cells.extend(left.then(|| run.cancelled.to_string()));
+    cells.extend([
         format!("{} ({})", run.in_slo, share(run.in_slo, run.requests)),
         share(run.input_tokens_in_slo, run.input_tokens),
         seconds(run.ttft_s.mean),
@@ -285,7 +266,8 @@ fn row(run: &RunResult, name: String) -> Vec<String> {
         millis(run.tbt_ms.p99),
         percent(Some(run.block_hit_ratio)),
         format!("{:.2} s", run.cpu_s),
-    ]
+    ]);
+    cells
 }
 
 #[cfg(test)]

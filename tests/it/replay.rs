@@ -291,6 +291,18 @@ fn what_would_replay_nothing_or_for_ever_is_refused() {
     place.baton(&["replay", "--journal", "j", "--spread"]).refused(2, &["--journal", "--spread"]);
 }
 
+/// The share of a run counts them, those of its classes do not.
+#[test]
+fn cancelled_requests_have_a_column_where_there_are_some() {
+    let place = Place::new();
+    let row = r#"{"timestamp": 0, "input_length": 20480, "output_length": 9, "cancel_after_ms": "#;
+    for (after_ms, cancelled) in [(1, true), (1_000_000, false)] {
+        place.write("t.jsonl", &format!("{row}{after_ms}}}\n"));
+        let out = place.baton(&["replay", "t.jsonl"]).succeeded();
+        assert_eq!(out.stdout.contains("cancelled"), cancelled, "{out:#?}");
+    }
+}
+
 #[test]
 fn rows_of_a_class_that_there_is_not_are_named() {
     let place = Place::new();
