@@ -351,7 +351,10 @@ impl Collector {
         c.cached_tokens += outcome.cached_tokens;
         c.prompt_tokens += outcome.prompt_tokens;
         self.ttft_us.push(outcome.ttft_us);
-        self.tbt_us.push(outcome.gaps.worst_tenth_us);
+        if outcome.gaps.count > 0 {
+            // An answer of one token has no gap.
+            self.tbt_us.push(outcome.gaps.worst_tenth_us);
+        }
         self.gap_sum_us += u128::from(outcome.gaps.mean_us) * u128::from(outcome.gaps.count);
         self.gap_count += outcome.gaps.count;
         let kept = outcome.keeps(class);

@@ -97,7 +97,10 @@ impl Sums {
         self.cached_tokens += o.cached_tokens;
         self.prompt_tokens += o.prompt_tokens;
         self.ttft_us.push(o.ttft_us);
-        self.tbt_us.push(o.gaps.worst_tenth_us);
+        if o.gaps.count > 0 {
+            // An answer of one token has no gap.
+            self.tbt_us.push(o.gaps.worst_tenth_us);
+        }
         self.gap_sum_us += u128::from(o.gaps.mean_us) * u128::from(o.gaps.count);
         self.gap_count += o.gaps.count;
         let kept = o.keeps(class);
