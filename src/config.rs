@@ -23,7 +23,7 @@ mod simulated;
 mod units;
 
 pub use error::{ConfigError, TextPosition};
-pub use read::{bytes, load, load_or_default, parse, place, read, renamed};
+pub use read::{bytes, load, load_or_default, load_with_blocks, parse, place, read, renamed};
 pub use simulated::{
     ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
 };

@@ -135,7 +135,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode> {
         job.setup.clients.retries = args.live.obey_retry_after;
         job.setup.keep_outcomes = false;
     });
-    let trace = Arc::new(replay::read(args)?);
+    let trace = Arc::new(replay::read(args, None)?);
     let class_keys = class_keys(&args.live, &trace)?;
     let runtime = Runtime::new().context("live: no threads to send from")?;
     let endpoint = runtime.block_on(endpoint(&args.live))?;

@@ -50,7 +50,7 @@ pub struct ReplayArgs {
     /// Unit of the trace's times: ns, us, ms or s [default: the dialect's]
     #[arg(long)]
     time_unit: Option<TimeUnit>,
-    /// Tokens that a block id of the trace stands for [default: the dialect's]
+    /// Tokens that a block id of the trace stands for [default: the dialect's; without ids the config's, where it sets one]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     block_tokens: Option<u32>,
     /// Cluster, policy and objectives, as TOML [default: 8 prefill + 8 decode instances of Llama-3-70B on 8×A100]
@@ -157,14 +157,15 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode> {
     if let Some(journal) = &args.journal {
         return super::journal::run(journal, args.json.as_deref());
     }
-    let config = config::load_or_default(args.config.as_deref())?;
+    let (config, blocks) = config::load_with_blocks(args.config.as_deref())?;
     let mut jobs = jobs(&args, &config)?;
     let asked = jobs.len();
     if args.bound {
         ensure!(args.nodes.len() <= 1, "--bound: it is of one cluster; give one of --nodes at a time");
         jobs.extend(bound::rivals(&jobs));
     }
-    let trace = Arc::new(read(&args)?);
+    let trace = Arc::new(read(&args, blocks)?);
+    warn_blocks(&trace, blocks);
     warn_outside(&trace, &jobs[0].setup);
     warn_classes(&trace, &jobs[0].setup.scheduler.classes);
     let workers = args.jobs.unwrap_or(0);
@@ -225,14 +226,16 @@ fn some_or<T: Copy>(asked: &[T], there: T) -> Vec<T> {
     if asked.is_empty() { vec![there] } else { asked.to_vec() }
 }
 
-/// The trace asked for, or the published one, or its look-alike; says which and what was assumed.
-pub(super) fn read(args: &ReplayArgs) -> Result<Trace> {
+/// The trace asked for, or the published one, or its look-alike; says which and what was assumed. Rows without ids get
+/// blocks of the configuration's size, where that names one.
+pub(super) fn read(args: &ReplayArgs, blocks: Option<u32>) -> Result<Trace> {
     let trace = match &args.file {
         Some(path) => {
             let options = ReadOptions {
                 dialect: args.dialect,
                 time_unit: args.time_unit,
                 block_tokens: args.block_tokens,
+                block_tokens_without_ids: blocks,
                 ..ReadOptions::default()
             };
             baton_traces::load(path, &options)?
@@ -294,6 +297,16 @@ fn warn_outside(trace: &Trace, setup: &Setup) {
         note!(
             "warning: {outside} requests ({share:.2} %) have prompts beyond {longest} tokens, the longest that profile {} was measured on; their times are extrapolated",
             profile.name
+        );
+    }
+}
+
+/// Warns of a block size in the configuration that is not the trace's.
+pub(in crate::cli) fn warn_blocks(trace: &Trace, blocks: Option<u32>) {
+    if let Some(own) = blocks.filter(|own| *own != trace.block_tokens) {
+        note!(
+            "warning: scheduler.block_tokens = {own} does not count: the ids of the trace are of blocks of {} tokens",
+            trace.block_tokens
         );
     }
 }

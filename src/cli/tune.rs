@@ -125,12 +125,13 @@ pub fn run(args: TuneArgs) -> Result<ExitCode> {
     for path in [&args.state, &args.out, &args.json, &args.html].into_iter().flatten() {
         out::has_folder(path)?;
     }
-    let mut config = config::load_or_default(args.config.as_deref())?;
+    let (mut config, blocks) = config::load_with_blocks(args.config.as_deref())?;
     classes::apply(&args.class, &mut config);
     config.validate()?;
     let gpus_per_node = args.gpus_per_node.or_else(|| gpus_of(&config.cluster.profile));
     let nodes = nodes(&args, gpus_per_node)?;
-    let trace = read(&args)?;
+    let trace = read(&args, blocks)?;
+    replay::warn_blocks(&trace, blocks);
     classes::check(&trace, &config.scheduler.classes)?;
     let parts = Parts::of(&trace, args.hold_out)?;
     let tenants =
@@ -246,11 +247,15 @@ fn nodes_of(config: &Config) -> Result<u32> {
     split_of(config, None).map(|split| split.prefills + split.decodes)
 }
 
-fn read(args: &TuneArgs) -> Result<Trace> {
+fn read(args: &TuneArgs, blocks: Option<u32>) -> Result<Trace> {
     let mut trace = match &args.file {
         Some(path) => {
-            let options =
-                ReadOptions { dialect: args.dialect, time_unit: args.time_unit, ..ReadOptions::default() };
+            let options = ReadOptions {
+                dialect: args.dialect,
+                time_unit: args.time_unit,
+                block_tokens_without_ids: blocks,
+                ..ReadOptions::default()
+            };
             baton_traces::load(path, &options)?
         }
         None => replay::default_trace()?,

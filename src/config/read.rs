@@ -36,6 +36,20 @@ pub fn load_or_default(path: Option<&Path>) -> Result<Config, ConfigError> {
     path.map_or_else(|| Ok(Config::default()), load)
 }
 
+/// As [`load_or_default`], with the block size where the file sets one.
+pub fn load_with_blocks(path: Option<&Path>) -> Result<(Config, Option<u32>), ConfigError> {
+    let Some(path) = path else { return Ok((Config::default(), None)) };
+    let (text, config) = read(path)?;
+    let given = plain(&text)?.parse().unwrap_or_default();
+    let own = sets_block_tokens(&given).then_some(config.scheduler.block_tokens);
+    Ok((config, own))
+}
+
+/// Whether a file sets the block size.
+fn sets_block_tokens(given: &toml::Table) -> bool {
+    given.get("scheduler").is_some_and(|scheduler| scheduler.get("block_tokens").is_some())
+}
+
 /// The configuration of a file, with the text that it was read from.
 pub fn read(path: &Path) -> Result<(String, Config), ConfigError> {
     let unreadable = |why: String| ConfigError::Unreadable { file: path.to_owned(), why };
@@ -68,7 +82,7 @@ pub fn parse(file: &str) -> Result<Config, ConfigError> {
     refuse_renamed(&given)?;
     let mut config: Config = toml::from_str(text).map_err(wrong)?;
     // The core has a default of its own, made for published traces; a section without the key would bring it in.
-    if given.get("scheduler").is_none_or(|scheduler| scheduler.get("block_tokens").is_none()) {
+    if !sets_block_tokens(&given) {
         config.scheduler.block_tokens = BLOCK_TOKENS;
     }
     config.validate().map_err(|error| as_written(error, file))?;

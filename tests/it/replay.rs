@@ -314,6 +314,23 @@ fn answers_of_one_token_have_no_tbt() {
     assert_eq!(tbt([1, 9])["p50"], tbt([9, 9])["p50"]);
 }
 
+/// The configuration's block size, 16, makes the blocks of a trace without ids; ids are of blocks of the trace's size.
+#[test]
+fn blocks_are_of_the_configurations_size_where_the_trace_does_not_say() {
+    let place = Place::new();
+    place.write("c.toml", "[scheduler]\nblock_tokens = 16\n");
+    let row = r#"{"timestamp": 0, "input_length": 700, "output_length": 9}"#;
+    place.write("none.jsonl", &format!("{row}\n"));
+    place.write("ids.jsonl", &rows::text(&rows::easy()));
+    let warning = "scheduler.block_tokens = 16 does not count";
+    for (trace, assumed, warned) in
+        [("none.jsonl", "blocks of 16 tokens", false), ("ids.jsonl", "blocks of 512 tokens", true)]
+    {
+        let out = place.baton(&["replay", trace, "--config", "c.toml"]).succeeded();
+        assert!(out.stderr.contains(assumed) && out.stderr.contains(warning) == warned, "{out:#?}");
+    }
+}
+
 #[test]
 fn rows_of_a_class_that_there_is_not_are_named() {
     let place = Place::new();

@@ -131,6 +131,8 @@ pub struct ReadOptions {
     pub dialect: Option<Dialect>,
     /// Tokens a block id stands for; the dialect's own (Mooncake 512) where `None`.
     pub block_tokens: Option<u32>,
+    /// The same for files that have no ids to tell it by.
+    pub block_tokens_without_ids: Option<u32>,
     /// Unit of the timestamps; the dialect's own where `None`.
     pub time_unit: Option<TimeUnit>,
     /// Whether session rows are whole prompts; the dialect's own where `None`.
@@ -151,6 +153,7 @@ impl Default for ReadOptions {
         Self {
             dialect: None,
             block_tokens: None,
+            block_tokens_without_ids: None,
             time_unit: None,
             context: None,
             columns: Columns::default(),

@@ -62,7 +62,11 @@ pub(super) fn block_of(
         assumptions.push(format!("blocks of {block} tokens ({why}){}", tails_text(tails)));
         return Ok((block, tails));
     }
-    let (block, why, tails) = untold_block(dialect, &pairs);
+    let without_ids = options.block_tokens_without_ids.filter(|_| pairs.is_empty());
+    let (block, why, tails) = match without_ids.filter(|block| *block > 0) {
+        Some(block) => (block, "as wanted; no ids to tell".to_owned(), dialect == Dialect::Weka),
+        None => untold_block(dialect, &pairs),
+    };
     assumptions.push(format!("blocks of {block} tokens ({why}){}", tails_text(tails)));
     Ok((block, tails))
 }
@@ -135,6 +139,12 @@ mod tests {
         assert_eq!(block((row(600, 1) + &row(1025, 2)).repeat(4)), (512, true));
         assert_eq!(block((row(100, 7) + &row(33, 3)).repeat(4)), (16, false));
         assert_eq!(block(row(600, 1) + &row(100, 7)), (512, false), "two rows are no evidence");
+        // A size for files without ids is no word about files that have some.
+        let wanting = ReadOptions { block_tokens_without_ids: Some(16), ..ReadOptions::default() };
+        for (ids, expected) in [(0, 16), (2, 512)] {
+            let settled = settle(row(600, ids).repeat(4).as_bytes(), true, &wanting).unwrap();
+            assert_eq!(settled.setup.block_tokens, expected, "{ids} ids: {:?}", settled.assumptions);
+        }
         assert_eq!(block((row(127, 1) + &row(260, 4)).repeat(4)), (64, true));
     }
 }
