@@ -227,6 +227,13 @@ impl Setup {
                     pool.role, self.scheduler.block_tokens
                 ));
             }
+            if pool.pipeline_nodes > 1 && (pool.role.decodes() || pool.may_change_role) {
+                return Err(format!(
+                    "cluster: a pipeline of {} nodes only prefills; take pipeline_nodes = 1, or role \"prefill\" without \
+                     may_change_role",
+                    pool.pipeline_nodes
+                ));
+            }
             if pool.pass_tokens == 0 || pool.pipeline_nodes == 0 || pool.net_bytes_per_s == 0 {
                 return Err(
                     "cluster: pass_tokens, pipeline_nodes and net_bytes_per_s must be at least 1".into()

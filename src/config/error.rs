@@ -153,6 +153,17 @@ pub enum ConfigError {
         /// Its value.
         tokens: u32,
     },
+    /// A pipeline of nodes decodes.
+    #[error(
+        "{setting} = {nodes}: a pipeline of nodes only prefills, and its passes do not overlap beside decodes; take 1, \
+         or role = \"prefill\" without may_change_role"
+    )]
+    DecodingPipeline {
+        /// The setting.
+        setting: String,
+        /// Its value.
+        nodes: u32,
+    },
     /// A node may change its role that does both parts or none.
     #[error("{setting} has no effect on the role {role}, which does both parts or none; remove it")]
     RoleStays {

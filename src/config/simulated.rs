@@ -82,7 +82,7 @@ pub struct PoolConfig {
     pub ssd_tokens: u64,
     /// Prompt tokens computed in one pass at most.
     pub pass_tokens: u32,
-    /// Nodes that form one instance as a chunked pipeline (CPP).
+    /// Nodes that form one instance as a chunked pipeline (CPP); more than 1 only with `role = "prefill"` and without `may_change_role`.
     pub pipeline_nodes: u32,
     /// Requests that an engine works on at once at most (vLLM's `--max-num-seqs`, SGLang's `--max-running-requests`); 0: as many as its KV holds.
     pub max_running: u32,
@@ -248,6 +248,10 @@ impl ClusterConfig {
             within(&name("pass_tokens"), f64::from(pool.pass_tokens), 1.0, 1_048_576.0)?;
             within(&name("max_running"), f64::from(pool.max_running), 0.0, 1e6)?;
             within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
+            if pool.pipeline_nodes > 1 && (pool.role.decodes() || pool.may_change_role) {
+                let (setting, nodes) = (name("pipeline_nodes"), pool.pipeline_nodes);
+                return Err(ConfigError::DecodingPipeline { setting, nodes });
+            }
             within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 0.0, 1_048_576.0)?;
             if pool.mixed_chunk_tokens > 0 && pool.mix != MixMode::Fixed {
                 let (setting, tokens) = (name("mixed_chunk_tokens"), pool.mixed_chunk_tokens);

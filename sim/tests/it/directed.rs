@@ -48,6 +48,18 @@ fn play(setup: &Setup, arrivals: &[Arrival], faults: &[(u64, Fault)]) -> (Vec<Ou
 }
 
 #[test]
+fn a_pipeline_of_nodes_only_prefills() {
+    let mut setup = setup(1, 1, PolicyName::Baton);
+    setup.pools[0].pipeline_nodes = 4;
+    assert_eq!(setup.validate(), Ok(()));
+    setup.pools[0].may_change_role = true;
+    assert!(setup.validate().is_err_and(|why| why.contains("pipeline of 4 nodes")));
+    setup.pools[0].may_change_role = false;
+    setup.pools[1].pipeline_nodes = 2;
+    assert!(setup.validate().is_err_and(|why| why.contains("pipeline of 2 nodes")));
+}
+
+#[test]
 fn a_decode_that_dies_goes_on_elsewhere_where_it_stopped() {
     let (setup, arrivals) = (setup(1, 2, PolicyName::Baton), [arrival(0, 4, 0, 200)]);
     let (quiet, before) = play(&setup, &arrivals, &[]);
