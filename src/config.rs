@@ -545,8 +545,7 @@ mod tests {
         let error = changes("both").expect_err("it does both parts").to_string();
         assert!(error.contains("cluster.pools[0].may_change_role has no effect on the role both"), "{error}");
         changes("decode").expect("one part");
-        let pipeline =
-            |more: &str| parse(&format!("[[cluster.pools]]\npipeline_nodes = 2\nrole = {more}"));
+        let pipeline = |more: &str| parse(&format!("[[cluster.pools]]\npipeline_nodes = 2\nrole = {more}"));
         for more in ["'both'", "'decode'", "'prefill'\nmay_change_role = true"] {
             let error = pipeline(more).expect_err("it decodes").to_string();
             assert!(error.contains("cluster.pools[0].pipeline_nodes = 2: a pipeline"), "{error}");

@@ -109,7 +109,8 @@ mod tests {
     fn the_bounds_are_those_of_all_draws() {
         let (parts, wholes) = ([10.0, 40.0, 90.0], [100.0, 50.0, 100.0]);
         let interval = bootstrap(3, 7, |drawn| ratio(drawn, &parts, &wholes));
-        let mut exact: Vec<f64> = all_draws().iter().filter_map(|draw| ratio(draw, &parts, &wholes)).collect();
+        let mut exact: Vec<f64> =
+            all_draws().iter().filter_map(|draw| ratio(draw, &parts, &wholes)).collect();
         exact.sort_by(f64::total_cmp);
         // A 40th of 27 draws is less than one of them: the least and the greatest are in the tails.
         assert_eq!((interval.low, interval.high), (exact[0], exact[26]));

@@ -307,7 +307,8 @@ fn cancelled_requests_have_a_column_where_there_are_some() {
 #[test]
 fn answers_of_one_token_have_no_tbt() {
     let tbt = |output_tokens: [u64; 2]| {
-        let rows: Vec<Row> = (0u64..).zip(output_tokens).map(|(at, n)| Row::full(at * 20_000, n, [at])).collect();
+        let rows: Vec<Row> =
+            (0u64..).zip(output_tokens).map(|(at, n)| Row::full(at * 20_000, n, [at])).collect();
         runs(&rows, &[])[0]["tbt_ms"].clone()
     };
     assert!(tbt([1, 1])["mean"].is_null());

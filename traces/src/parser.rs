@@ -90,10 +90,7 @@ impl<S: Default> Sessions<S> {
     pub(crate) fn get(&mut self, name: &str) -> Result<&mut S, RowFault> {
         let key = session_key(name);
         if self.by_key.len() >= self.most && !self.by_key.contains_key(&key) {
-            return Err(RowFault::bound(
-                format!("more than {} sessions", self.most),
-                "split the file",
-            ));
+            return Err(RowFault::bound(format!("more than {} sessions", self.most), "split the file"));
         }
         Ok(self.by_key.entry(key).or_default())
     }

@@ -154,12 +154,7 @@ pub fn load(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
         records.iter_mut().for_each(|record| record.timestamp_ms -= first_ms);
         assumptions.push(format!("the earliest time is {first_ms} ms: all times were moved so that it is 0"));
     }
-    Ok(Trace {
-        block_tokens: reader.block_tokens(),
-        assumptions,
-        dialect: reader.dialect(),
-        records,
-    })
+    Ok(Trace { block_tokens: reader.block_tokens(), assumptions, dialect: reader.dialect(), records })
 }
 
 impl Reader {

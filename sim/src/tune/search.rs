@@ -267,8 +267,8 @@ pub fn largest_load<E>(mut meets: impl FnMut(&[f64]) -> Result<Vec<bool>, E>) ->
 #[cfg(test)]
 mod tests {
     use super::super::tally::tests::even;
-    use crate::interval::BLOCKS;
     use super::*;
+    use crate::interval::BLOCKS;
 
     const KNOBS: [TuningKnob; 4] = [
         TuningKnob { name: "ratio", levels: 15, base: 7, coarse: true },

@@ -97,9 +97,8 @@ pub fn merit(runs: &[RunTally], targets: &[f64]) -> f64 {
 
 /// Whether each class has its target share in SLO; one without requests does.
 pub(super) fn met(runs: &[RunTally], targets: &[f64]) -> Vec<bool> {
-    let meets = |(class, target): (usize, &f64)| {
-        ratio(total(runs, Some(class))).is_none_or(|share| share >= *target)
-    };
+    let meets =
+        |(class, target): (usize, &f64)| ratio(total(runs, Some(class))).is_none_or(|share| share >= *target);
     targets.iter().enumerate().map(meets).collect()
 }
 
@@ -107,7 +106,8 @@ fn merit_of(runs: &[RunTally], targets: &[f64], drawn: &[usize]) -> f64 {
     let missing = |(class, target): (usize, &f64)| {
         ratio(count(runs, Some(class), drawn)).map_or(0.0, |share| (target - share).max(0.0))
     };
-    BEYOND_TARGET * ratio(count(runs, None, drawn)).unwrap_or(0.0) - targets.iter().enumerate().map(missing).sum::<f64>()
+    BEYOND_TARGET * ratio(count(runs, None, drawn)).unwrap_or(0.0)
+        - targets.iter().enumerate().map(missing).sum::<f64>()
 }
 
 /// Whether `one` has more merit than `other` by more than chance, over the same time blocks.

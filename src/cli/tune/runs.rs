@@ -204,7 +204,8 @@ mod tests {
         let mut config = Config::default();
         config.scheduler.classes[0].ttft_us = 5_000_000;
         let mut driver = RunDriver::new(trace, 2.0, None, Some(1)).expect("a driver");
-        let run = |end_ms: f64| CountedRun { config: config.clone(), seed: 0, load: 1.0, part_ms: (0.0, end_ms) };
+        let run =
+            |end_ms: f64| CountedRun { config: config.clone(), seed: 0, load: 1.0, part_ms: (0.0, end_ms) };
         assert_eq!([10_000.0, 99_000.0].map(|end_ms| driver.rows(&run(end_ms))), [20, 100]);
         let tallies = driver.tallies("test", &[run(10_000.0)]).expect("a run");
         assert_eq!(tune::total(&tallies, None), [10, 10], "the others do not count");
