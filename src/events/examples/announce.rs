@@ -38,6 +38,5 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         publisher.announce(changes);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    println!("{:?}", publisher.stats());
     Ok(())
 }

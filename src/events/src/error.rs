@@ -30,8 +30,6 @@ pub enum Stage {
     Replay,
     /// Reading a batch out of bytes.
     Decode,
-    /// Writing a batch as bytes.
-    Encode,
 }
 
 impl Stage {
@@ -46,7 +44,6 @@ impl Stage {
             Self::Send => "send",
             Self::Replay => "replay",
             Self::Decode => "decode",
-            Self::Encode => "encode",
         }
     }
 }

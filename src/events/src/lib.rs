@@ -23,9 +23,9 @@ mod zmtp;
 
 pub use codec::{Form, Limits, Speaker, decode, encode, sequence_of};
 pub use error::{EventError, Kind, Stage};
-pub use mirror::{Lineage, Mirror, MirrorConfig, MirrorStats, Roots};
+pub use mirror::{Lineage, Mirror, MirrorConfig, Roots};
 pub use model::{
     Batch, BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, RemovedBlocks, Source, StoredBlocks,
 };
-pub use publisher::{Publisher, PublisherConfig, PublisherStats};
+pub use publisher::{Publisher, PublisherConfig};
 pub use subscriber::{EpochReason, Feed, Subscriber, SubscriberConfig, SubscriberStatus};

@@ -42,9 +42,9 @@ pub type Roots = Box<dyn Fn(&Lineage<'_>) -> Option<BlockKey> + Send + Sync>;
 pub struct MirrorConfig {
     /// Seed of our block keys, the conductor's.
     pub chain_seed: u64,
-    /// Tokens of a block, the conductor's; blocks of another size are ignored and counted.
+    /// Tokens of a block, the conductor's; blocks of another size are ignored.
     pub block_tokens: u32,
-    /// Blocks followed at most, some 64 bytes each; further ones are ignored and counted.
+    /// Blocks followed at most, some 64 bytes each; further ones are ignored.
     pub max_blocks: usize,
     /// Blocks parked at most until their parent is known, with their tokens; the oldest make room.
     pub max_parked_blocks: usize,
@@ -64,54 +64,17 @@ impl Default for MirrorConfig {
     }
 }
 
-/// The counters of a [`Mirror`], in blocks unless they say otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MirrorStats {
-    /// Followed now, whether reported or not.
-    pub blocks: u64,
-    /// Parked now.
-    pub parked: u64,
-    /// Stored, removed or cleared events taken in.
-    pub events: u64,
-    /// Stored again while they were there.
-    pub repeated: u64,
-    /// Parked ones that joined their parent.
-    pub adopted: u64,
-    /// Parked ones that were dropped to make room.
-    pub dropped: u64,
-    /// Not taken because `max_blocks` were there.
-    pub over_capacity: u64,
-    /// Of another cache group, or of layers that do not see the whole prefix.
-    pub other_group: u64,
-    /// In a medium that is not the instance's own, or not known.
-    pub elsewhere: u64,
-    /// Of another size, or with tokens that do not fit their number.
-    pub odd_size: u64,
-    /// Without tokens, and not known from before.
-    pub without_tokens: u64,
-    /// Behind a picture, an unknown adapter or salt: followed, not reported.
-    pub foreign: u64,
-    /// Removed without having been known.
-    pub unknown_removed: u64,
-    /// Events of an unknown kind.
-    pub unknown_events: u64,
-}
-
 /// One engine's cache, as its events tell it.
 pub struct Mirror {
     config: MirrorConfig,
     roots: Roots,
     entries: Entries,
     parked: ParkedEvents,
-    stats: MirrorStats,
 }
 
 impl std::fmt::Debug for Mirror {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mirror")
-            .field("config", &self.config)
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
+        f.debug_struct("Mirror").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -120,7 +83,7 @@ impl Mirror {
     #[must_use]
     pub fn new(config: MirrorConfig, roots: Roots) -> Self {
         let parked = ParkedEvents::new(config.max_parked_blocks);
-        Self { config, roots, entries: Entries::default(), parked, stats: MirrorStats::default() }
+        Self { config, roots, entries: Entries::default(), parked }
     }
 
     /// A mirror that reports only chains without adapter and extra keys, all from `root`.
@@ -133,16 +96,13 @@ impl Mirror {
 
     /// Takes a batch in; what it changes for the conductor's index is appended to `changes`, in order.
     ///
-    /// Total: nothing that an engine says makes it fail. Whatever is not followed is counted in [`Self::stats`].
+    /// Total: nothing that an engine says makes it fail. Whatever cannot be followed is passed over.
     pub fn apply(&mut self, batch: &Batch, changes: &mut Vec<CacheChange>) {
         batch.events.iter().for_each(|event| self.apply_event(event, changes));
     }
 
     /// Takes one event in.
     pub fn apply_event(&mut self, event: &Event, changes: &mut Vec<CacheChange>) {
-        let unknown = matches!(event.change, Change::Unknown(_));
-        self.stats.events += u64::from(!unknown);
-        self.stats.unknown_events += u64::from(unknown);
         match &event.change {
             Change::Stored(stored) => self.stored(stored, event.source.as_deref(), changes),
             Change::Removed(removed) => self.removed(removed, changes),
@@ -157,12 +117,6 @@ impl Mirror {
         self.entries = Entries::default();
         self.parked.clear();
         changes.push(CacheChange::Cleared);
-    }
-
-    /// The counts so far.
-    #[must_use]
-    pub fn stats(&self) -> MirrorStats {
-        MirrorStats { blocks: self.entries.len() as u64, parked: self.parked.blocks() as u64, ..self.stats }
     }
 
     /// Everything that was reported and not taken back, for an index that starts anew: one change a block and
@@ -182,35 +136,23 @@ impl Mirror {
     }
 
     fn stored(&mut self, stored: &StoredBlocks, source: Option<&Source>, changes: &mut Vec<CacheChange>) {
-        let blocks = stored.hashes.len() as u64;
         if !self.counts(stored.group, stored.attention.as_deref()) {
-            self.stats.other_group += blocks;
             return;
         }
-        let Some(tier) = local_tier(stored.medium.as_ref()) else {
-            self.stats.elsewhere += blocks;
-            return;
-        };
+        let Some(tier) = local_tier(stored.medium.as_ref()) else { return };
         if stored.tokens.is_empty() {
             return self.stored_without_tokens(stored, tier, changes);
         }
         let expected = stored.hashes.len() * self.config.block_tokens as usize;
         if stored.block_tokens != self.config.block_tokens || stored.tokens.len() != expected {
-            self.stats.odd_size += blocks;
             return;
         }
         let start = match stored.parent {
             Some(parent) => match self.entries.start_after(parent.name()) {
                 Some(start) => start,
-                None => {
-                    self.stats.dropped += self.parked.park(stored, tier);
-                    return;
-                }
+                None => return self.parked.park(stored, tier),
             },
-            None if stored.base_block.unwrap_or(0) > 0 => {
-                self.stats.without_tokens += blocks;
-                return;
-            }
+            None if stored.base_block.unwrap_or(0) > 0 => return,
             None => self.root(stored, source),
         };
         self.place(stored, tier, start, changes);
@@ -228,7 +170,6 @@ impl Mirror {
         let mut ready = Vec::new();
         self.place_one(stored, (tier, start), &mut ready, changes);
         while let Some((child, at)) = ready.pop() {
-            self.stats.adopted += child.hashes.len() as u64;
             self.place_one(&child, at, &mut ready, changes);
         }
     }
@@ -248,17 +189,14 @@ impl Mirror {
             if (at > 0 || start.parent.is_some()) && !chain::besides_lora(stored, at).is_empty() {
                 start.named = false;
             }
-            self.stats.foreign += u64::from(!start.named);
             start.key = hasher.push_tokens(tokens);
             let name = hash.name();
             if self.parked.owes(name, tier) {
                 run.end(changes);
             } else if self.entries.len() < self.config.max_blocks || self.entries.has(name) {
                 let (known, new) = self.entries.hold(name, tier, start);
-                self.stats.repeated += u64::from(!new);
                 run.next(known, new, changes);
             } else {
-                self.stats.over_capacity += 1;
                 run.end(changes);
             }
             start.parent = Some(start.key.short());
@@ -272,33 +210,23 @@ impl Mirror {
     fn stored_without_tokens(&mut self, stored: &StoredBlocks, tier: Tier, changes: &mut Vec<CacheChange>) {
         let mut run = Run::new(tier);
         for hash in &stored.hashes {
-            match self.entries.hold_known(hash.name(), tier) {
-                Some((known, new)) => {
-                    self.stats.repeated += u64::from(!new);
-                    run.next(known, new, changes);
-                }
-                None => self.stats.without_tokens += 1,
+            if let Some((known, new)) = self.entries.hold_known(hash.name(), tier) {
+                run.next(known, new, changes);
             }
         }
         run.end(changes);
     }
 
     fn removed(&mut self, removed: &RemovedBlocks, changes: &mut Vec<CacheChange>) {
-        let blocks = removed.hashes.len() as u64;
         if !self.counts(removed.group, None) {
-            self.stats.other_group += blocks;
             return;
         }
-        let Some(tier) = local_tier(removed.medium.as_ref()) else {
-            self.stats.elsewhere += blocks;
-            return;
-        };
+        let Some(tier) = local_tier(removed.medium.as_ref()) else { return };
         let mut gone = Vec::new();
         for hash in &removed.hashes {
             match self.entries.release(hash.name(), tier) {
                 Some(reported) => gone.extend(reported),
-                None if self.parked.owe(hash.name(), tier) => {}
-                None => self.stats.unknown_removed += 1,
+                None => self.parked.owe(hash.name(), tier),
             }
         }
         if !gone.is_empty() {

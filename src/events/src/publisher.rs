@@ -13,7 +13,6 @@ mod ledger;
 mod serve;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_http::ConnectionSlots;
@@ -79,45 +78,11 @@ impl PublisherConfig {
     }
 }
 
-/// How a publisher is doing: plain counts since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PublisherStats {
-    /// Batches published.
-    pub batches: u64,
-    /// Batches kept for replay now.
-    pub kept_batches: u64,
-    /// Bytes of them.
-    pub kept_bytes: u64,
-    /// Blocks in the next snapshot.
-    pub snapshot_blocks: u64,
-    /// Held blocks that there was no room for in it.
-    pub snapshot_missing: u64,
-    /// Subscribers that connected.
-    pub subscribers: u64,
-    /// Batches that slow subscribers lost, each counted.
-    pub dropped: u64,
-    /// Requests for replay that were answered.
-    pub replays: u64,
-    /// Of these, those that got a snapshot.
-    pub snapshots: u64,
-    /// Connections turned away because `max_peers`, or half of them from that address, were there.
-    pub refused: u64,
-}
-
 /// One published batch.
 #[derive(Clone, Debug)]
 struct PublishedBatch {
     sequence: u64,
     payload: Bytes,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    subscribers: AtomicU64,
-    dropped: AtomicU64,
-    replays: AtomicU64,
-    snapshots: AtomicU64,
-    refused: AtomicU64,
 }
 
 /// The state that listeners and publisher share.
@@ -126,7 +91,6 @@ struct Shared {
     config: PublisherConfig,
     history: Mutex<History>,
     live: broadcast::Sender<PublishedBatch>,
-    counts: Counts,
 }
 
 impl Shared {
@@ -155,7 +119,7 @@ impl Publisher {
     pub async fn bind(config: PublisherConfig) -> Result<Self, EventError> {
         let (live, _) = broadcast::channel(config.queue_batches.max(1));
         let history = Mutex::new(History::new(&config));
-        let shared = Arc::new(Shared { history, live, counts: Counts::default(), config });
+        let shared = Arc::new(Shared { history, live, config });
         let (listener, endpoint) = listen(&shared.config.endpoint).await?;
         let room = || ConnectionSlots::new(shared.config.max_peers);
         let mut tasks =
@@ -197,22 +161,6 @@ impl Publisher {
     /// Publishes changes as one batch; see [`Self::publish`].
     pub fn announce(&self, changes: Vec<Change>) -> u64 {
         self.publish(changes.into_iter().map(Event::from).collect())
-    }
-
-    /// The counts so far.
-    #[must_use]
-    pub fn stats(&self) -> PublisherStats {
-        let counts = &self.shared.counts;
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let history = self.shared.history.lock();
-        PublisherStats {
-            subscribers: read(&counts.subscribers),
-            dropped: read(&counts.dropped),
-            replays: read(&counts.replays),
-            snapshots: read(&counts.snapshots),
-            refused: read(&counts.refused),
-            ..history.stats()
-        }
     }
 }
 

@@ -109,18 +109,12 @@ pub struct SubscriberStatus {
     pub connected: bool,
     /// The epoch.
     pub epoch: u64,
-    /// Number of the batch that comes next.
-    pub next_sequence: u64,
-    /// When the engine announced the last batch, in microseconds since 1970: how far behind we are.
-    pub last_batch_us: u64,
     /// Batches handed to the consumer, replayed ones included.
     pub batches: u64,
     /// Holes seen in the live stream.
     pub gaps: u64,
     /// Replays asked for.
     pub replays: u64,
-    /// Batches that came by replay.
-    pub replayed: u64,
     /// Batches that nobody could repeat.
     pub lost: u64,
     /// Messages that were no batch.
@@ -129,8 +123,6 @@ pub struct SubscriberStatus {
     pub restarts: u64,
     /// Connections of the live stream.
     pub connections: u64,
-    /// Attempts to connect that failed.
-    pub failed_connections: u64,
     /// The last error, in words.
     pub last_error: Option<String>,
 }

@@ -32,6 +32,7 @@ impl ParkedEvents {
         Self { events: BTreeMap::new(), by_parent, shadows, blocks: 0, next: 0, max_blocks }
     }
 
+    #[cfg(test)]
     pub(super) const fn blocks(&self) -> usize {
         self.blocks
     }
@@ -40,17 +41,16 @@ impl ParkedEvents {
         *self = Self::new(self.max_blocks);
     }
 
-    /// Parks an event; returns how many blocks were dropped to make room, or for want of it.
-    pub(super) fn park(&mut self, stored: &StoredBlocks, tier: Tier) -> u64 {
-        let Some(parent) = stored.parent else { return 0 };
+    /// Parks an event; the oldest make room, and one that is larger than the room is dropped.
+    pub(super) fn park(&mut self, stored: &StoredBlocks, tier: Tier) {
+        let Some(parent) = stored.parent else { return };
         let count = stored.hashes.len();
         if count == 0 || count > self.max_blocks {
-            return count as u64;
+            return;
         }
-        let mut dropped = 0;
         while self.blocks + count > self.max_blocks {
             let Some((&oldest, _)) = self.events.first_key_value() else { break };
-            dropped += self.drop_event(oldest);
+            self.drop_event(oldest);
         }
         for hash in &stored.hashes {
             let parked = &mut self.shadows.entry(hash.name()).or_default().parked[tier.index()];
@@ -60,11 +60,10 @@ impl ParkedEvents {
         self.events.insert(self.next, (stored.clone(), tier));
         self.next += 1;
         self.blocks += count;
-        dropped
     }
 
-    fn drop_event(&mut self, ticket: u64) -> u64 {
-        let Some((stored, tier)) = self.events.remove(&ticket) else { return 0 };
+    fn drop_event(&mut self, ticket: u64) {
+        let Some((stored, tier)) = self.events.remove(&ticket) else { return };
         self.blocks -= stored.hashes.len();
         let parent = stored.parent.map_or(0, |parent| parent.name());
         if let Some(tickets) = self.by_parent.get_mut(&parent) {
@@ -78,7 +77,6 @@ impl ParkedEvents {
             self.owes(hash.name(), tier);
             self.release_copy(hash.name(), tier);
         }
-        stored.hashes.len() as u64
     }
 
     /// Takes the events that waited for a block, oldest last. They are no longer parked.
@@ -100,13 +98,11 @@ impl ParkedEvents {
         found
     }
 
-    /// Notes that a parked block was removed; whether it was parked at all, with a copy left to remove.
-    pub(super) fn owe(&mut self, name: u128, tier: Tier) -> bool {
-        let Some(shadow) = self.shadows.get_mut(&name) else { return false };
+    /// Notes that a block was removed, if it is parked with a copy left to remove.
+    pub(super) fn owe(&mut self, name: u128, tier: Tier) {
+        let Some(shadow) = self.shadows.get_mut(&name) else { return };
         let (parked, owed) = (shadow.parked[tier.index()], &mut shadow.owed[tier.index()]);
-        let left = *owed < parked;
-        *owed += u32::from(left);
-        left
+        *owed += u32::from(*owed < parked);
     }
 
     /// Whether a block that joins was removed meanwhile; that removal is then settled.

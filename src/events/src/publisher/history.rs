@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 
 use super::ledger::Ledger;
-use super::{PublishedBatch, PublisherConfig, PublisherStats};
+use super::{PublishedBatch, PublisherConfig};
 use crate::model::Event;
 
 /// The last batches, by number without a hole.
@@ -73,17 +73,6 @@ impl History {
         };
         Answer::Kept(kept.map(published).collect())
     }
-
-    pub(super) fn stats(&self) -> PublisherStats {
-        PublisherStats {
-            batches: self.next,
-            kept_batches: self.kept.len() as u64,
-            kept_bytes: self.kept_bytes as u64,
-            snapshot_blocks: self.ledger.blocks(),
-            snapshot_missing: self.ledger.missing(),
-            ..PublisherStats::default()
-        }
-    }
 }
 
 #[cfg(test)]
@@ -111,7 +100,7 @@ mod tests {
         assert_eq!(numbers(&history, 4), Some(vec![4]));
         assert_eq!(numbers(&history, u64::MAX - 1), Some(vec![]));
         assert!(matches!(history.from(1), Answer::Snapshot(4, _)));
-        assert_eq!((history.stats().batches, history.stats().kept_bytes), (5, 30));
+        assert_eq!((history.next, history.kept_bytes), (5, 30));
     }
 
     #[test]

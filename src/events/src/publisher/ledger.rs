@@ -38,21 +38,11 @@ pub(super) struct Ledger {
     next: u64,
     tokens: usize,
     max_tokens: usize,
-    missing: u64,
 }
 
 impl Ledger {
     pub(super) fn new(max_tokens: usize) -> Self {
-        Self { places: HashMap::new(), blocks: BTreeMap::new(), next: 0, tokens: 0, max_tokens, missing: 0 }
-    }
-
-    pub(super) fn blocks(&self) -> u64 {
-        self.blocks.len() as u64
-    }
-
-    /// Blocks that there was no room for.
-    pub(super) const fn missing(&self) -> u64 {
-        self.missing
+        Self { places: HashMap::new(), blocks: BTreeMap::new(), next: 0, tokens: 0, max_tokens }
     }
 
     pub(super) fn apply(&mut self, change: &Change) {
@@ -63,7 +53,7 @@ impl Ledger {
                 removed.hashes.iter().for_each(|hash| self.remove(hash, &medium));
             }
             Change::Cleared(None) => {
-                *self = Self { next: self.next, missing: self.missing, ..Self::new(self.max_tokens) };
+                *self = Self { next: self.next, ..Self::new(self.max_tokens) };
             }
             Change::Cleared(Some(medium)) => {
                 let hashes: Vec<EngineHash> = self.blocks.values().map(|held| held.hash).collect();
@@ -104,7 +94,6 @@ impl Ledger {
         // A block without tokens costs room as well.
         let cost = held.tokens.len().max(16);
         if self.tokens + cost > self.max_tokens || self.blocks.len() >= MAX_BLOCKS {
-            self.missing += 1;
             return;
         }
         self.tokens += cost;
@@ -233,13 +222,13 @@ mod tests {
         assert_eq!((stored_blocks(&ledger), ledger.tokens), (vec![], 0));
         ledger.apply(&stored(&[5], None, Medium::Gpu));
         ledger.apply(&Change::Cleared(None));
-        assert_eq!((stored_blocks(&ledger), ledger.blocks()), (vec![], 0));
+        assert_eq!((stored_blocks(&ledger), ledger.blocks.len()), (vec![], 0));
     }
 
     #[test]
-    fn room_is_bounded_and_what_is_missing_counted() {
+    fn room_is_bounded() {
         let ledger = ledger(40, &[stored(&[1, 2, 3], None, Medium::Gpu)]);
-        assert_eq!((ledger.blocks(), ledger.missing()), (2, 1));
+        assert_eq!(ledger.blocks.len(), 2);
     }
 
     #[test]
@@ -248,8 +237,8 @@ mod tests {
         for name in 0..=MAX_BLOCKS as u64 {
             full.apply(&stored(&[name], None, Medium::Gpu));
         }
-        assert_eq!((full.blocks(), full.missing()), (MAX_BLOCKS as u64, 1));
-        assert!(4 * full.blocks() < crate::Limits::default().events as u64);
+        assert_eq!(full.blocks.len(), MAX_BLOCKS);
+        assert!(4 * full.blocks.len() < crate::Limits::default().events);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The two listeners' connections, one task each.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use baton_http::{Acceptor, ConnectionSlots};
@@ -38,13 +37,7 @@ pub(super) async fn accept(
     let (mut acceptor, mut peers) = (Acceptor::new("KV events", listener), JoinSet::new());
     loop {
         while peers.try_join_next().is_some() {}
-        let (stream, _, place) = match acceptor.accept(|peer| room.take(peer)).await {
-            Ok(accepted) => accepted,
-            Err(failure) => {
-                add(&shared.counts.refused, failure.closed as u64);
-                continue;
-            }
-        };
+        let Ok((stream, _, place)) = acceptor.accept(|peer| room.take(peer)).await else { continue };
         let shared = shared.clone();
         peers.spawn(async move {
             // A peer that goes, or speaks another tongue, is nobody's loss.
@@ -55,10 +48,6 @@ pub(super) async fn accept(
             drop(place);
         });
     }
-}
-
-fn add(count: &AtomicU64, more: u64) {
-    count.fetch_add(more, Ordering::Relaxed);
 }
 
 fn time_limit(shared: &Shared) -> Duration {
@@ -81,7 +70,6 @@ async fn send(outgoing: &mut ConnectionWriter, frames: &[&[u8]], shared: &Shared
 /// Sends every batch from now on, once the peer has subscribed.
 async fn live(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
     let Connection { mut incoming, mut outgoing } = negotiate(stream, Role::Pub, shared).await?;
-    add(&shared.counts.subscribers, 1);
     let mut batches = shared.live.subscribe();
     let topic = shared.config.topic.as_bytes();
     let mut topics: Vec<Vec<u8>> = Vec::new();
@@ -101,8 +89,7 @@ async fn live(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
                     let frames = [topic, &batch.sequence.to_be_bytes(), &batch.payload];
                     send(&mut outgoing, &frames, shared).await?;
                 }
-                Ok(_) => {}
-                Err(RecvError::Lagged(lost)) => add(&shared.counts.dropped, lost),
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return Ok(()),
             },
         }
@@ -140,7 +127,6 @@ async fn replay(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
 }
 
 async fn repeat(outgoing: &mut ConnectionWriter, number: u64, shared: &Shared) -> Result<(), EventError> {
-    add(&shared.counts.replays, 1);
     let topic = shared.config.topic.as_bytes();
     let answer = shared.history.lock().from(number);
     match answer {
@@ -151,7 +137,6 @@ async fn repeat(outgoing: &mut ConnectionWriter, number: u64, shared: &Shared) -
             }
         }
         Answer::Snapshot(sequence, events) => {
-            add(&shared.counts.snapshots, 1);
             let payload = shared.encode(sequence, events);
             send(outgoing, &[b"", topic, &sequence.to_be_bytes(), &payload], shared).await?;
         }

@@ -66,10 +66,7 @@ impl Session {
                         DisconnectReason::Lost(error) => error,
                     }
                 }
-                Err(error) => {
-                    stream.count(|status| status.failed_connections += 1);
-                    error
-                }
+                Err(error) => error,
             };
             stream.note(&error);
             stream.count(|status| status.connected = false);
@@ -193,7 +190,7 @@ impl Session {
             }
         }
         if stream.next().is_none_or(|next| next <= sequence) {
-            stream.deliver(sequence, payload, false).await?;
+            stream.deliver(sequence, payload).await?;
         }
         Ok(())
     }
@@ -277,7 +274,7 @@ impl Session {
             }
             first = false;
             if sequence >= next {
-                stream.deliver(sequence, &payload, true).await?;
+                stream.deliver(sequence, &payload).await?;
             }
             if until.is_some_and(|until| stream.next().is_some_and(|next| next >= until)) {
                 return Ok(Ok(()));

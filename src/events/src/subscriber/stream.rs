@@ -73,7 +73,6 @@ impl Stream {
             status.lost += lost;
             status.restarts += u64::from(why == EpochReason::Restarted);
             status.epoch = self.epoch;
-            status.next_sequence = next.unwrap_or(0);
         });
         if fresh {
             return Ok(());
@@ -85,12 +84,7 @@ impl Stream {
     /// Hands out a batch, whose number must be the next.
     ///
     /// One that cannot be read ends the epoch: what it said is lost, and asking again brings the same bytes.
-    pub(super) async fn deliver(
-        &mut self,
-        sequence: u64,
-        payload: &[u8],
-        replayed: bool,
-    ) -> Result<(), ConsumerGoneError> {
+    pub(super) async fn deliver(&mut self, sequence: u64, payload: &[u8]) -> Result<(), ConsumerGoneError> {
         let batch = match decode(sequence, payload, &self.limits) {
             Ok(batch) => batch,
             Err(error) => {
@@ -102,12 +96,7 @@ impl Stream {
         self.next = Some(sequence.wrapping_add(1));
         self.last = Some((sequence, xxh3_64(payload)));
         self.begun = true;
-        self.count(|status| {
-            status.batches += 1;
-            status.replayed += u64::from(replayed);
-            status.next_sequence = sequence.wrapping_add(1);
-            status.last_batch_us = batch.time_us;
-        });
+        self.count(|status| status.batches += 1);
         self.feed.send(Feed::Batch { epoch: self.epoch, batch }).await.map_err(|_| ConsumerGoneError)
     }
 

@@ -76,12 +76,6 @@ fn the_index_ends_with_what_the_engine_holds() {
         }
         assert_eq!(held, truth(name), "{name}");
         assert_eq!(held.len(), blocks, "{name}");
-        let stats = mirror.stats();
-        assert_eq!(
-            (stats.parked, stats.without_tokens, stats.odd_size, stats.unknown_removed),
-            (0, 0, 0, 0),
-            "{name}"
-        );
     }
 }
 
@@ -92,7 +86,6 @@ fn two_copies_are_gone_when_both_are_removed() {
         all.iter().position(|(batch, _)| matches!(batch.events[0].change, Change::Removed(_))).unwrap();
     let (mut mirror, mut changes) = (mirror(), Vec::new());
     all[..evicting].iter().for_each(|(batch, _)| mirror.apply(batch, &mut changes));
-    assert_eq!(mirror.stats().repeated, 3, "the same prompt under another key has the same names in SGLang");
     changes.clear();
     let (batch, _) = &all[evicting];
     mirror.apply_event(&batch.events[0], &mut changes);
