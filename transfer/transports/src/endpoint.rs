@@ -19,7 +19,7 @@ use crate::limits::Limits;
 use crate::random::random;
 use crate::receiver::Receiver;
 use crate::serve::serve;
-use crate::stats::{Counters, Place, TransportStats, add};
+use crate::stats::{Counters, Place, TransportStats};
 use crate::tls;
 
 /// Before accepting again when the system is out of files.
@@ -172,11 +172,7 @@ async fn accept(landings: Arc<Landings>, listener: TcpListener, mut seen: watch:
         };
         match arrival {
             Ok(arrival) => take(&landings, arrival, &mut connections, &seen),
-            Err(error) => {
-                let error = TransportError::from_io(&error, Stage::Serve, "accepting a connection");
-                landings.party.counters.failed(&error);
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }
     drop(listener);
@@ -194,16 +190,12 @@ fn take(
 ) {
     let party = &landings.party;
     let place = Place::take(&party.counters, |all| &all.open_connections, party.limits.connections);
-    let Some(place) = place else {
-        add(&party.counters.turned_away_connections, 1);
-        return;
-    };
+    let Some(place) = place else { return };
     let (landings, seen) = (landings.clone(), seen.clone());
     connections.spawn(async move {
         let _place = place;
-        match tls::accept(&landings.party, arrival).await {
-            Ok(wire) => serve(landings, wire, seen).await,
-            Err(error) => landings.party.counters.failed(&error),
+        if let Ok(wire) = tls::accept(&landings.party, arrival).await {
+            serve(landings, wire, seen).await;
         }
     });
 }

@@ -12,6 +12,7 @@ use crate::handshake::{Connection, Party};
 use crate::message::{HeldBlock, decode_failure, decode_held, encode_keys, encode_window, urgency};
 use crate::mover::Memory;
 use crate::receiver::{FetchedBlock, PeerAddress, Want, answers};
+use crate::stats::add;
 use crate::wire::{read_control, read_header, write_control};
 
 /// Fetches blocks from a peer: the leading part of those wanted that it holds, verified on arrival. Fewer
@@ -27,15 +28,14 @@ pub async fn fetch(
     want: Want,
     deadline: Duration,
 ) -> Result<Vec<FetchedBlock>, TransportError> {
-    let fetched = match timeout(deadline, fetch_checked(dialer, peer, &want, deadline)).await {
+    match timeout(deadline, fetch_checked(dialer, peer, &want, deadline)).await {
         Ok(fetched) => fetched,
         Err(_) => {
             let (blocks, ms) = (want.keys.len(), deadline.as_millis());
             let text = format!("{blocks} blocks did not come within {ms} ms");
             Err(TransportError::new(Kind::Unavailable, Stage::Fetch, text))
         }
-    };
-    fetched.inspect_err(|error| dialer.party().counters.failed(error))
+    }
 }
 
 async fn fetch_checked(
@@ -170,7 +170,7 @@ impl Answer<'_> {
         let (mut filling, whole) =
             taken.await.map_err(|error| wrong(format!("verifying a fetch: {error}")))??;
         let bytes = whole.iter().map(|block: &FetchedBlock| block.bytes.len() as u64).sum();
-        self.party.counters.received(whole.len() as u64, bytes);
+        add(&self.party.counters.received_bytes, bytes);
         self.blocks.extend(whole);
         self.take_whole(&mut filling)?;
         let taken = window.taken();

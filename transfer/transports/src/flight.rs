@@ -19,7 +19,7 @@ use crate::handshake::Connection;
 use crate::message::{MOVED_SLICES_MAX, encode_moved, encode_offer};
 use crate::mover::Region;
 use crate::receiver::{HandoffTicket, PeerAddress, Plan, SlicePosition};
-use crate::stats::{Place, add};
+use crate::stats::Place;
 use crate::wire::{ReadHalf, WriteHalf, write_control};
 use offers::Offers;
 use progress::{Progress, listen};
@@ -36,10 +36,6 @@ pub struct FlightStats {
     pub slices: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Offers that the receiver put off before it took the flight.
-    pub postponed_offers: u64,
-    /// From the start of the offer to the last confirmation.
-    pub duration_us: u64,
 }
 
 /// Bytes of a flight that leave together: their checksum, and the slices that begin among them.
@@ -66,7 +62,6 @@ pub struct Flight {
     reading: JoinHandle<Option<ReadHalf>>,
     progress: watch::Receiver<Progress>,
     stats: FlightStats,
-    started: Instant,
     /// Half a frame may be on the stream: nothing may follow it.
     broken: bool,
     _permit: OwnedSemaphorePermit,
@@ -87,16 +82,6 @@ impl Flight {
         ticket: HandoffTicket,
         plan: Plan,
     ) -> Result<Self, TransportError> {
-        let started = Self::offer_until_taken(dialer, peer, ticket, plan).await;
-        started.inspect_err(|error| dialer.party().counters.failed(error))
-    }
-
-    async fn offer_until_taken(
-        dialer: &Dialer,
-        peer: &PeerAddress,
-        ticket: HandoffTicket,
-        plan: Plan,
-    ) -> Result<Self, TransportError> {
         let party = dialer.party();
         plan.check(&party.limits, Stage::Offer)?;
         let place = Place::take(&party.counters, |all| &all.sending_flights, party.limits.flights);
@@ -104,10 +89,9 @@ impl Flight {
             let text = format!("{} flights are on their way already", party.limits.flights);
             TransportError::new(Kind::Retry, Stage::Offer, text)
         })?;
-        let started = Instant::now();
         let offer = encode_offer(ticket, &plan);
-        let mut offers = Offers { dialer, peer, offer, postponed: 0, last_postponed: None };
-        let deadline = started + party.limits.offer_timeout();
+        let mut offers = Offers { dialer, peer, offer, last_postponed: None };
+        let deadline = Instant::now() + party.limits.offer_timeout();
         let (leased, have_blocks, window) = match timeout_at(deadline, offers.run(deadline)).await {
             Ok(answered) => answered?,
             Err(_) => {
@@ -139,8 +123,7 @@ impl Flight {
             leaving: VecDeque::new(),
             reading: tokio::spawn(listen(party.clone(), reader, told)),
             progress,
-            stats: FlightStats { slices: 0, bytes: 0, postponed_offers: offers.postponed, duration_us: 0 },
-            started,
+            stats: FlightStats { slices: 0, bytes: 0 },
             broken: false,
             _permit: permit,
             _place: place,
@@ -161,8 +144,7 @@ impl Flight {
     /// without it. Any other error ends the flight, with the receiver's reason where it gave one.
     pub async fn send(&mut self, at: SlicePosition, from: &Region) -> Result<(), TransportError> {
         self.check(at, from)?;
-        let sent = self.send_checked(at, from).await;
-        sent.inspect_err(|error| self.dialer.party().counters.failed(error))
+        self.send_checked(at, from).await
     }
 
     /// Sends the slices that wait to leave together, and waits until they have arrived. For a sender that has no
@@ -171,8 +153,12 @@ impl Flight {
     /// # Errors
     /// As for [`Flight::send`].
     pub async fn flush(&mut self) -> Result<(), TransportError> {
-        let flushed = self.flush_checked().await;
-        flushed.inspect_err(|error| self.dialer.party().counters.failed(error))
+        self.unbroken(Stage::Send)?;
+        self.broken = true;
+        self.submit_writes().await?;
+        while self.announce().await? {}
+        self.broken = false;
+        Ok(())
     }
 
     /// Sends the receiver's program a note besides the KV: at most once, before the first slice.
@@ -182,8 +168,7 @@ impl Flight {
     pub async fn note(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
         let most = self.dialer.party().limits.note_bytes;
         if u32::try_from(bytes.len()).is_ok_and(|bytes| bytes <= most) {
-            let told = self.write(Header::new(FrameKind::Note, 0, 0, 0), bytes, Stage::Send).await;
-            return told.inspect_err(|error| self.dialer.party().counters.failed(error));
+            return self.write(Header::new(FrameKind::Note, 0, 0, 0), bytes, Stage::Send).await;
         }
         let text = format!("a note of {} bytes is over the limit note_bytes {most}", bytes.len());
         Err(TransportError::new(Kind::Invalid, Stage::Send, text))
@@ -233,20 +218,14 @@ impl Flight {
             left.memory.add_to(&mut self.gathering.sum, left.at, pushed);
             left.at += pushed;
         }
-        self.count_slice();
+        self.stats.slices += 1;
+        self.stats.bytes += u64::from(self.plan.layer_bytes);
         let laden = self.window.as_ref().is_some_and(WindowWriter::has_full_batch);
         if laden || self.gathering.begun.len() >= MOVED_SLICES_MAX {
             self.submit_writes().await?;
         }
         self.broken = false;
         Ok(())
-    }
-
-    fn count_slice(&mut self) {
-        let bytes = u64::from(self.plan.layer_bytes);
-        self.dialer.party().counters.sent(1, bytes);
-        self.stats.slices += 1;
-        self.stats.bytes += bytes;
     }
 
     /// The window is full, or wraps: what has gathered leaves, and room comes as the receiver takes bytes out.
@@ -296,15 +275,6 @@ impl Flight {
         let body = encode_moved(portion.sum.value(), &portion.begun);
         self.write(Header::new(FrameKind::Moved, 0, 0, upto), &body, Stage::Send).await?;
         Ok(true)
-    }
-
-    async fn flush_checked(&mut self) -> Result<(), TransportError> {
-        self.unbroken(Stage::Send)?;
-        self.broken = true;
-        self.submit_writes().await?;
-        while self.announce().await? {}
-        self.broken = false;
-        Ok(())
     }
 
     async fn write(&mut self, header: Header, body: &[u8], stage: Stage) -> Result<(), TransportError> {
@@ -371,17 +341,8 @@ impl Flight {
     /// # Errors
     /// [`Kind::Corrupt`] where slices were missing, doubled or damaged; else as for [`Flight::send`].
     pub async fn finish(mut self) -> Result<FlightStats, TransportError> {
-        let finished = self.finish_checked().await;
-        finished.inspect_err(|error| self.dialer.party().counters.failed(error))?;
-        add(&self.dialer.party().counters.sent_flights, 1);
-        let stats = self.stats;
-        self.give_back().await;
-        Ok(stats)
-    }
-
-    async fn finish_checked(&mut self) -> Result<(), TransportError> {
         self.unbroken(Stage::Finish)?;
-        self.flush_checked().await?;
+        self.flush().await?;
         self.write(Header::new(FrameKind::Finish, 0, 0, self.stats.slices), &[], Stage::Finish).await?;
         self.await_progress(Stage::Finish, |told| told.end.is_some()).await?;
         let confirmed = match &self.progress.borrow().end {
@@ -393,8 +354,9 @@ impl Flight {
             let text = format!("{sent} slices were sent, but the peer confirms {confirmed}");
             return Err(TransportError::new(Kind::Bug, Stage::Finish, text));
         }
-        self.stats.duration_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Ok(())
+        let stats = self.stats;
+        self.give_back().await;
+        Ok(stats)
     }
 
     async fn give_back(mut self) {

@@ -9,7 +9,7 @@ use crate::data_plane::{ArrivedPieces, Piece, Stretch};
 use crate::error::{Kind, Stage, TransportError};
 use crate::handshake::Party;
 use crate::receiver::{FlightRefusal, HandoffTicket, Plan, Receiver, SlicePosition};
-use crate::stats::{Place, add};
+use crate::stats::Place;
 
 /// The node behind an endpoint, and the flights that it is taking in.
 pub(crate) struct Landings {
@@ -104,11 +104,6 @@ impl Landing {
 
     pub(crate) fn have_blocks(&self) -> u32 {
         self.have_blocks
-    }
-
-    /// Slices that have landed whole.
-    pub(crate) fn landed_slices(&self) -> u64 {
-        self.landed_slices
     }
 
     /// Slices that the sender is to send.
@@ -217,14 +212,12 @@ impl Landing {
         }
         self.open = false;
         self.landings.receiver.complete(self.ticket);
-        add(&self.landings.party.counters.received_flights, 1);
         Ok(whole)
     }
 
     /// Ends the flight. A second end does nothing.
     pub(crate) fn abort(&mut self, why: &str) {
         if std::mem::take(&mut self.open) {
-            add(&self.landings.party.counters.aborted_flights, 1);
             self.landings.receiver.abort(self.ticket, why);
         }
     }

@@ -56,4 +56,4 @@ pub use receiver::{
     AcceptedFlight, FetchedBlock, FlightRefusal, HandoffTicket, PeerAddress, Plan, Receiver, Serving,
     SlicePosition, Want,
 };
-pub use stats::{FailureStats, KvStats, SentBytes, TransportStats};
+pub use stats::{KvStats, SentBytes, TransportStats};

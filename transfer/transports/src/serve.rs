@@ -23,18 +23,14 @@ use crate::wire::{Wire, read_body, read_control, read_header, verify, write_cont
 /// Bytes that are copied where they are: more of them go to a thread that may take its time.
 const COPY_HERE_BYTES: u64 = 128 << 10;
 
-/// Serves one stream until either side ends it. Every failure is counted here.
+/// Serves one stream until either side ends it.
 pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut seen: watch::Receiver<Phase>) {
     let party = landings.party.clone();
     let whole = party.limits.connect_timeout() * 2;
     let welcomed = bounded(whole, "the handshake", welcome(&party, wire)).await;
-    let mut connection = match welcomed {
-        Ok(connection) => connection,
-        Err(error) => return party.counters.failed(&error.at(Stage::Handshake)),
-    };
+    let Ok(mut connection) = welcomed else { return };
     while await_work(&mut connection, party.limits.idle_timeout(), &mut seen).await {
         if let Err(error) = serve_once(&landings, &mut connection).await {
-            party.counters.failed(&error);
             return close(connection, &error, party.limits.progress_timeout()).await;
         }
     }
@@ -134,7 +130,6 @@ async fn refuse_flight(
     connection: &mut Connection,
     refused: FlightRefusal,
 ) -> Result<(), TransportError> {
-    crate::stats::add(&landings.party.counters.refused_offers, 1);
     refuse(connection, refused, landings.party.limits.progress_timeout()).await
 }
 
@@ -200,7 +195,6 @@ async fn take_out(
         let text = format!("byte {upto} is said to be there, which the window has no room for");
         return Err(TransportError::new(Kind::Bug, Stage::Serve, text));
     };
-    let landed = taking.landing.landed_slices();
     let pieces = taking.landing.pieces(&stretches, &begun)?;
     let bytes: u64 = stretches.iter().map(|stretch| stretch.bytes).sum();
     let arrived = ArrivedPieces { memory: taking.window.memory().clone(), pieces };
@@ -213,7 +207,7 @@ async fn take_out(
             TransportError::new(Kind::Bug, Stage::Serve, format!("copying a flight: {error}"))
         })??;
     }
-    landings.party.counters.received(taking.landing.landed_slices() - landed, bytes);
+    crate::stats::add(&landings.party.counters.received_bytes, bytes);
     Ok(())
 }
 

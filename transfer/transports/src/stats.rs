@@ -2,18 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Kind, TransportError};
-
 /// KV of flights and fetches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvStats {
-    /// Slices and blocks sent.
-    pub sent_slices: u64,
-    /// Bytes of them.
-    pub sent_bytes: u64,
-    /// Slices and blocks received and verified.
-    pub received_slices: u64,
-    /// Bytes of them.
+    /// Bytes received and verified.
     pub received_bytes: u64,
 }
 
@@ -28,23 +20,6 @@ pub struct SentBytes {
     pub tcp: u64,
 }
 
-/// Failed operations, by remedy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FailureStats {
-    /// Failures of [`Kind::Retry`].
-    pub retry: u64,
-    /// Failures of [`Kind::Invalid`].
-    pub invalid: u64,
-    /// Failures of [`Kind::Unavailable`].
-    pub unavailable: u64,
-    /// Failures of [`Kind::Corrupt`].
-    pub corrupt: u64,
-    /// Failures of [`Kind::Closed`].
-    pub closed: u64,
-    /// Failures of [`Kind::Bug`].
-    pub bug: u64,
-}
-
 /// Counters of an endpoint and its dialer since their creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TransportStats {
@@ -52,26 +27,14 @@ pub struct TransportStats {
     pub kv: KvStats,
     /// Bytes sent, by transport.
     pub sent: SentBytes,
-    /// Flights, fetches, connections and handshakes that failed, on either side.
-    pub failures: FailureStats,
     /// Flights on their way out.
     pub sending_flights: u64,
     /// Flights on their way in.
     pub receiving_flights: u64,
-    /// Flights sent and confirmed.
-    pub sent_flights: u64,
-    /// Flights received and completed.
-    pub received_flights: u64,
-    /// Flights that the receiver aborted after accepting them.
-    pub aborted_flights: u64,
-    /// Offers refused by the receiver, those repeated later included.
-    pub refused_offers: u64,
     /// Fetches being served.
     pub serving_fetches: u64,
     /// Connections accepted and open.
     pub open_connections: u64,
-    /// Connections turned away for lack of room.
-    pub turned_away_connections: u64,
     /// Connections refused because their peers did not prove that they have the cluster's key.
     pub refused_peers: u64,
 }
@@ -79,68 +42,26 @@ pub struct TransportStats {
 /// The counters behind [`TransportStats`], shared by all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    sent_slices: AtomicU64,
-    sent_bytes: AtomicU64,
-    received_slices: AtomicU64,
-    received_bytes: AtomicU64,
-    failures: [AtomicU64; 6],
+    pub(crate) received_bytes: AtomicU64,
     pub(crate) sending_flights: AtomicU64,
     pub(crate) receiving_flights: AtomicU64,
-    pub(crate) sent_flights: AtomicU64,
-    pub(crate) received_flights: AtomicU64,
-    pub(crate) aborted_flights: AtomicU64,
-    pub(crate) refused_offers: AtomicU64,
     pub(crate) serving_fetches: AtomicU64,
     pub(crate) open_connections: AtomicU64,
-    pub(crate) turned_away_connections: AtomicU64,
     pub(crate) refused_peers: AtomicU64,
 }
 
 impl Counters {
-    pub(crate) fn sent(&self, slices: u64, bytes: u64) {
-        add(&self.sent_slices, slices);
-        add(&self.sent_bytes, bytes);
-    }
-
-    pub(crate) fn received(&self, slices: u64, bytes: u64) {
-        add(&self.received_slices, slices);
-        add(&self.received_bytes, bytes);
-    }
-
-    pub(crate) fn failed(&self, error: &TransportError) {
-        add(&self.failures[usize::from(error.kind.number())], 1);
-    }
-
     /// With what the transfer engine has moved, by transport.
     pub(crate) fn snapshot(&self, moved: &[(&'static str, u64)]) -> TransportStats {
-        let failed = |kind: Kind| read(&self.failures[usize::from(kind.number())]);
         let way =
             |name: &str| moved.iter().filter(|(of, _)| *of == name).map(|(_, bytes)| bytes).sum::<u64>();
         TransportStats {
-            kv: KvStats {
-                sent_slices: read(&self.sent_slices),
-                sent_bytes: read(&self.sent_bytes),
-                received_slices: read(&self.received_slices),
-                received_bytes: read(&self.received_bytes),
-            },
+            kv: KvStats { received_bytes: read(&self.received_bytes) },
             sent: SentBytes { rdma: way("rdma"), shared_memory: way("shm"), tcp: way("tcp") },
-            failures: FailureStats {
-                retry: failed(Kind::Retry),
-                invalid: failed(Kind::Invalid),
-                unavailable: failed(Kind::Unavailable),
-                corrupt: failed(Kind::Corrupt),
-                closed: failed(Kind::Closed),
-                bug: failed(Kind::Bug),
-            },
             sending_flights: read(&self.sending_flights),
             receiving_flights: read(&self.receiving_flights),
-            sent_flights: read(&self.sent_flights),
-            received_flights: read(&self.received_flights),
-            aborted_flights: read(&self.aborted_flights),
-            refused_offers: read(&self.refused_offers),
             serving_fetches: read(&self.serving_fetches),
             open_connections: read(&self.open_connections),
-            turned_away_connections: read(&self.turned_away_connections),
             refused_peers: read(&self.refused_peers),
         }
     }
@@ -185,21 +106,14 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Stage;
     use std::sync::Arc;
 
     #[test]
     fn each_count_lands_in_its_field() {
         let counters = Counters::default();
-        counters.sent(1, 10);
-        counters.received(2, 20);
-        counters.failed(&TransportError::new(Kind::Corrupt, Stage::Send, ""));
+        add(&counters.received_bytes, 20);
         let stats = counters.snapshot(&[("tcp", 4), ("shm", 1), ("tcp", 3)]);
-        assert_eq!(
-            stats.kv,
-            KvStats { sent_slices: 1, sent_bytes: 10, received_slices: 2, received_bytes: 20 }
-        );
-        assert_eq!(stats.failures, FailureStats { corrupt: 1, ..FailureStats::default() });
+        assert_eq!(stats.kv, KvStats { received_bytes: 20 });
         assert_eq!(stats.sent, SentBytes { rdma: 0, shared_memory: 1, tcp: 7 });
     }
 

@@ -23,7 +23,6 @@ pub(super) struct Offers<'a> {
     pub(super) dialer: &'a Dialer,
     pub(super) peer: &'a PeerAddress,
     pub(super) offer: Vec<u8>,
-    pub(super) postponed: u64,
     pub(super) last_postponed: Option<TransportError>,
 }
 
@@ -39,7 +38,6 @@ impl Offers<'_> {
                 Ok(Answer::Accepted(have_blocks, window)) => return Ok((leased, have_blocks, window)),
                 Ok(Answer::Postponed(why)) if Instant::now() + pause >= deadline => return Err(why),
                 Ok(Answer::Postponed(why)) => {
-                    self.postponed += 1;
                     self.last_postponed = Some(why);
                     sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);

@@ -103,10 +103,6 @@ pub struct Capabilities {
     pub slice_bytes_max: u32,
     /// Slices that one path takes before it answers "full".
     pub outstanding_max: u32,
-    /// Whether bytes go between the memories without a copy in between.
-    pub zero_copy: bool,
-    /// Whether it verifies checksums itself when a slice asks.
-    pub verifies: bool,
 }
 
 /// Why a slice or a path failed.

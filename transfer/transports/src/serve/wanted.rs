@@ -57,7 +57,6 @@ pub(super) async fn serve(
         let lent = decode_window(&lent)?.ok_or_else(|| unexpected(FrameKind::Lent))?;
         let window = WindowWriter::new(&landings.party.plane, lent, priority, left)?;
         OutgoingBlocks::new(landings, window)?.all(connection, &blocks).await?;
-        blocks.iter().for_each(|block| landings.party.counters.sent(1, block.bytes.len() as u64));
     }
     let sent = u64::try_from(blocks.len()).expect("a usize has at most 64 bits");
     write_control(&mut connection.writer, Header::new(FrameKind::End, 0, 0, sent), &[], pace, Stage::Serve)

@@ -52,8 +52,7 @@ async fn more_than_a_window_comes_through_one() {
         assert_eq!(ask(&scene, wanted(held.iter().map(|one| one.key))).await.unwrap(), held);
         let (asker, holder) = (scene.dialer.stats(), scene.endpoint.stats());
         let bytes: u64 = held.iter().map(|one| one.bytes.len() as u64).sum();
-        assert_eq!((asker.kv.received_slices, asker.kv.received_bytes), (40, bytes));
-        assert_eq!((holder.kv.sent_slices, holder.kv.sent_bytes), (40, bytes));
+        assert_eq!(asker.kv.received_bytes, bytes);
         assert_eq!(if shared_memory { holder.sent.shared_memory } else { holder.sent.tcp }, bytes);
     }
 }

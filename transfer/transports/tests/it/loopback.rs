@@ -92,7 +92,7 @@ impl Transport for Loopback {
 
     fn capabilities(&self) -> Capabilities {
         let slice_bytes_max = SLICE_BYTES_MAX;
-        Capabilities { slice_bytes_max, outstanding_max: 1_024, zero_copy: true, verifies: true }
+        Capabilities { slice_bytes_max, outstanding_max: 1_024 }
     }
 
     fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {

@@ -101,7 +101,6 @@ pub fn each_slice_ends_once<R: Rig>() {
 /// Bytes that change on the way are found where that is asked for.
 pub fn verification_finds_damage<R: Rig>() {
     let mut pair = pair::<R>(2 << 20, Grant::ReadWrite);
-    assert!(pair.here.transport.capabilities().verifies);
     let verified = |ticket, direction, bytes| Slice { verify: true, ..pair.slice(ticket, direction, bytes) };
     let cases = [
         verified(0, Direction::Write, 5_000),

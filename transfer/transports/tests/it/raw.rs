@@ -161,7 +161,6 @@ async fn each_broken_flight_is_aborted_and_the_reason_told() {
             assert_eq!((book.aborted.len(), book.completed.len()), (1, 0), "{why}");
             assert!(book.aborted[0].1.contains(why), "{why}: {}", book.aborted[0].1);
         });
-        assert_eq!(scene.endpoint.stats().aborted_flights, 1);
     }
 }
 
@@ -170,7 +169,6 @@ async fn slices_without_a_flight_are_refused() {
     let scene = Scene::new(Way::Tcp).await;
     let lone = moved(1, zeros(1), &[SlicePosition { block: 0, layer: 0 }]);
     assert!(contains(&say(&scene, &[hello("there"), lone]).await, "where none belongs"));
-    assert_eq!(scene.endpoint.stats().failures.bug, 1);
 }
 
 #[tokio::test]
@@ -182,8 +180,6 @@ async fn strangers_on_the_port_are_shown_out() {
     assert_eq!(answer, preface(PROTOCOL_VERSION), "it tells its own version");
     let garbage = [preface(PROTOCOL_VERSION), vec![0x5a; 10_000]].concat();
     assert!(say(&scene, &[garbage]).await.is_empty());
-    let stats = scene.endpoint.stats();
-    assert_eq!((stats.failures.invalid, stats.failures.closed, stats.failures.corrupt), (2, 1, 1));
     // It still works.
     scene.fly(ticket(1), PLAN, &positions(PLAN, 0)).await.unwrap();
 }
@@ -224,7 +220,6 @@ async fn connections_are_bounded() {
     let scene = Scene::with(Way::Tcp, Limits { connections: 2, offer_timeout_ms: 3_000, ..quick() }).await;
     let flights = [scene.start(ticket(1), PLAN).await.unwrap(), scene.start(ticket(2), PLAN).await.unwrap()];
     assert!(say(&scene, &whole_flight()).await.is_empty());
-    assert_eq!(scene.endpoint.stats().turned_away_connections, 1);
     let error = scene.start(ticket(3), PLAN).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Retry, Stage::Connect), "{error}");
     drop(flights);
@@ -268,7 +263,7 @@ async fn no_damaged_flight_or_handshake_harms_the_endpoint() {
         let stats = scene.endpoint.stats();
         assert_eq!(stats.receiving_flights, 0, "{stats:?}");
         if seed == 2 {
-            assert_eq!(stats.received_flights, 1, "nothing else was let in");
+            scene.node.with(|book| assert_eq!(book.completed.len(), 1, "nothing else was let in"));
         }
     }
 }

@@ -213,8 +213,6 @@ impl Transport for RdmaTransport {
         Capabilities {
             slice_bytes_max: self.config.slice_bytes_max,
             outstanding_max: self.config.outstanding_max,
-            zero_copy: true,
-            verifies: false,
         }
     }
 

@@ -184,8 +184,6 @@ impl Transport for ShmTransport {
         Capabilities {
             slice_bytes_max: self.site.config.slice_bytes_max,
             outstanding_max: self.site.config.outstanding_max,
-            zero_copy: true,
-            verifies: true,
         }
     }
 

@@ -182,8 +182,6 @@ impl Transport for TcpTransport {
         Capabilities {
             slice_bytes_max: self.site.config.slice_bytes_max,
             outstanding_max: self.site.config.outstanding_max,
-            zero_copy: false,
-            verifies: true,
         }
     }
 
