@@ -8,6 +8,9 @@ use crate::backend::{Fault, Refusal};
 use crate::body::{Body, Reply};
 use crate::json;
 
+/// Bytes of a message that are sent at most: it may repeat what the client sent.
+const MESSAGE_BYTES: usize = 8 << 10;
+
 /// The error of a rejected or failed call: its status, OpenAI's error object, and the headers that say whether and when
 /// to retry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +89,8 @@ impl ApiError {
     /// Appends the error object.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"{\"error\":{\"message\":");
-        json::string(out, &self.message);
+        let shown = self.message.floor_char_boundary(MESSAGE_BYTES);
+        json::string(out, &self.message[..shown]);
         out.extend_from_slice(b",\"type\":");
         json::string(out, self.kind());
         for (name, value) in [("param", self.param), ("code", self.code.as_deref())] {
@@ -104,7 +108,7 @@ impl ApiError {
     /// The whole response.
     #[must_use]
     pub fn reply(&self) -> Reply {
-        let mut body = Vec::with_capacity(160 + self.message.len());
+        let mut body = Vec::with_capacity(160 + self.message.len().min(MESSAGE_BYTES));
         self.write(&mut body);
         let mut reply = Response::new(Body::full(body));
         *reply.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -68,6 +68,15 @@ async fn bodies_that_cannot_be_read_are_refused_with_the_place() {
     assert_eq!(response.status, 413);
 }
 
+/// Errors are answered whether there is room for them or not.
+#[tokio::test]
+async fn no_error_is_as_long_as_what_it_repeats() {
+    let door = open_with_text("x").await;
+    let response = door.post(CHAT, &json!({"model": "é".repeat(500_000), "messages": []})).await;
+    assert_eq!((response.status, response.error().1.as_deref()), (404, Some("model_not_found")));
+    assert!(response.body.len() < 16 << 10, "{}", response.body.len());
+}
+
 #[tokio::test]
 async fn too_long_prompts_are_refused_before_anything_is_done() {
     let door = open_with_text("x").await;
