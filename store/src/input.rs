@@ -84,11 +84,6 @@ pub enum Input<'a> {
         /// Each with the block that it continues; `None` at the root.
         blocks: &'a [(BlockKey, Option<BlockKey>)],
     },
-    /// An operator removes blocks, with all that continue them, from every tier. Pinned ones stay.
-    Evict {
-        /// Unknown keys are ignored.
-        keys: &'a [BlockKey],
-    },
     /// Everything is gone: owners, blocks, copies under way.
     Clear,
 }

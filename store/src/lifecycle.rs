@@ -58,8 +58,6 @@ pub(crate) struct Block {
     pub depth_class: u8,
     /// Whether it was asked for more than once.
     pub twice: bool,
-    /// Whether the copy in each tier has been read since it was made.
-    pub read: [bool; TIERS],
     /// Whether it has a reserved HBM slot without an owner to fill it: only readers hold the block, and the next
     /// owner that opens it takes the slot over.
     pub unclaimed: bool,
@@ -82,7 +80,6 @@ impl Block {
             frequency: 1,
             depth_class: 0,
             twice: false,
-            read: [false; TIERS],
             unclaimed: false,
         }
     }

@@ -198,7 +198,6 @@ impl Store {
         for &key in chain {
             let Some(block) = self.table.find_under(parent, key) else { break };
             let Some(tier) = self.table[block].readable() else { break };
-            self.table[block].read[tier] = true;
             hits.add(tier);
             hold.blocks.push(block);
             parent = block;

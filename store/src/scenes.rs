@@ -46,10 +46,6 @@ fn grow(rig: &mut Rig, number: u64, room_blocks: u32) -> Vec<Effect> {
     rig.step(Input::GrowRoom { owner: owner(number), room_blocks })
 }
 
-fn evict(rig: &mut Rig, numbers: &[u128]) -> Vec<Effect> {
-    rig.step(Input::Evict { keys: &keys(numbers) })
-}
-
 fn used(rig: &Rig) -> [u64; 3] {
     rig.store.stats().tiers.map(|tier| tier.used_blocks)
 }
@@ -171,31 +167,14 @@ fn a_copy_whose_parents_copy_failed_goes_with_the_parent() {
 fn a_copy_of_an_evicted_block_never_arrives_even_if_its_place_was_taken_again() {
     let mut rig = Rig::new([8, 8, 0], Offload::WriteThrough);
     rig.serve(1, &[1, 2]);
-    let gone = Effect::Removed { hashes: vec![BlockHash(2), BlockHash(1)], tier: Tier::Hbm };
-    assert_eq!(evict(&mut rig, &[1]), [gone]);
+    displace(&mut rig, 8);
+    assert_eq!(rig.hits(&[1, 2]), (0, 0, 0));
     assert_eq!(reserved(&rig), [0, 2, 0], "the driver may still be writing there");
     assert_eq!(tickets(&rig.serve(2, &[7, 8])), [1]);
     assert_eq!(rig.offloaded(0, true), []);
     assert_eq!((used(&rig), reserved(&rig)), ([2, 0, 0], [0, 2, 0]));
     rig.offloaded(1, true);
     assert_eq!((used(&rig), rig.store.stats().tiers[1].offload_failed_blocks), ([2, 2, 0], 2));
-}
-
-#[test]
-fn an_operator_evicts_behind_a_hold_but_not_under_it() {
-    for policy in Eviction::ALL {
-        let mut rig = rig_of([8, 0, 0], policy, Offload::Off);
-        rig.serve(1, &[1, 2, 3]);
-        rig.open(2, &[1], 0);
-        rig.open(3, &[50, 51], 0);
-        let gone = Effect::Removed { hashes: vec![BlockHash(3), BlockHash(2)], tier: Tier::Hbm };
-        assert_eq!(evict(&mut rig, &[1, 2, 51]), [gone], "{policy:?}");
-        assert_eq!((rig.hits(&[1, 2, 3]), rig.store.stats().evict_refused_blocks), ((1, 0, 0), 2));
-        rig.seal(3, 2);
-        assert_eq!(rig.hits(&[50, 51]), (2, 0, 0), "filling went on");
-        rig.close(2);
-        assert_eq!(evict(&mut rig, &[1]).len(), 1, "its hold is gone");
-    }
 }
 
 #[test]

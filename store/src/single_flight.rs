@@ -52,9 +52,7 @@ impl Store {
             let claimed =
                 known.slots[HBM] == Slot::Ready || (known.slots[HBM] == Slot::Filling && !known.unclaimed);
             if !claimed {
-                let tier = known.below_hbm();
-                assert!(tier < TIERS, "a block that is brought up can be read from below");
-                known.read[tier] = true;
+                assert!(known.below_hbm() < TIERS, "a block that is brought up can be read from below");
                 known.unclaimed = false;
                 self.table.set_slot(block, HBM, Slot::Filling);
             }

@@ -21,8 +21,6 @@ pub struct TierStats {
     pub offloaded_blocks: u64,
     /// Copies that were ordered and failed or were called off.
     pub offload_failed_blocks: u64,
-    /// Copies that arrived here and were evicted without ever having been read.
-    pub useless_offload_blocks: u64,
     /// Blocks brought up to HBM from here.
     pub onboarded_blocks: u64,
 }
@@ -48,8 +46,6 @@ pub struct StoreStats {
     pub lost_blocks: u64,
     /// Blocks that could not be brought up and had to be computed.
     pub onboard_failed_blocks: u64,
-    /// Blocks that an operator wanted gone while they were pinned.
-    pub evict_refused_blocks: u64,
     /// Inputs about an owner or a ticket that has ended.
     pub stale_inputs: u64,
     /// Holds asked for by an owner that has one.

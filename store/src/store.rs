@@ -100,7 +100,6 @@ impl Store {
             Input::GrowRoom { owner, room_blocks } => self.grow_room(owner, room_blocks, effects),
             Input::Close { owner } => self.close(owner, effects),
             Input::Recovered { blocks } => self.recovered(blocks, effects),
-            Input::Evict { keys } => self.evict_keys(keys),
             Input::Clear => self.clear(effects),
         }
         self.condemn_ahead();

@@ -12,7 +12,7 @@ use crate::lifecycle::{HBM, NONE, SSD, Slot, TIERS};
 use crate::store::Store;
 use crate::table::Table;
 use alloc::vec::Vec;
-use baton_types::{BlockKey, Tier};
+use baton_types::Tier;
 
 /// A copy to a slower tier under way.
 #[derive(Debug)]
@@ -97,16 +97,6 @@ impl Store {
         }
     }
 
-    pub(crate) fn evict_keys(&mut self, keys: &[BlockKey]) {
-        for &key in keys {
-            match self.table.find(key) {
-                Some(block) if self.table[block].pins > 0 => self.counts.evict_refused_blocks += 1,
-                Some(block) => self.remove_subtree(block),
-                None => {}
-            }
-        }
-    }
-
     /// Under `OnEvict`: condemns and copies until enough of each tier is free or condemned.
     pub(crate) fn condemn_ahead(&mut self) {
         for tier in HBM..SSD {
@@ -182,7 +172,6 @@ impl Store {
         arrived.reverse();
         send_stored(&self.table, ticket.to, &arrived, effects);
         for &block in arrived.iter().rev() {
-            self.table[block].read[ticket.to] = false;
             if self.table[block].pins == 0 {
                 let facts = self.facts(block);
                 self.tiers[ticket.to].resting.rest(block, facts);
@@ -336,16 +325,13 @@ impl Store {
 
     /// A readable copy leaves `tier`: its space, its place in line, the news of it.
     fn vacate(&mut self, tier: usize, block: u32) {
-        let known = &self.table[block];
-        let hash = known.key.short();
+        let hash = self.table[block].key.short();
         let state = &mut self.tiers[tier];
         state.space.empty();
         state.resting.lift(block);
         state.resting.forget(block, hash.0);
         state.removed.push(hash);
-        let counts = &mut self.counts.tiers[tier];
-        counts.evicted_blocks += 1;
-        counts.useless_offload_blocks += u64::from(tier != HBM && !known.read[tier]);
+        self.counts.tiers[tier].evicted_blocks += 1;
         if self.reuse.is_some() {
             (HBM..TIERS).for_each(|tier| self.unpark_parent(tier, block));
         }
@@ -356,7 +342,7 @@ impl Store {
 mod tests {
     use super::*;
     use crate::StoreConfig;
-    use crate::testing::{Rig, keys};
+    use crate::testing::Rig;
     use baton_types::BlockHash;
 
     fn offload(ticket: u64, from: Tier, to: Tier, blocks: u32) -> Effect {
@@ -479,7 +465,7 @@ mod tests {
         assert!(effects.contains(&removed(&[2, 1], Tier::Dram)));
         rig.offloaded(1, true);
         let dram = rig.store.stats().tiers[1];
-        assert_eq!((dram.used_blocks, dram.evicted_blocks, dram.useless_offload_blocks), (2, 2, 2));
+        assert_eq!((dram.used_blocks, dram.evicted_blocks), (2, 2));
         assert_eq!(rig.hits(&[1, 2]), (2, 0, 0));
     }
 
@@ -500,18 +486,5 @@ mod tests {
             effects.contains(&removed(&[2, 1], Tier::Hbm)) && effects.contains(&removed(&[2], Tier::Dram))
         );
         assert_eq!(rig.store.stats().blocks, 0);
-    }
-
-    #[test]
-    fn an_operator_evicts_whole_branches_but_nothing_pinned() {
-        let mut rig = Rig::new([8, 8, 0], Offload::WriteThrough);
-        rig.serve(1, &[1, 2, 3]);
-        rig.offloaded(0, true);
-        rig.serve(2, &[7]);
-        rig.open(3, &[7], 0);
-        let effects = rig.step(crate::Input::Evict { keys: &keys(&[2, 7, 99]) });
-        assert_eq!(effects, [removed(&[3, 2], Tier::Hbm), removed(&[3, 2], Tier::Dram)]);
-        assert_eq!((rig.hits(&[1, 2, 3]), rig.hits(&[7])), ((1, 0, 0), (1, 0, 0)));
-        assert_eq!(rig.store.stats().evict_refused_blocks, 1);
     }
 }

@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(rig.store.named(BlockKey(42).short()), Some(BlockKey(whole)), "in HBM");
         assert_eq!(rig.store.named(BlockKey(2).short()), Some(BlockKey(2)), "in DRAM alone");
         assert_eq!(rig.store.named(BlockKey(43).short()), None);
-        rig.step(crate::Input::Evict { keys: &keys(&[whole]) });
+        rig.step(crate::Input::Clear);
         assert_eq!(rig.store.named(BlockKey(42).short()), None);
     }
 

@@ -348,15 +348,6 @@ impl Model {
         self.settle(&run);
     }
 
-    /// Evicts the unpinned blocks of a chain, each with all blocks that continue it.
-    fn evict(&mut self, chain: &[Key]) {
-        for &key in chain {
-            if self.nodes.get(&key).is_some_and(|n| n.pins == 0) {
-                self.sink(key, 3);
-            }
-        }
-    }
-
     fn grow(&mut self, owner: u64, room: u64) {
         let resting = (self.order[0].len() + self.condemned[0].len()) as u64;
         let open = self.holders.get(&owner).is_some_and(|h| !h.reads);
@@ -427,10 +418,6 @@ impl Pair {
             Op::Offloaded { pick, ok } if !self.tickets.is_empty() => {
                 let ticket = self.tickets.remove(pick % self.tickets.len());
                 self.both(Input::OffloadDone { ticket, ok: *ok }, |m| m.offload_done(ticket, *ok));
-            }
-            Op::Evict { path } => {
-                let chain = chain(path);
-                self.both(Input::Evict { keys: &chain }, |m| m.evict(&chain));
             }
             Op::Onboarded { .. } | Op::Offloaded { .. } | Op::Clear => {}
         }

@@ -24,7 +24,6 @@ pub enum Op {
     /// The end of one of the copies under way, if there is any.
     Offloaded { pick: usize, ok: bool },
     /// As the store's input; every block of the path.
-    Evict { path: Vec<u64> },
     /// As the store's input.
     Clear,
 }
@@ -54,7 +53,6 @@ fn op() -> impl Strategy<Value = Op> {
         15 => owner().prop_map(|owner| Op::Close { owner }),
         25 => (0usize..9, proptest::bool::weighted(0.6)).prop_map(|(pick, ok)| Op::Onboarded { pick, ok }),
         25 => (0usize..9, proptest::bool::weighted(0.9)).prop_map(|(pick, ok)| Op::Offloaded { pick, ok }),
-        1 => path().prop_map(|path| Op::Evict { path }),
     ]
 }
 

@@ -63,25 +63,8 @@ pub struct CacheStats {
     /// The store's counters and gauges; what [`KvCache::adopt`] does behind the scenes is not
     /// counted as requests.
     pub store: StoreStats,
-    /// Holds waiting for blocks.
-    pub waiting_holds: u64,
     /// Copies and loads that were read and were not what had been stored.
     pub integrity_rejects: u64,
-    /// Reads and writes that the operating system refused.
-    pub io_errors: u64,
-    /// Blocks of generated tokens that were given to the cache.
-    pub adopted_blocks: u64,
-    /// Transfers to and from flash under way.
-    pub io_jobs: u64,
-    /// Orders to copy blocks down that are not carried out yet.
-    pub queued_copies: u64,
-    /// Bytes of blocks written to flash. Divided by `ssd_read_bytes`, this gives the wear of the flash for each byte
-    /// read.
-    pub ssd_written_bytes: u64,
-    /// Bytes of blocks that came from flash and were of use.
-    pub ssd_read_bytes: u64,
-    /// Whether flash was asked for and is not written to, for it failed.
-    pub ssd_is_off: bool,
 }
 
 /// The state of the flash tier, for an operator.
@@ -260,19 +243,15 @@ impl KvCache {
         for (tier, hits) in stats.store.tiers.iter_mut().zip([hbm, dram, ssd]) {
             tier.hit_blocks -= u64::from(hits);
         }
-        stats.waiting_holds = self.waiting.len() as u64;
-        stats.io_jobs = self.file.as_ref().map_or(0, |file| file.jobs() as u64);
-        stats.ssd_is_off = self.flash.is_off || self.file.as_ref().is_some_and(FileTier::is_off);
-        stats.queued_copies = self.copies.len() as u64;
         stats
     }
 
-    /// Counts why bytes below HBM could not be had or stored.
+    /// Counts bytes below HBM that were not what had been stored.
     fn count_error(&mut self, error: &TierError) {
         match error {
             TierError::Corrupt { .. } => self.counts.integrity_rejects += 1,
-            TierError::Io(_) => self.counts.io_errors += 1,
-            TierError::Absent
+            TierError::Io(_)
+            | TierError::Absent
             | TierError::Full
             | TierError::WrongLength { .. }
             | TierError::SameShortName => {}

@@ -133,6 +133,7 @@ impl FileTier {
     }
 
     /// Reads and writes under way.
+    #[cfg(test)]
     pub(crate) fn jobs(&self) -> usize {
         self.io.under_way()
     }

@@ -84,7 +84,6 @@ impl KvCache {
         }
         held.room.iter().filter(|slot| !kept.contains(slot)).for_each(|&slot| self.slots.give(slot));
         self.discount(&answers, chain.len());
-        self.counts.adopted_blocks += kept.len() as u64;
         if opened { (chain.len() - own) as u32 } else { 0 }
     }
 

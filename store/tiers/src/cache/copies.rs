@@ -68,10 +68,7 @@ impl KvCache {
         let Some(copy) = self.copies.iter_mut().find(|copy| copy.ticket == ticket) else { return };
         copy.writes -= 1;
         match outcome {
-            Ok(_) => {
-                copy.arrived.push((block.0, Some(block.1)));
-                self.counts.ssd_written_bytes += self.config.block_bytes as u64;
-            }
+            Ok(_) => copy.arrived.push((block.0, Some(block.1))),
             Err(error) => {
                 copy.failed = true;
                 self.count_error(&error);

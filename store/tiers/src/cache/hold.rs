@@ -155,11 +155,6 @@ impl KvCache {
         true
     }
 
-    /// Removes blocks, with all that continue them, from every tier; pinned ones stay.
-    pub fn evict(&mut self, keys: &[BlockKey]) {
-        self.step(Input::Evict { keys });
-    }
-
     /// Forgets everything, holds included. After this no owner may use a slot.
     pub fn clear(&mut self) {
         self.step(Input::Clear);

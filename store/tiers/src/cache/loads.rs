@@ -216,10 +216,7 @@ impl KvCache {
         let Some(active) = active.filter(|active| active.number == load) else { return };
         active.reads -= 1;
         match (bytes, address) {
-            (Ok(bytes), Some(slot)) if is_awaited => {
-                self.counts.ssd_read_bytes += bytes.len() as u64;
-                pool.write(slot, bytes);
-            }
+            (Ok(bytes), Some(slot)) if is_awaited => pool.write(slot, bytes),
             _ => active.fail(at),
         }
     }

@@ -81,11 +81,7 @@ impl KvCache {
                 Ok(block_checksum(key, out))
             }
             (Tier::Dram, _) => self.dram.get(key, out),
-            (Tier::Ssd, Some(file)) => {
-                let checksum = file.get(key, out)?;
-                self.counts.ssd_read_bytes += out.len() as u64;
-                Ok(checksum)
-            }
+            (Tier::Ssd, Some(file)) => file.get(key, out),
             _ => Err(TierError::Absent),
         }
     }
