@@ -133,8 +133,6 @@ pub struct LowerStats {
     pub unasked: u64,
     /// Removals that the disk did not confirm: what was removed may be back after a restart.
     pub unconfirmed: u64,
-    /// Hits below that found no place in memory.
-    pub unplaced: u64,
     /// Bytes of those that wait beside it for their readers.
     pub beside_bytes: u64,
     /// Hits below that were answered as misses: neither memory nor what may be beside it had room.

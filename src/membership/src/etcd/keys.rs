@@ -101,13 +101,6 @@ pub enum Condition {
         /// The revision.
         revision: u64,
     },
-    /// The key ends with this lease.
-    Leased {
-        /// The key.
-        key: String,
-        /// The lease.
-        lease: u64,
-    },
 }
 
 impl Condition {
@@ -118,9 +111,6 @@ impl Condition {
             }
             Self::Modified { key, revision } => {
                 (key, CompareTarget::Mod, TargetUnion::ModRevision(revision.cast_signed()))
-            }
-            Self::Leased { key, lease } => {
-                (key, CompareTarget::Lease, TargetUnion::Lease(lease.cast_signed()))
             }
         };
         Compare {

@@ -8,8 +8,6 @@ use md5::{Digest as _, Md5};
 pub enum Shape {
     /// Four bytes with a sign; enums of no declared width, and error codes.
     I32,
-    /// Four bytes.
-    U32,
     /// Eight bytes with a sign.
     I64,
     /// Eight bytes.
@@ -63,7 +61,6 @@ impl Shape {
         };
         match self {
             Self::I32 => into.push(1),
-            Self::U32 => into.push(2),
             Self::I64 => into.push(3),
             Self::U64 => into.push(4),
             Self::U8 => into.push(6),

@@ -43,11 +43,6 @@ impl Writer {
         self.u8(u8::from(value));
     }
 
-    /// Four bytes.
-    pub fn u32(&mut self, value: u32) {
-        self.bytes.extend(value.to_le_bytes());
-    }
-
     /// Four bytes with a sign.
     pub fn i32(&mut self, value: i32) {
         self.bytes.extend(value.to_le_bytes());

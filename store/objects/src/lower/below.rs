@@ -64,7 +64,6 @@ pub(crate) struct LowerView {
     unasked: AtomicU64,
     unconfirmed: AtomicU64,
     cold_unconfirmed: AtomicU64,
-    unplaced: AtomicU64,
     /// Whether the SSD answers.
     pub(super) pulse: Pulse,
     let_go: AtomicU64,
@@ -117,7 +116,6 @@ impl LowerView {
             pulse: Pulse::default(),
             unconfirmed: AtomicU64::new(0),
             cold_unconfirmed: AtomicU64::new(0),
-            unplaced: AtomicU64::new(0),
             let_go: AtomicU64::new(0),
             off: AtomicBool::new(false),
             blob_log: Mutex::default(),
@@ -195,10 +193,6 @@ impl LowerView {
         self.hit_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_unplaced(&self) {
-        self.unplaced.fetch_add(1, Ordering::Relaxed);
-    }
-
     pub(crate) fn count_released(&self) {
         self.let_go.fetch_add(1, Ordering::Relaxed);
     }
@@ -231,7 +225,6 @@ impl LowerView {
             passed_over: count(&self.passed_over),
             unasked: count(&self.unasked),
             unconfirmed: count(&self.unconfirmed),
-            unplaced: count(&self.unplaced),
             beside_bytes: self.beside.used_bytes(),
             let_go: count(&self.let_go),
             cold: self.cold.as_ref().map(ColdTier::stats).unwrap_or_default(),

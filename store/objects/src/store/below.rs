@@ -126,7 +126,6 @@ impl ObjectStore {
             Err(_) => {}
         }
         let below = &self.lower.as_ref()?.below;
-        below.count_unplaced();
         if !self.shard(self.place(key).0).is_current(origin) {
             return None;
         }
