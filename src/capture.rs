@@ -258,7 +258,9 @@ impl Files {
                 add(&self.counters.disk_errors, 1);
                 if !failed_before {
                     let folder = self.config.folder.display();
-                    tracing::warn!("capture: {why}; rows are dropped until it works: check the free space of {folder}");
+                    tracing::warn!(
+                        "capture: {why}; rows are dropped until it works: check the free space of {folder}"
+                    );
                 }
             }
             Ok(()) if failed_before => tracing::info!("capture: rows are written again"),

@@ -1,7 +1,7 @@
 //! The router's way in: submissions become messages, tickets cancel when they are dropped.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use baton_router::{Backend, Event, Model, Readiness, Refusal, Submission, SubmissionStream};

@@ -100,6 +100,9 @@ mod tests {
     fn a_flight_that_is_put_off_waits_as_long_as_a_flight_may_take() {
         let limits = Limits::default();
         assert!(limits.offer_timeout() >= limits.flight_timeout());
-        assert!(limits.progress_timeout() < limits.offer_timeout(), "a receiver that does not answer is found");
+        assert!(
+            limits.progress_timeout() < limits.offer_timeout(),
+            "a receiver that does not answer is found"
+        );
     }
 }
