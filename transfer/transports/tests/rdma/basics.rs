@@ -1,6 +1,6 @@
 //! Data both ways, notices after data, and the end.
 
-use baton_transports::mover::{Completion, Direction, Fault, Grant, Notice, PathEnd, PeerId, Transport};
+use baton_transports::mover::{Completion, Direction, Fault, Grant, Notice, PathEnd, PeerId};
 
 use crate::scene::{Node, TIME_LIMIT, pattern, slice, ticket};
 
