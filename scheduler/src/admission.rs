@@ -306,7 +306,7 @@ impl Conductor {
         let (batch, context) = (batch.div_ceil(count), context / u64::from(count));
         let step_us = first.spec.profile.decode_us(batch + 1, context + need.context_tokens);
         let duration_us = self.decode_duration_us(request, step_us);
-        if !first.spec.holds(batch + 1, reserved / u64::from(count) + need.tokens) {
+        if !first.spec.holds(batch as usize + 1, reserved / u64::from(count) + need.tokens) {
             return Some((RejectReason::Room, duration_us / 2));
         }
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]

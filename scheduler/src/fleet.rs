@@ -60,8 +60,8 @@ pub struct InstanceSpec {
 
 impl InstanceSpec {
     /// Whether so many requests, with so many tokens of room together, may decode there at once.
-    pub(crate) fn holds(&self, requests: u32, tokens: u64) -> bool {
-        tokens <= self.capacity_tokens && self.max_running.is_none_or(|most| requests <= most)
+    pub(crate) fn holds(&self, requests: usize, tokens: u64) -> bool {
+        tokens <= self.capacity_tokens && self.max_running.is_none_or(|most| requests <= most as usize)
     }
 }
 

@@ -113,16 +113,16 @@ impl Session {
 
     /// Takes the answer's next token, at `now_us`. False: as for [`Self::send`].
     pub(super) fn token(&mut self, token: u32, logprob: Option<TokenLogprob>, now_us: u64) -> bool {
+        self.early_token(token, logprob);
         (0..self.early.len()).for_each(|_| self.gaps.token(now_us));
-        let reads = self.send_early();
-        self.answer.push(token);
-        self.gaps.token(now_us);
-        self.send(Event::Token { token, logprob }) && reads
+        self.send_early()
     }
 
+    /// Sends what the client has yet to have, in order: nothing follows what it did not take.
     fn send_early(&mut self) -> bool {
-        let early = std::mem::take(&mut self.early);
-        early.into_iter().all(|(token, logprob)| self.send(Event::Token { token, logprob }))
+        let events = &self.events;
+        let sent = |(token, logprob)| events.try_send(Event::Token { token, logprob }).is_ok();
+        self.early.drain(..).all(sent)
     }
 
     /// False: as for [`Self::send`].

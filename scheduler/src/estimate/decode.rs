@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, RequestId};
 use serde::{Deserialize, Serialize};
 
-use super::turns::{EngineLimits, NewTurn, Turn};
+use super::turns::{NewTurn, Turn};
 use crate::InstanceSpec;
 
 /// A request that decodes on the instance, or will.
@@ -139,18 +139,15 @@ pub(crate) struct DecodeLedger {
 
 impl DecodeLedger {
     /// When a request that comes at a moment, decodes for so long and takes so much room gets its turn at an engine with
-    /// these limits, and what that does to the others.
+    /// this spec, and what that does to the others.
     pub(crate) fn turn(&self, spec: &InstanceSpec, now_us: u64, new: (u64, u64, u64)) -> NewTurn {
         let (at_us, lasts_us, tokens) = new;
-        let most = spec.max_running.map_or(usize::MAX, |most| most.max(1) as usize);
-        let all_fit = self.reserved_tokens.saturating_add(tokens) <= spec.capacity_tokens;
-        if self.slots.len() < most && all_fit {
+        if spec.holds(self.slots.len() + 1, self.reserved_tokens.saturating_add(tokens)) {
             return NewTurn { at_us, makes_late: false };
         }
-        let limits = EngineLimits { most, tokens: spec.capacity_tokens };
         let request = RequestId(u64::MAX);
         let new = Turn { at_us, request, lasts_us, tokens, due_us: u64::MAX, begun: false };
-        NewTurn::among(self.slots.iter().map(|slot| slot.turn(now_us)).collect(), limits, &new)
+        NewTurn::among(self.slots.iter().map(|slot| slot.turn(now_us)).collect(), spec, &new)
     }
 
     /// Requests promised and the context that they hold together.
@@ -297,7 +294,7 @@ impl DecodeLedger {
     ) -> bool {
         let own_tokens = tokens.saturating_sub(self.shared(chain_position, |s| s.running));
         let (batch, _, taken) = self.now();
-        spec.holds(batch + 1, taken + own_tokens)
+        spec.holds(batch as usize + 1, taken + own_tokens)
     }
 
     /// Batch, context and room of the requests that are `there`; each block is counted once.

@@ -6,6 +6,8 @@ use core::cmp::Reverse;
 
 use baton_types::RequestId;
 
+use crate::InstanceSpec;
+
 /// A request's stay in the steps of its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
@@ -22,19 +24,10 @@ pub(crate) struct Turn {
     pub begun: bool,
 }
 
-/// What an engine may hold at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EngineLimits {
-    /// Requests.
-    pub most: usize,
-    /// KV, tokens.
-    pub tokens: u64,
-}
-
 /// When the places and the room of an engine are free.
 #[derive(Clone)]
-struct FreePlaces {
-    limits: EngineLimits,
+struct FreePlaces<'a> {
+    spec: &'a InstanceSpec,
     /// When each that is there ends, µs, and the room that it leaves then.
     taken: BinaryHeap<Reverse<(u64, u64)>>,
     taken_tokens: u64,
@@ -42,18 +35,17 @@ struct FreePlaces {
     last_us: u64,
 }
 
-impl FreePlaces {
-    fn new(limits: EngineLimits) -> Self {
-        Self { limits, taken: BinaryHeap::new(), taken_tokens: 0, last_us: 0 }
+impl<'a> FreePlaces<'a> {
+    const fn new(spec: &'a InstanceSpec) -> Self {
+        Self { spec, taken: BinaryHeap::new(), taken_tokens: 0, last_us: 0 }
     }
 
     /// Takes a place and the room for a request as soon as both are free, and says from when on, µs. One that has begun has
     /// both, and one that is alone gets them.
     fn take(&mut self, turn: &Turn) -> u64 {
-        let EngineLimits { most, tokens } = self.limits;
         self.last_us = self.last_us.max(turn.at_us);
         while !turn.begun
-            && (self.taken.len() >= most || self.taken_tokens.saturating_add(turn.tokens) > tokens)
+            && !self.spec.holds(self.taken.len() + 1, self.taken_tokens.saturating_add(turn.tokens))
             && let Some(Reverse((until_us, left_tokens))) = self.taken.pop()
         {
             self.taken_tokens = self.taken_tokens.saturating_sub(left_tokens);
@@ -75,11 +67,11 @@ pub(crate) struct NewTurn {
 }
 
 impl NewTurn {
-    /// Of a request at an engine with these limits.
-    pub(crate) fn among(mut others: Vec<Turn>, limits: EngineLimits, new: &Turn) -> Self {
+    /// Of a request at an instance.
+    pub(crate) fn among(mut others: Vec<Turn>, spec: &InstanceSpec, new: &Turn) -> Self {
         others.sort_unstable_by_key(|turn| (!turn.begun, turn.at_us, turn.request));
         let first_after = others.partition_point(|turn| turn.begun || turn.at_us <= new.at_us);
-        let mut without = FreePlaces::new(limits);
+        let mut without = FreePlaces::new(spec);
         for turn in &others[..first_after] {
             without.take(turn);
         }
@@ -98,24 +90,26 @@ impl NewTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::spec;
+    use baton_types::Role;
     use proptest::prelude::*;
 
     fn turn(request: u64, begun: bool, at_us: u64, lasts_us: u64, due_us: u64) -> Turn {
         Turn { at_us, request: RequestId(request), lasts_us, tokens: 10, due_us, begun }
     }
 
-    const fn limits(most: usize, tokens: u64) -> EngineLimits {
-        EngineLimits { most, tokens }
+    fn limits(most: u32, capacity_tokens: u64) -> InstanceSpec {
+        InstanceSpec { max_running: Some(most), capacity_tokens, ..spec(0, Role::Decode) }
     }
 
     #[test]
     fn one_that_comes_waits_for_the_first_end_and_lets_later_ones_be_in_time() {
         let others =
             || Vec::from([turn(1, true, 10, 50, 0), turn(2, true, 10, 90, 0), turn(3, false, 70, 20, 110)]);
-        let of = |most: usize, comes_us, lasts_us| {
+        let of = |most: u32, comes_us, lasts_us| {
             let new = turn(9, false, comes_us, lasts_us, 0);
-            let [by_count, by_room] = [limits(most, 1_000), limits(100, most as u64 * 10 + 9)]
-                .map(|limits| NewTurn::among(others(), limits, &new));
+            let [by_count, by_room] = [limits(most, 1_000), limits(100, u64::from(most) * 10 + 9)]
+                .map(|limits| NewTurn::among(others(), &limits, &new));
             assert_eq!(by_count, by_room, "each takes ten tokens");
             by_count
         };
@@ -133,7 +127,7 @@ mod tests {
         let mut tight = others();
         tight[2].due_us = 99;
         let new = turn(9, false, 20, 500, 0);
-        assert_eq!(NewTurn::among(tight, limits(2, 99), &new), NewTurn { at_us: 60, makes_late: true });
+        assert_eq!(NewTurn::among(tight, &limits(2, 99), &new), NewTurn { at_us: 60, makes_late: true });
     }
 
     #[test]
@@ -141,7 +135,7 @@ mod tests {
         let others = || Vec::from([turn(1, true, 10, 50, 0), turn(2, true, 10, 90, 0)]);
         let of = |tokens, limit| {
             let new = Turn { tokens, ..turn(9, false, 20, 10, 0) };
-            NewTurn::among(others(), limits(100, limit), &new).at_us
+            NewTurn::among(others(), &limits(100, limit), &new).at_us
         };
         assert_eq!([of(10, 30), of(11, 30), of(20, 30), of(21, 30)], [20, 60, 60, 100]);
         assert_eq!(of(500, 30), 100, "it is alone then");
@@ -149,7 +143,7 @@ mod tests {
     }
 
     /// Steps from microsecond to microsecond; says when each begins.
-    fn naive(turns: &[Turn], limits: EngineLimits) -> Vec<(RequestId, u64)> {
+    fn naive(turns: &[Turn], limits: &InstanceSpec) -> Vec<(RequestId, u64)> {
         let mut order = turns.to_vec();
         order.sort_unstable_by_key(|turn| (!turn.begun, turn.at_us, turn.request));
         let (mut there, mut begins, mut now_us) = (Vec::new(), Vec::new(), 0);
@@ -157,7 +151,8 @@ mod tests {
         while let Some(next) = waiting.peek() {
             there.retain(|(end_us, _)| *end_us > now_us);
             let tokens: u64 = there.iter().map(|(_, tokens)| tokens).sum();
-            let fits = there.len() < limits.most && tokens + next.tokens <= limits.tokens;
+            let fits = there.len() < limits.max_running.unwrap() as usize
+                && tokens + next.tokens <= limits.capacity_tokens;
             if next.begun || next.at_us <= now_us && (fits || there.is_empty()) {
                 begins.push((next.request, now_us));
                 there.push((now_us + next.lasts_us, next.tokens));
@@ -173,20 +168,20 @@ mod tests {
         #[test]
         fn turns_are_those_of_a_queue_stepped_through(
             turns in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..40, 0u64..120, 0u64..50), 0..14),
-            most in 1usize..6, room in 1u64..120, comes_us in 0u64..60, lasts_us in 1u64..40, tokens in 0u64..50,
+            most in 1u32..6, room in 1u64..120, comes_us in 0u64..60, lasts_us in 1u64..40, tokens in 0u64..50,
         ) {
             let mut left = most;
             let others: Vec<Turn> = (1..).zip(turns).map(|(id, (runs, at_us, lasts_us, due_us, tokens))| {
                 let begun = runs && left > 0;
-                left -= usize::from(begun);
+                left -= u32::from(begun);
                 Turn { tokens, ..turn(id, begun, if begun { 0 } else { at_us }, lasts_us, due_us) }
             }).collect();
             // Of two that come together the newer one is last.
             let own = Turn { tokens, ..turn(u64::MAX, false, comes_us, lasts_us, 0) };
             let limits = limits(most, room);
-            let new = NewTurn::among(others.clone(), limits, &own);
-            let before = naive(&others, limits);
-            let after = naive(&[&others[..], &[own]].concat(), limits);
+            let new = NewTurn::among(others.clone(), &limits, &own);
+            let before = naive(&others, &limits);
+            let after = naive(&[&others[..], &[own]].concat(), &limits);
             let at = |begins: &[(RequestId, u64)], id| begins.iter().find(|(of, _)| *of == id).map(|(_, us)| *us);
             prop_assert_eq!(Some(new.at_us), at(&after, own.request));
             let late = |begins: &[(RequestId, u64)], turn: &Turn| at(begins, turn.request) > Some(turn.due_us);

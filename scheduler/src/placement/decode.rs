@@ -427,10 +427,10 @@ impl Conductor {
         let need = self.decode_need(&entry.request, at_us);
         let room = self.room_tokens(&entry.request);
         let instance = self.fleet.known(decode);
-        let step_us = self.predicted_step_us(instance, &need);
+        let alone_us = self.lone_step_us(instance, &need);
+        let step_us = self.step_beside_prefills_us(instance, &need, alone_us);
         // Where all prompts come here, what they do to steps is learnt: whether one is there now says little of later steps.
-        let lasting_us =
-            if instance.spec.role == Role::Both { self.lone_step_us(instance, &need) } else { step_us };
+        let lasting_us = if instance.spec.role == Role::Both { alone_us } else { step_us };
         let prior_us = self.decode_duration_us(&entry.request, lasting_us);
         let duration = instance.decode_residual.scale_us(prior_us);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the objective")]

@@ -369,6 +369,13 @@ impl Bench {
         self.send_facts(&leg, vec![v1::fact::Fact::Handoff(true)]).await;
     }
 
+    /// A request that decodes: its prefill is over, and its KV has arrived.
+    pub(super) async fn begin_decode(&mut self, name: &str, max_tokens: u32) {
+        self.submit(name, max_tokens).await;
+        self.do_prefill(name).await;
+        self.do_handoff(name).await;
+    }
+
     /// Tokens of its answer so far: those that its client has, and one that a prefill drew and that comes with the next.
     pub(super) fn drawn(&self, name: &str) -> usize {
         let session = self.driver.sessions.values().find(|s| &*s.submission.request_id == name);

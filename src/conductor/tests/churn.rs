@@ -127,9 +127,7 @@ async fn twenty_thousand_names_pass_through_one_conductor_and_its_journal_replay
 #[tokio::test]
 async fn a_number_of_which_a_request_speaks_is_nobody_elses() {
     let mut bench = Bench::tuned(&["p0", "d0"], patient).await;
-    bench.submit("r", 9).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 9).await;
     bench.do_decode("r", 3).await;
     let old = bench.lines["p0"].life.clone();
     bench.beat(&old).await;

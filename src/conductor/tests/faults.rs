@@ -66,9 +66,7 @@ async fn a_prefill_that_fails_is_done_elsewhere() {
 #[tokio::test]
 async fn a_decode_that_fails_goes_on_elsewhere_with_what_the_client_has() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
-    bench.submit("r", 5).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 5).await;
     bench.do_decode("r", 3).await;
     let old = bench.decode("r");
     bench.send_facts(&old, vec![failure(false)]).await;
@@ -89,9 +87,7 @@ async fn a_decode_that_fails_goes_on_elsewhere_with_what_the_client_has() {
 async fn an_answer_that_breaks_off_after_its_last_token_is_whole() {
     for loss in ["leg", "engine", "node"] {
         let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
-        bench.submit("r", 3).await;
-        bench.do_prefill("r").await;
-        bench.do_handoff("r").await;
+        bench.begin_decode("r", 3).await;
         let leg = bench.decode("r");
         bench.send_facts(&leg, vec![token("r", 1, 0), token("r", 2, 0)]).await;
         match loss {
@@ -110,9 +106,7 @@ async fn an_answer_that_breaks_off_after_its_last_token_is_whole() {
 #[tokio::test]
 async fn an_answer_that_no_node_goes_on_with_fails_at_once_with_what_broke() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
-    bench.submit("r", 5).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 5).await;
     let decode = bench.decode("r");
     bench.send_facts(&decode, vec![failure(false)]).await;
     let again = bench.prefill("r");
@@ -129,9 +123,7 @@ async fn an_answer_that_no_node_goes_on_with_fails_at_once_with_what_broke() {
 #[tokio::test]
 async fn the_blocks_of_an_answer_that_goes_on_are_named_after_those_of_its_prompt() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
-    bench.submit("r", 12).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 12).await;
     bench.do_decode("r", 8).await;
     let old = bench.decode("r");
     bench.send_facts(&old, vec![failure(false)]).await;
@@ -342,9 +334,7 @@ async fn a_long_prefill_that_waited_for_its_instance_is_given_its_time_too() {
 #[tokio::test]
 async fn tokens_that_keep_coming_keep_a_decode_alive() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
-    bench.submit("r", 12).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 12).await;
     for upto in 2..12 {
         bench.wait_alive_us(3_500_000, &[]).await;
         bench.do_decode("r", upto).await;
@@ -369,9 +359,7 @@ async fn a_clients_time_limit_ends_what_has_no_token_flowing() {
 #[tokio::test]
 async fn a_node_that_falls_silent_is_lost_and_not_believed_any_more() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
-    bench.submit("r", 5).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 5).await;
     bench.do_decode("r", 2).await;
     let old = bench.decode("r");
     let dead = bench.lines[&old.node].life.clone();

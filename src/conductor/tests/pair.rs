@@ -87,9 +87,7 @@ async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
     bench.leave("t").await;
     bench.quiet();
     // An answer that is resumed for its last token needs no pair either.
-    bench.submit("u", 3).await;
-    bench.do_prefill("u").await;
-    bench.do_handoff("u").await;
+    bench.begin_decode("u", 3).await;
     bench.do_decode("u", 2).await;
     let decode = bench.legs("u").into_iter().find(|leg| leg.answer.is_some()).unwrap();
     bench.send_facts(&decode, vec![super::bench::failure(false)]).await;

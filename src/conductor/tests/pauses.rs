@@ -8,9 +8,7 @@ use super::bench::{Bench, token};
 async fn a_pause_of_the_conductor_loses_no_node_and_no_request() {
     for pause_us in [1_500_000, 3_000_000, 10_000_000, 300_000_000] {
         let mut bench = Bench::with(&["p0", "d0"]).await;
-        bench.submit("decodes", 4).await;
-        bench.do_prefill("decodes").await;
-        bench.do_handoff("decodes").await;
+        bench.begin_decode("decodes", 4).await;
         bench.do_decode("decodes", 2).await;
         bench.submit("hands off", 4).await;
         bench.do_prefill("hands off").await;
@@ -73,9 +71,7 @@ async fn a_clients_time_limit_does_not_stop_with_the_conductor() {
 #[tokio::test]
 async fn what_was_said_in_a_pause_is_heard_first() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
-    bench.submit("r", 3).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 3).await;
     let leg = bench.legs("r").into_iter().find(|leg| leg.answer.is_some()).unwrap();
     bench.say_in_a_pause(&leg, vec![token("r", 1, 0), token("r", 2, 2)], 5_000_000).await;
     bench.ended_well("r");

@@ -110,9 +110,7 @@ async fn who_is_past_its_trial_is_spared_the_death_of_another_once() {
 #[tokio::test]
 async fn a_decode_whose_engine_died_goes_on_once() {
     let mut bench = Bench::with(&["p0", "d0", "d1", "d2"]).await;
-    bench.submit("r", 6).await;
-    bench.do_prefill("r").await;
-    bench.do_handoff("r").await;
+    bench.begin_decode("r", 6).await;
     bench.do_decode("r", 3).await;
     let first = bench.legs("r").into_iter().find(|leg| leg.answer.is_some()).unwrap();
     bench.kill(&first.node).await;
