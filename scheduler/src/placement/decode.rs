@@ -37,6 +37,8 @@ pub(crate) struct PlannedEnd {
 pub(crate) struct DecodeNeed<'a> {
     /// Its prompt's blocks.
     pub chain: &'a [BlockHash],
+    /// When it arrives, µs.
+    pub arrives_us: u64,
     /// When it will start, µs.
     pub at_us: u64,
     /// Decodes that are predicted to end by this time do not count where steps are scarce, µs.
@@ -102,6 +104,7 @@ impl Conductor {
         let steps_for = self.config.steps_for(request.class);
         DecodeNeed {
             chain: &request.chain,
+            arrives_us: self.now_us,
             at_us,
             ends_by_us: self.now_us,
             tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
@@ -245,10 +248,14 @@ impl Conductor {
         need: &DecodeNeed<'_>,
         chain_position: &OnceCell<ChainPosition>,
     ) -> bool {
-        let slack_us = self.margins.of_slack_us(need.class, prefilled_by(instance), need.ttft_us);
-        let due_us = self.now_us + need.ttft_us - slack_us;
         let turn = self.turn_of(instance, need, chain_position);
-        turn.at_us - need.at_us <= due_us.saturating_sub(need.at_us) / WAIT_SHARE && !turn.makes_late
+        turn.at_us - need.at_us <= self.left_us(instance, need) / WAIT_SHARE && !turn.makes_late
+    }
+
+    /// What its objective leaves of the time after its start, µs.
+    pub(super) fn left_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> u64 {
+        let slack_us = self.margins.of_slack_us(need.class, prefilled_by(instance), need.ttft_us);
+        (need.arrives_us + need.ttft_us - slack_us).saturating_sub(need.at_us)
     }
 
     /// Whether the request may take its room beside what is promised to others, at a moment or in all. Up to half of an

@@ -8,6 +8,7 @@ use baton_types::{InstanceId, Role};
 use super::decode::DecodeNeed;
 use super::{Candidate, Refusal, within_reach};
 use crate::conductor::Conductor;
+use crate::estimate::ChainPosition;
 use crate::fleet::Instance;
 use crate::{RejectReason, Request};
 
@@ -56,8 +57,11 @@ impl Conductor {
         let from = candidate.instance;
         let pool = if local { Vec::from([from]) } else { self.decodes_to_ask(request, from) };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
-        let wait_us = able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(MAX_RETRY_AFTER_US);
-        let retry_after_us = wait_us.saturating_sub(slack_us).max(MIN_RETRY_AFTER_US);
+        let (retry_after_us, wait_us) = able
+            .map(|i| self.decode_comes_us(i, &need, slack_us))
+            .min()
+            .unwrap_or((MAX_RETRY_AFTER_US, MAX_RETRY_AFTER_US));
+        let retry_after_us = retry_after_us.max(MIN_RETRY_AFTER_US);
         let starts_us = (at_us - self.now_us).saturating_add(wait_us);
         (retry_after_us, starts_us.saturating_sub(retry_after_us))
     }
@@ -146,18 +150,54 @@ impl Conductor {
     /// How much later than `need` says the instance is predicted to have room for the decode, µs. Its promises end one
     /// by one. The answer is the earliest end that leaves enough room, or the request's turn.
     pub(crate) fn decode_wait_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> u64 {
-        let ends = instance.decode.slots().iter().map(|s| s.finish_us).filter(|end| *end > need.at_us);
-        let kept = self.kept.ends().filter(|end| need.counts_all_tickets && *end > need.at_us);
         let chain_position = OnceCell::new();
         let turn_us = self.turn_of(instance, need, &chain_position).at_us;
-        let mut ends: Vec<u64> = ends.chain(kept).chain((turn_us > need.at_us).then_some(turn_us)).collect();
-        ends.sort_unstable();
-        let fits = |end: &u64| {
-            let then = DecodeNeed { at_us: *end, ends_by_us: *end, ..*need };
-            self.decode_fits_beside(instance, &then, &chain_position).is_ok()
-        };
+        let ends = self.ends(instance, need, [turn_us]);
+        let fits = |end: &u64| self.has_room_at(instance, need, (*end, need.arrives_us), &chain_position);
         // Later starts can break the order, but rarely: a binary search is precise enough for a hint.
         let first = ends.partition_point(|end| !fits(end));
         ends.get(first).or(ends.last()).map_or(MAX_RETRY_AFTER_US, |end| end - need.at_us)
+    }
+
+    /// How much later the request must arrive for the instance to have room for its decode, and how much later than `need`
+    /// says it starts then, µs. It may wait here for so long, and at the instance, as others, for its turn.
+    fn decode_comes_us(&self, instance: &Instance, need: &DecodeNeed<'_>, slack_us: u64) -> (u64, u64) {
+        let chain_position = OnceCell::new();
+        let turn_us = |at_us| self.turn_of(instance, &DecodeNeed { at_us, ..*need }, &chain_position).at_us;
+        let fits = |end: u64, early_us: u64| {
+            let arrives_us = need.arrives_us + (end - need.at_us).saturating_sub(early_us);
+            self.has_room_at(instance, need, (end, arrives_us), &chain_position)
+        };
+        let (left_us, own_turn_us) = (self.left_us(instance, need), turn_us(need.at_us));
+        let ends = self.ends(instance, need, [own_turn_us, own_turn_us.saturating_sub(left_us / WAIT_SHARE)]);
+        // From here on it may wait as long as it can. Just before, it waits less here, as its turn comes later.
+        let first = ends.partition_point(|end| !fits(*end, slack_us));
+        let before = first.checked_sub(1).map(|nth| ends[nth]).filter(|end| fits(*end, 0));
+        let early_us = |end| left_us.saturating_sub((turn_us(end) - end) * WAIT_SHARE).min(slack_us);
+        let comes = |end: u64, early_us: u64| ((end - need.at_us).saturating_sub(early_us), end - need.at_us);
+        let before = before.map(|end| comes(end, early_us(end)));
+        let from = ends.get(first).or(ends.last()).map(|end| comes(*end, slack_us));
+        before.into_iter().chain(from).min().unwrap_or((MAX_RETRY_AFTER_US, MAX_RETRY_AFTER_US))
+    }
+
+    /// When promises there end, and these moments, after the start of the request, in order, µs.
+    fn ends<const N: usize>(&self, instance: &Instance, need: &DecodeNeed<'_>, turns: [u64; N]) -> Vec<u64> {
+        let kept = self.kept.ends().filter(|_| need.counts_all_tickets);
+        let ends = instance.decode.slots().iter().map(|s| s.finish_us).chain(kept).chain(turns);
+        let mut ends: Vec<u64> = ends.filter(|end| *end > need.at_us).collect();
+        ends.sort_unstable();
+        ends
+    }
+
+    /// Whether the instance takes the request at a moment if it arrives then, µs.
+    fn has_room_at(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        (at_us, arrives_us): (u64, u64),
+        chain_position: &OnceCell<ChainPosition>,
+    ) -> bool {
+        let then = DecodeNeed { arrives_us, at_us, ends_by_us: at_us, ..*need };
+        self.decode_fits_beside(instance, &then, chain_position).is_ok()
     }
 }

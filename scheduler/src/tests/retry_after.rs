@@ -166,7 +166,7 @@ fn a_request_that_would_make_others_late_hears_when_they_are_out_of_the_way() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_ttft_refusal_is_true(works in proptest::collection::vec(1u64..20_000_000, 1..6), prompt in 1u64..60_000) {
