@@ -159,6 +159,9 @@ impl Conductor {
                 self.prefill_finished(request, (compute_us, cached_tokens), effects);
             }
             Input::PrefillFailed { request } => self.prefill_failed(request, effects),
+            Input::LegRefused { request, instance, emitted_tokens, busy_us } => {
+                self.leg_refused((request, instance), (emitted_tokens, busy_us), effects);
+            }
             Input::HandoffFinished { request } => self.handoff_finished(request, effects),
             Input::HandoffFailed { request } => self.handoff_failed(request, effects),
             Input::FetchFinished { request, ok } => self.fetch_finished(request, ok),

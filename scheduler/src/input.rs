@@ -64,6 +64,18 @@ pub enum Input {
         /// Which request.
         request: RequestId,
     },
+    /// The engine of one leg takes nothing new for a while, and refused it. The request is placed again, and no retry is
+    /// counted. Nothing is sent to that instance meanwhile.
+    LegRefused {
+        /// Which request.
+        request: RequestId,
+        /// The instance of that engine.
+        instance: InstanceId,
+        /// Tokens that its client has, in all.
+        emitted_tokens: u32,
+        /// How long the engine takes nothing new, µs. A minute at most is believed.
+        busy_us: u64,
+    },
     /// The decode instance holds and has verified the whole KV of the request.
     HandoffFinished {
         /// Which request.

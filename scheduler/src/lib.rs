@@ -7,6 +7,7 @@
 extern crate alloc;
 
 mod admission;
+mod busy;
 mod change;
 mod cold;
 mod coming;

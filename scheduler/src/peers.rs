@@ -83,6 +83,7 @@ const fn is_shared(input: &Input) -> Option<RequestId> {
     match input {
         Input::PrefillFinished { request, .. }
         | Input::PrefillFailed { request }
+        | Input::LegRefused { request, .. }
         | Input::FetchFinished { request, .. }
         | Input::HandoffFinished { request }
         | Input::HandoffFailed { request }

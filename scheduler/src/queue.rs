@@ -40,6 +40,9 @@ pub(crate) struct PrefillLedger {
     active_tokens: u64,
     /// Since when the engine works on what is dispatched, µs.
     head_since_us: u64,
+    /// Until then the engine takes nothing new, µs; 0 once that is over.
+    #[serde(default)]
+    busy_until_us: u64,
     /// The KV that leaves the instance.
     pub outbound: LinkLedger,
 }
@@ -69,7 +72,28 @@ impl PrefillLedger {
 
     /// As [`Self::dispatched_left_us`], of what the engine computes alone.
     pub(crate) fn computing_left_us(&self, now_us: u64) -> u64 {
-        self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
+        let sent_us = self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us));
+        sent_us.max(self.busy_until_us.saturating_sub(now_us))
+    }
+
+    /// The engine takes nothing new until then, µs.
+    pub(crate) fn set_busy(&mut self, until_us: u64) {
+        self.busy_until_us = self.busy_until_us.max(until_us);
+    }
+
+    /// Until when the engine takes nothing new, µs, if it does not now.
+    pub(crate) fn busy_until_us(&self, now_us: u64) -> Option<u64> {
+        Some(self.busy_until_us).filter(|until_us| *until_us > now_us)
+    }
+
+    /// Whether the engine takes requests again, and nobody has looked since.
+    pub(crate) const fn is_back(&self, now_us: u64) -> bool {
+        self.busy_until_us > 0 && self.busy_until_us <= now_us
+    }
+
+    /// The engine takes requests again.
+    pub(crate) const fn end_busy(&mut self) {
+        self.busy_until_us = 0;
     }
 
     /// When the engine has done all that is here, by the predictions; at any time before now without sent work, µs.
@@ -79,7 +103,8 @@ impl PrefillLedger {
         } else {
             self.head_since_us.saturating_add(self.dispatched_us)
         };
-        sent_until_us.max(self.outbound.free_at_us()).saturating_add(self.waiting_us)
+        let free_us = sent_until_us.max(self.outbound.free_at_us()).max(self.busy_until_us);
+        free_us.saturating_add(self.waiting_us)
     }
 
     /// What waits here of a request.
@@ -105,6 +130,11 @@ impl PrefillLedger {
     pub(crate) fn end_hold(&mut self, request: RequestId) {
         let waiting = self.waiting.iter_mut().find(|w| w.request == request);
         waiting.expect("who is let go waits here").held_until_us = 0;
+    }
+
+    /// Holds what waits at a position until then, µs.
+    pub(crate) fn hold(&mut self, at: usize, until_us: u64) {
+        self.waiting[at].held_until_us = until_us;
     }
 
     pub(crate) fn enqueue(&mut self, waiting: WaitingPrefill) {

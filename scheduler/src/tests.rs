@@ -4,6 +4,7 @@ mod admission;
 mod affinity;
 mod algorithm;
 mod bounds;
+mod busy;
 mod changes;
 mod classes;
 mod cold;

@@ -13,6 +13,8 @@
 //! - a request that was admitted and fits nowhere is parked, and tried again until its time is over: the conductor
 //!   places it, and does not judge it anew;
 //! - a request's first failed hand-off is retried at once, each further one after a back-off, which doubles;
+//! - a request that engines refuse for now is placed again, for as long as it may wait in the conductor's queue; a later
+//!   refusal is a failure;
 //! - a request that was in an engine when it died is tried once more, and not with others like it.
 
 mod attempts;
@@ -137,6 +139,11 @@ pub enum Failure {
         cut_off: bool,
         /// It is dead.
         gone: bool,
+    },
+    /// Its engine takes nothing new for so long, µs, and did not take this leg.
+    Busy {
+        /// From now on, µs.
+        us: u64,
     },
     /// Its KV made room for an older request's.
     Preempted,

@@ -192,6 +192,9 @@ impl Conductor {
         need: &DecodeNeed<'_>,
         chain_position: &OnceCell<ChainPosition>,
     ) -> Result<f64, RejectReason> {
+        if instance.prefill.busy_until_us(need.at_us).is_some() {
+            return Err(RejectReason::Room);
+        }
         let (when, stay_us) = ((self.now_us, need.at_us), self.lengths.mean_duration_us(1));
         let fits = |chain_position| {
             instance.decode.fits_throughout(when, stay_us, chain_position, |at_us, promised, shared| {
@@ -405,7 +408,8 @@ impl Conductor {
 
     /// The decode instance with the least promised context, whatever its state. Policies that ignore objectives use it.
     pub(crate) fn least_loaded_decode(&self, request: &Request, from: InstanceId) -> Option<InstanceId> {
-        let load = |i: &Instance| (i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
+        let busy_until_us = |i: &Instance| i.prefill.busy_until_us(self.now_us);
+        let load = |i: &Instance| (busy_until_us(i), i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
         let able = self.roomiest_decodes(request, from).into_iter();
         able.filter_map(|id| self.fleet.get(id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
     }

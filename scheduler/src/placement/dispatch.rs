@@ -203,6 +203,7 @@ impl Conductor {
     /// Runs every queue whose wake-up time has come.
     pub(crate) fn run_queues(&mut self, effects: &mut Vec<Effect>) {
         while let Some(id) = self.timers.pop_due(self.now_us) {
+            self.note_back(id, effects);
             if self.fleet.stores.binary_search(&id).is_ok() {
                 self.save_from_any(effects);
             } else {
@@ -257,6 +258,10 @@ impl Conductor {
         loop {
             let now_us = self.now_us;
             let Some(instance) = self.fleet.get(id) else { return };
+            if let Some(until_us) = instance.prefill.busy_until_us(now_us) {
+                self.timers.set(id, until_us);
+                return;
+            }
             let ahead_us = self.dispatch_ahead_us(instance);
             let left_us = instance.prefill.dispatched_left_us(now_us);
             let (next, turn_us) = self.whose_turn(instance, ahead_us);
@@ -333,16 +338,23 @@ impl Conductor {
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
         let since_us = instance.prefill.waiting()[at].since_us;
+        let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
+        // The planned instance may have changed to a role that does not decode.
+        let decodes = |to: &InstanceId| self.fleet.get(*to).is_some_and(|i| i.spec.role.decodes());
+        let decode = decode.or(planned.filter(|to| decodes(to) && self.fleet.share(id, *to)));
+        if let Some(decode) = decode
+            && let Some(until_us) = self.fleet.known(decode).prefill.busy_until_us(self.now_us)
+        {
+            self.wait_for_decode(at, (entry, decode), until_us, effects);
+            return true;
+        }
         if !local && let Some(refusal) = self.refusal_at_turn(&entry, since_us, at_us) {
             let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);
             assert!(waiting.request == request, "request {request} is refused, and another leaves the queue");
             self.refuse_displaced(&entry, refusal, effects);
             return true;
         }
-        let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
-        // The planned instance may have changed to a role that does not decode.
-        let decodes = |to: &InstanceId| self.fleet.get(*to).is_some_and(|i| i.spec.role.decodes());
-        let Some(decode) = decode.or(planned.filter(|to| decodes(to) && self.fleet.share(id, *to))) else {
+        let Some(decode) = decode else {
             entry.decode = None;
             return self.wait_or_leave(at, entry, effects);
         };
@@ -455,7 +467,8 @@ impl Conductor {
     ) -> Option<InstanceId> {
         let able = self.roomiest_decodes(request, from).into_iter().filter(|id| Some(*id) != but);
         let serving = able.filter_map(|id| self.fleet.get(id));
-        serving.min_by_key(|i| (i.taken_tokens(), i.spec.id)).map(|i| i.spec.id)
+        let burden = |i: &&Instance| (i.prefill.busy_until_us(self.now_us), i.taken_tokens(), i.spec.id);
+        serving.min_by_key(burden).map(|i| i.spec.id)
     }
 
     /// The decode instance to hand the KV to: one predicted to keep the objective and to have room by `at_us`, else of

@@ -157,6 +157,10 @@ impl Conductor {
         if ids.len() > 1 {
             ids.retain(|id| Some(*id) != excluded);
         }
+        // The others predict the wait, and hold the request for as long.
+        if !self.config.policy.orders_queues() && !ids.iter().all(|id| self.refuses(*id)) {
+            ids.retain(|id| !self.refuses(*id));
+        }
         debug_assert!(
             ids.iter().all(|id| self.fleet.get(*id).is_some_and(Instance::serves)),
             "a candidate takes no work"

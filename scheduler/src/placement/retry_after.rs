@@ -183,7 +183,8 @@ impl Conductor {
     /// When promises there end, and these moments, after the start of the request, in order, µs.
     fn ends<const N: usize>(&self, instance: &Instance, need: &DecodeNeed<'_>, turns: [u64; N]) -> Vec<u64> {
         let kept = self.kept.ends().filter(|_| need.counts_all_tickets);
-        let ends = instance.decode.slots().iter().map(|s| s.finish_us).chain(kept).chain(turns);
+        let busy = instance.prefill.busy_until_us(need.at_us);
+        let ends = instance.decode.slots().iter().map(|s| s.finish_us).chain(kept).chain(turns).chain(busy);
         let mut ends: Vec<u64> = ends.filter(|end| *end > need.at_us).collect();
         ends.sort_unstable();
         ends

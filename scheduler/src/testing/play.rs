@@ -34,6 +34,8 @@ pub(crate) enum Act {
     Fails(u8),
     /// A prefill fails on a living instance.
     Spoils(u8),
+    /// An engine refuses a leg for so many ms.
+    Refuses(u8, u16),
     /// A decode fails on a living instance; the length of its answer so far.
     Stalls(u8, u16),
     /// A request is preempted for an older one; the length of its answer so far.
@@ -73,6 +75,7 @@ pub(crate) fn scripts(most: usize) -> impl Strategy<Value = Vec<Act>> {
         2 => (any::<u8>(), any::<bool>()).prop_map(|(n, ok)| Act::Fetched(n, ok)),
         2 => any::<u8>().prop_map(Act::Fails),
         2 => any::<u8>().prop_map(Act::Spoils),
+        2 => (any::<u8>(), any::<u16>()).prop_map(|(n, ms)| Act::Refuses(n, ms)),
         2 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Stalls(n, t)),
         3 => (any::<u8>(), 0u16..2000).prop_map(|(n, t)| Act::Yields(n, t)),
         3 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Outgrows(n, t)),
@@ -281,6 +284,7 @@ impl Play {
                     self.feed(Input::PrefillFailed { request });
                 }
             }
+            Act::Refuses(n, ms) => self.refuse(n, u64::from(ms) * 1000),
             Act::Stalls(n, tokens) => {
                 if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
                     self.feed(Input::DecodeFailed { request, emitted_tokens: tokens.into() });
@@ -329,6 +333,20 @@ impl Play {
             }
             Act::Stale(kind, n) => self.stale(kind, n),
         }
+    }
+
+    /// The engine of one leg takes nothing new for so long.
+    fn refuse(&mut self, n: u8, busy_us: u64) {
+        let sent = self.oracle.live.iter().filter(|(_, account)| !account.held.is_empty());
+        let legs: Vec<(RequestId, InstanceId)> =
+            sent.flat_map(|(id, account)| account.held.iter().map(|at| (*id, *at))).collect();
+        let Some((request, instance)) = pick(&legs, n) else { return };
+        let emitted_tokens = u32::from(n);
+        let effects = self.feed(Input::LegRefused { request, instance, emitted_tokens, busy_us });
+        let ids = |to: &super::PrefillStart| [to.prefill, to.decode];
+        let holds = self.conductor.config().policy.orders_queues() && busy_us > 0;
+        let sent = super::starts(&effects).iter().flat_map(ids).any(|to| to == instance.0);
+        assert!(!holds || !sent, "{instance} is busy, and was sent something");
     }
 
     /// The operator changes a setting. The conductor accepts it exactly when the check beforehand does.
@@ -479,6 +497,9 @@ impl Play {
                 self.advance(0);
             }
         }
+        // No engine is busy for longer.
+        self.now_us += 60_000_000;
+        self.feed(Input::TimerFired);
         assert_idle(&self.conductor.snapshot());
     }
 }

@@ -221,6 +221,7 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         13 => Input::Preempted { request, emitted_tokens: low(n[1]) },
         15 => Input::PeerDisplaced { request: RequestId(n[0] % 8) },
         14 => Input::RoomOutgrown { request, emitted_tokens: low(n[1]) },
+        16 => Input::LegRefused { request, instance, emitted_tokens: low(n[1]), busy_us: n[2] },
         _ => Input::TimerFired,
     }
 }
@@ -231,7 +232,7 @@ proptest! {
     /// `step` is total: no number in any message stops the conductor or breaks its ledgers.
     #[test]
     fn no_number_in_any_message_stops_the_conductor(
-        script in proptest::collection::vec((0u8..17, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
+        script in proptest::collection::vec((0u8..18, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
         policy in 0..PolicyName::ALL.len(),
     ) {
         let config = SchedulerConfig { explain_every: 1, ..plain(PolicyName::ALL[policy], AdmissionMode::Auto) };

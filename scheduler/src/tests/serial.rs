@@ -35,7 +35,7 @@ fn every_kind_of_input_and_effect_survives_being_written() {
         inputs.extend(play.inputs.iter().map(|(_, input)| variant(&round::<Input>(input))));
         effects.extend(play.effects.iter().map(|effect| variant(&round::<Effect>(effect))));
     }
-    assert_eq!(inputs.len(), 22, "{inputs:?}");
+    assert_eq!(inputs.len(), 23, "{inputs:?}");
     for kind in ["start_prefill", "start_decode", "handoff", "release", "reject", "fail", "explain"] {
         assert!(effects.contains(kind), "{kind} is missing: {effects:?}");
     }

@@ -127,6 +127,7 @@ impl Pairs {
         let EmittedTokens { request, tokens: emitted_tokens, first_us, last } = drawn;
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.emitted_tokens = emitted_tokens;
+        pair.refused_since_us = None;
         let decodes = matches!(pair.stage, Stage::Decoding(_));
         let early = !last && pair.decodes_elsewhere();
         let outgrown = pair.stage.tokens_mut().is_some_and(|tokens| {
@@ -219,6 +220,10 @@ impl Pairs {
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
+        let failure = match failure {
+            Failure::Busy { .. } if self.was_refused_for_long(request) => Failure::Other,
+            failure => failure,
+        };
         let Some(pair) = self.pairs.get(&request) else { return };
         let emitted_tokens = pair.emitted_tokens;
         let [prefill, decode] = pair.legs();
@@ -229,6 +234,9 @@ impl Pairs {
             (Failure::Engine { cut_off, gone }, _) => {
                 return self.engine_broke((request, instance), (cut_off, gone), core, effects);
             }
+            (Failure::Busy { us: busy_us }, _) => {
+                Input::LegRefused { request, instance, emitted_tokens, busy_us }
+            }
             // Nothing went wrong: it waits for room.
             (Failure::Preempted, _) => Input::Preempted { request, emitted_tokens },
             (Failure::Other, Stage::Decoding(_)) => Input::DecodeFailed { request, emitted_tokens },
@@ -238,6 +246,14 @@ impl Pairs {
         };
         effects.push(Effect::Blame { request, cause: Cause::Leg });
         self.feed(input, core, effects);
+    }
+
+    /// Whether engines have refused a request for longer than it may wait in the conductor's queue.
+    fn was_refused_for_long(&mut self, request: RequestId) -> bool {
+        let now_us = self.now_us;
+        let Some(pair) = self.pairs.get_mut(&request) else { return false };
+        let since_us = *pair.refused_since_us.get_or_insert(now_us);
+        now_us - since_us > self.config.queue_stage_us(pair)
     }
 
     /// A life of an instance is over: all requests that it held move elsewhere. `died` if that was in the middle of

@@ -318,6 +318,8 @@ pub struct Pair {
     pub(super) foreseen_us: u64,
     /// Hand-offs that failed, and the attempt of the latest.
     pub(super) failed_handoffs: (u32, u32),
+    /// Since when engines have refused it for now, µs, with no token since.
+    pub(super) refused_since_us: Option<u64>,
     /// Engines that died while it was in them.
     pub(super) deaths: u32,
     /// It was once in an engine that died with another in it that was on trial: that death was the other's.
@@ -339,6 +341,7 @@ impl Pair {
             moves: 0,
             foreseen_us: 0,
             failed_handoffs: (0, 0),
+            refused_since_us: None,
             deaths: 0,
             spared: false,
             stage: Stage::Waiting(WaitingStage::Unpromised),

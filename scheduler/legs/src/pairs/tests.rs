@@ -100,6 +100,7 @@ impl Core for SimpleCore {
             Input::HandoffFailed { request }
             | Input::PrefillFailed { request }
             | Input::DecodeFailed { request, .. }
+            | Input::LegRefused { request, .. }
                 if self.known.contains(&request) =>
             {
                 self.moved.remove(&request);

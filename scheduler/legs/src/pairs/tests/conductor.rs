@@ -332,11 +332,12 @@ impl World {
     }
 
     fn trouble(&mut self, (request, at): (RequestId, InstanceId), leg: Leg) {
-        let failure = match self.rng.below(6) {
+        let failure = match self.rng.below(7) {
             0 => Failure::Engine { cut_off: true, gone: false },
             1 => Failure::Engine { cut_off: false, gone: false },
             2 => Failure::Preempted,
-            3 => return,
+            3 => Failure::Busy { us: 1_000_000 },
+            4 => return,
             _ => Failure::Other,
         };
         // A failed leg is kept until it is released, and does nothing further.

@@ -40,6 +40,7 @@ struct Row {
     foreseen_us: u64,
     failed: u32,
     failed_attempt: u32,
+    refused_us: Option<u64>,
     admitted: bool,
     /// It is among those that are tried again.
     waits: bool,
@@ -492,6 +493,7 @@ impl Naive {
             foreseen_us: 0,
             failed: 0,
             failed_attempt: 0,
+            refused_us: None,
             admitted: false,
             waits: false,
             trial: false,
@@ -612,6 +614,7 @@ impl Naive {
         let early = !last && row.goes_on_elsewhere();
         row.first_us = row.first_us.or((!early).then_some(now_us));
         row.emitted = emitted_tokens;
+        row.refused_us = None;
         let grows = !last
             && row.at == NaivePairState::Decoding
             && row.emitted - row.given.min(row.emitted) >= row.room;
@@ -664,6 +667,12 @@ impl Naive {
     fn leg_failed(&mut self, row: &Row, instance: InstanceId, failure: Failure) {
         let (request, emitted_tokens) = (row.arrival.request, row.emitted);
         let expects = row.decode == Some(instance) && row.prefill != Some(instance);
+        let mut refused_for_us = 0;
+        if let (Failure::Busy { .. }, now_us) = (failure, self.now_us) {
+            let now = self.find(request).unwrap();
+            now.refused_us = now.refused_us.or(Some(now_us));
+            refused_for_us = now_us - now.refused_us.unwrap();
+        }
         let input = match failure {
             Failure::OfRequest => return,
             Failure::Engine { cut_off: false, .. } => {
@@ -681,11 +690,14 @@ impl Naive {
             Failure::Engine { gone: true, .. } if row.is_in(instance) => return,
             Failure::Engine { .. } => return self.suspect(request),
             Failure::Preempted => Input::Preempted { request, emitted_tokens },
-            Failure::Other if row.at == NaivePairState::Decoding => {
+            Failure::Busy { us } if refused_for_us <= self.limits.queue_us(row) => {
+                Input::LegRefused { request, instance, emitted_tokens, busy_us: us }
+            }
+            Failure::Busy { .. } | Failure::Other if row.at == NaivePairState::Decoding => {
                 Input::DecodeFailed { request, emitted_tokens }
             }
-            Failure::Other if expects => Input::HandoffFailed { request },
-            Failure::Other => Input::PrefillFailed { request },
+            Failure::Busy { .. } | Failure::Other if expects => Input::HandoffFailed { request },
+            Failure::Busy { .. } | Failure::Other => Input::PrefillFailed { request },
         };
         self.effects.push(Effect::Blame { request, cause: Cause::Leg });
         self.feed(input);

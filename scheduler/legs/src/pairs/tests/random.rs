@@ -232,6 +232,7 @@ impl Script {
             33 => Fact::Offered,
             34 | 35 => Fact::Fetched { ok },
             36 => Fact::PromptLogprobs,
+            37 if ok => Fact::Failed(Failure::Busy { us: 1_000_000 }),
             37 => Fact::Failed(Failure::Other),
             38 => Fact::Failed(Failure::Engine { cut_off, gone }),
             _ => Fact::Failed(if ok { Failure::Preempted } else { Failure::OfRequest }),

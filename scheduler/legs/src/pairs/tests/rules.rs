@@ -526,6 +526,29 @@ fn what_fails_is_said_to_the_conductor_by_the_leg_and_the_stage() {
     assert_eq!(input(&decoding, D, other), [Input::DecodeFailed { request: A, emitted_tokens: 1 }]);
     assert_eq!(input(&decoding, D, Failure::Preempted), [Input::Preempted { request: A, emitted_tokens: 1 }]);
     assert_eq!(input(&decoding, D, Failure::OfRequest), []);
+    let refused =
+        |instance, emitted_tokens| [Input::LegRefused { request: A, instance, emitted_tokens, busy_us: 7 }];
+    assert_eq!(input(&[], P, Failure::Busy { us: 7 }), refused(P, 0));
+    assert_eq!(input(&[], D, Failure::Busy { us: 7 }), refused(D, 0));
+    assert_eq!(input(&decoding, D, Failure::Busy { us: 7 }), refused(D, 1));
+}
+
+#[test]
+fn a_refusal_is_a_failure_once_engines_have_refused_for_longer_than_the_queue_may_last() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    bench.inputs();
+    let refused = |bench: &mut Bench, after_us| {
+        bench.now_us += after_us;
+        bench.inputs();
+        bench.on_fact(A, P, Fact::Failed(Failure::Busy { us: 1_000_000 }));
+        matches!(bench.inputs()[..], [Input::LegRefused { .. }])
+    };
+    assert!(refused(&mut bench, 0) && refused(&mut bench, 5_000_000));
+    assert!(!refused(&mut bench, 1), "twice 2 s and the least of 1 s are over");
+    // A token is progress.
+    bench.on_fact(A, P, TOKEN);
+    assert!(refused(&mut bench, 9_000_000));
 }
 
 #[test]

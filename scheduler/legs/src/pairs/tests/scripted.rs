@@ -282,6 +282,7 @@ impl Core for ScriptedCore {
             Input::HandoffFailed { request } => self.handoff_failed(request, &mut rng, orders),
             Input::PrefillFailed { request }
             | Input::DecodeFailed { request, .. }
+            | Input::LegRefused { request, .. }
             | Input::Preempted { request, .. }
                 if sent(self, request) =>
             {
