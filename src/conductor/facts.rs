@@ -398,6 +398,7 @@ fn failure_of(failure: &v1::Failure) -> Failure {
         v1::Failure { engine_gone, cut_off, .. } if *engine_gone || *cut_off => {
             Failure::Engine { cut_off: *cut_off, gone: *engine_gone }
         }
+        v1::Failure { busy_us: us @ 1.., .. } => Failure::Busy { us: *us },
         failure if failure.stage() == Stage::Preempted => Failure::Preempted,
         _ => Failure::Other,
     }

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_remote::testing::{
-    Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, SglangSpec, VllmSpec,
+    Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, Fault, SglangSpec, VllmSpec,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -185,6 +185,34 @@ fn listed_servers_answer_are_shown_and_come_back() {
     serve.ready();
     assert_eq!(words(serve.chat("hello", 12)), answer);
     assert_eq!((serve.stop(), one.violations()), (Some(0), Vec::new()));
+}
+
+/// Such a request once failed within milliseconds: its retries were all refused at once.
+#[test]
+fn a_request_outlasts_a_moment_in_which_every_engine_is_busy() {
+    let on = runtime();
+    let engines = [(); 2].map(|()| vllm(&on, &Fabric::new(), FakeRole::Whole, 0));
+    let urls = engines.iter().map(FakeVllm::url).collect::<Vec<_>>().join(",");
+    let each = ["--servers", &urls, "--each", "--engine vllm --model bytes"];
+    let mut serve = Serve::start(TempDir::new().unwrap(), &each, &[]);
+    until(LONG, "both are attached", || (serve.nodes().len() != 2).then(|| serve.said("err")));
+    serve.ready();
+    for status in [503, 429] {
+        let calls = || engines.iter().map(|engine| engine.received().len()).sum::<usize>();
+        let before = calls();
+        engines.iter().for_each(|engine| engine.fault(Fault::Busy(status, 1), 1_000));
+        let began = Instant::now();
+        let answer = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| serve.chat("hello", 12));
+            std::thread::sleep(Duration::from_millis(900));
+            engines.iter().for_each(|engine| engine.heal());
+            asked.join().unwrap()
+        });
+        assert_eq!(words(answer).len(), 12, "after {status}");
+        assert!(began.elapsed() >= Duration::from_secs(1), "none was asked before its time");
+        assert_eq!(calls() - before, 3, "each refuses once, and one serves");
+    }
+    assert_eq!(serve.stop(), Some(0));
 }
 
 #[test]

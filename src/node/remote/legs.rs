@@ -399,8 +399,17 @@ async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
         let stage = if at_handoff { v1::failure::Stage::Handoff } else { v1::failure::Stage::Engine };
         let (stage, message) = (stage.into(), error.to_string());
         let status = error.status.filter(|_| of_request).map_or(0, u32::from);
-        let failure =
-            v1::Failure { stage, message, of_request, cut_off, engine_gone, status, cannot_go_on: false };
+        let busy_us = error.busy_us.unwrap_or(0);
+        let failure = v1::Failure {
+            stage,
+            message,
+            of_request,
+            cut_off,
+            engine_gone,
+            status,
+            cannot_go_on: false,
+            busy_us,
+        };
         sender.send(vec![Fact::Failure(failure)]).await;
     }
     sender.close();
@@ -416,6 +425,7 @@ async fn next_piece(generation: &mut Generation) -> Result<Piece, RemoteError> {
         text: "the answer ended without its end".into(),
         remedy: "".into(),
         cut_off: true,
+        busy_us: None,
     };
     generation.next().await.unwrap_or_else(|| Err(cut_short()))
 }

@@ -444,7 +444,9 @@ impl PromptSplitter {
             drop(sent);
             let found = match found {
                 Ok(found) => found,
-                Err(error) if error.cut_off || error.status == Some(500) => return Err(error),
+                Err(error) if error.cut_off || error.status == Some(500) || error.busy_us.is_some() => {
+                    return Err(error);
+                }
                 Err(_) => break,
             };
             self.state.lock().computed_tokens += tokens;

@@ -96,12 +96,14 @@ pub struct RemoteError {
     pub remedy: Cow<'static, str>,
     /// The engine had the request when the connection to it broke.
     pub cut_off: bool,
+    /// How long the engine takes nothing new, µs, where that is why it refused the request.
+    pub busy_us: Option<u64>,
 }
 
 impl RemoteError {
     pub(crate) fn new(kind: Kind, side: Side, stage: Stage, text: impl Into<String>) -> Self {
         let (text, remedy) = (text.into(), Cow::Borrowed(remedy_of(kind, stage)));
-        Self { kind, side, stage, status: None, text, remedy, cut_off: false }
+        Self { kind, side, stage, status: None, text, remedy, cut_off: false, busy_us: None }
     }
 
     /// The engine said what it should not.
@@ -137,6 +139,12 @@ impl RemoteError {
     /// The engine had the request.
     pub(crate) const fn cut_off(mut self) -> Self {
         self.cut_off = true;
+        self
+    }
+
+    /// The engine takes nothing new for so long.
+    pub(crate) const fn busy(mut self, busy_us: u64) -> Self {
+        self.busy_us = Some(busy_us);
         self
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_http::{Client, Error, Incoming, Options, Url, bearer, by, whole};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use serde_json::Value;
@@ -19,6 +19,9 @@ use crate::settings::RemoteSettings;
 /// A connection that has been idle for longer is not used again: the engines' servers close theirs after five
 /// seconds, and a request that meets the close is lost.
 const IDLE_TIME: Duration = Duration::from_secs(2);
+/// How long an engine that answers 429 or 503 takes nothing new if it does not say, and the longest that is believed, s.
+const BUSY_S: u64 = 1;
+const BUSY_MOST_S: u64 = 60;
 /// Most of an engine's words that an error repeats.
 const QUOTED_CHARS: usize = 400;
 
@@ -113,8 +116,13 @@ impl Wire {
         if status.is_success() {
             return Ok(Answer { body: response.into_body(), place });
         }
+        let after_s = retry_after_s(response.headers());
         let words = collect(response.into_body(), self.page_bytes, until, stage).await.unwrap_or_default();
-        Err(refused(status, &words, stage))
+        let error = refused(status, &words, stage);
+        Err(match after_s.filter(|_| error.busy_us.is_some()) {
+            Some(after_s) => error.busy(after_s * 1_000_000),
+            None => error,
+        })
     }
 
     /// A place among the calls in flight, in turn: a refusal would only bring the request back at once.
@@ -223,7 +231,14 @@ pub(crate) fn refused(status: StatusCode, body: &[u8], stage: Stage) -> RemoteEr
         503 => RemoteError::new(Kind::Unavailable, Side::Engine, stage, text),
         _ => RemoteError::retry(stage, text),
     };
-    error.status(status.as_u16())
+    let error = error.status(status.as_u16());
+    if matches!(status.as_u16(), 429 | 503) { error.busy(BUSY_S * 1_000_000) } else { error }
+}
+
+/// The seconds in an engine's Retry-After, within bounds. A date is not read: engines send none.
+fn retry_after_s(headers: &HeaderMap) -> Option<u64> {
+    let after_s: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(after_s.clamp(BUSY_S, BUSY_MOST_S))
 }
 
 /// The message in an engine's error, whichever of their shapes it has.
@@ -276,6 +291,19 @@ mod tests {
         assert_eq!(of(429, ""), (Kind::Retry, Side::Engine));
         assert_eq!(of(500, ""), (Kind::Retry, Side::Engine));
         assert_eq!(of(503, ""), (Kind::Unavailable, Side::Engine));
+    }
+
+    #[test]
+    fn only_busy_engines_are_asked_later_and_within_bounds() {
+        let busy_us = |status| refused(StatusCode::from_u16(status).unwrap(), b"", Stage::Start).busy_us;
+        assert_eq!([429, 503].map(busy_us), [Some(1_000_000); 2]);
+        assert_eq!([400, 404, 408, 500, 502].map(busy_us), [None; 5]);
+        let after_s = |text: &'static str| {
+            retry_after_s(&HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]))
+        };
+        assert_eq!(["7", " 12 ", "0", "86400"].map(after_s), [7, 12, 1, 60].map(Some));
+        assert_eq!(["", "-1", "1.5", "Sun, 29 Nov 2026 05:00:00 GMT"].map(after_s), [None; 4]);
+        assert_eq!(retry_after_s(&HeaderMap::new()), None);
     }
 
     #[test]

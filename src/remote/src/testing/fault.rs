@@ -17,6 +17,8 @@ pub enum Fault {
     Delay(Duration),
     /// It answers with this status.
     Status(u16),
+    /// It answers with this status and a Retry-After of so many seconds.
+    Busy(u16, u32),
     /// It takes the request and never answers.
     NeverAnswer,
     /// The connection closes before an answer.
@@ -85,6 +87,7 @@ impl Faults {
                 status,
                 &json!({"error": {"message": "as ordered", "code": status}}),
             )),
+            Some(Fault::Busy(status, after_s)) => FaultOutcome::Ended(Reply::Busy(status, after_s)),
             Some(Fault::NeverAnswer) => FaultOutcome::Ended(never().await),
             Some(Fault::Hangup) => FaultOutcome::Ended(Reply::Hangup),
             Some(Fault::Exit) => {

@@ -37,6 +37,8 @@ pub(super) enum Reply {
     Page(u16, &'static str, Bytes),
     /// Events as they come. When the client leaves, the receiver is dropped.
     Stream(mpsc::Receiver<io::Result<Bytes>>),
+    /// Not now, and not before so many seconds have passed.
+    Busy(u16, u32),
     /// The connection closes.
     Hangup,
 }
@@ -118,12 +120,17 @@ async fn respond<S: Site>(site: Arc<S>, request: Request<Incoming>) -> Result<Re
     let (head, body) = request.into_parts();
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(io::Error::other)?.to_bytes();
     let asked = WholeRequest { path: head.uri.path().to_owned(), headers: head.headers, body };
+    let answer = Response::builder();
     let (status, kind, body) = match site.answer(asked).await {
         Reply::Page(status, kind, page) => (status, kind, Stream::Page(Some(page))),
         Reply::Stream(events) => (200, "text/event-stream; charset=utf-8", Stream::Events(events)),
+        Reply::Busy(status, after_s) => {
+            let answer = answer.status(status).header("retry-after", after_s);
+            return answer.body(Stream::Page(None)).map_err(io::Error::other);
+        }
         Reply::Hangup => return Err(io::Error::other("hung up on purpose")),
     };
-    Response::builder().status(status).header("content-type", kind).body(body).map_err(io::Error::other)
+    answer.status(status).header("content-type", kind).body(body).map_err(io::Error::other)
 }
 
 /// A body in one piece or many.

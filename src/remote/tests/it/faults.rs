@@ -49,6 +49,23 @@ const ROWS: &[(Fault, Kind, Side, Stage)] = &[
 ];
 
 #[tokio::test]
+async fn a_busy_engine_says_for_how_long() {
+    let spec = VllmSpec::new(FakeRole::Whole, FakeConnector::None);
+    let vllm = FakeVllm::start(spec, &Fabric::new()).await.unwrap();
+    let engine = impatient(vllm.settings());
+    for (fault, busy_s) in [
+        (Fault::Busy(503, 7), Some(7)),
+        (Fault::Busy(429, 0), Some(1)),
+        (Fault::Busy(500, 7), None),
+        (Fault::Status(503), Some(1)),
+    ] {
+        vllm.fault(fault.clone(), 1);
+        let error = outcome(&engine).await.unwrap_err();
+        assert_eq!(error.busy_us, busy_s.map(|s: u64| s * 1_000_000), "{fault:?}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn every_fault_of_vllm_has_its_error() {
     let vllm =
         FakeVllm::start(VllmSpec::new(FakeRole::Whole, FakeConnector::None), &Fabric::new()).await.unwrap();
