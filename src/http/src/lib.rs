@@ -1,7 +1,7 @@
 //! The edge over HTTP: one client and one bounded server, shared by all that ask or answer beside the front door.
 //!
 //! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
-//! within [`Bounds`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
+//! within [`Bounds`], [`receive`] within a [`MemoryPool`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
 //! Prometheus reads. [`Acceptor`], [`ConnectionSlots`] and [`Identity`] are for ports of any protocol, the front door's
 //! included.
 
@@ -10,6 +10,7 @@ mod connect;
 mod error;
 mod identity;
 mod listen;
+mod memory;
 mod metrics;
 mod places;
 mod server;
@@ -22,6 +23,7 @@ pub use error::{Error, causes};
 pub use hyper::body::Incoming;
 pub use identity::{Identity, IdentityError};
 pub use listen::{AcceptFailure, Acceptor, accept_each};
+pub use memory::{MemoryPool, MemoryShare, PoolRefusal};
 pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
 pub use places::{ConnectionSlot, ConnectionSlots};
 pub use server::{Bounds, receive, reply, serve};

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::{Bounds, PAGE_TYPE, reply};
+use baton_http::{Bounds, MemoryPool, PAGE_TYPE, reply};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
@@ -12,11 +12,12 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::contract::{Lookup, Registration};
 use crate::error::{IndexerError, Kind};
-use crate::service::{Indexer, RegistrationOutcome};
+use crate::service::{Indexer, Overview, RegistrationOutcome};
 use crate::snapshot;
 
 /// Bounds of the server.
@@ -26,6 +27,10 @@ pub struct ServerSettings {
     pub max_connections: usize,
     /// Bytes of a request's body at most: a prompt of a million tokens has some eight million.
     pub body_bytes: usize,
+    /// Bytes of all bodies, and of answers that are yet to be read, at most.
+    pub held_bytes: usize,
+    /// Snapshots that are sent at once at most: each holds one or two publishers' blocks until its peer has read them.
+    pub snapshots: usize,
     /// Time for a request's head, and then for its body.
     pub receive_timeout_us: u64,
     /// Time for calls under way once the server stops.
@@ -37,6 +42,8 @@ impl Default for ServerSettings {
         Self {
             max_connections: 1024,
             body_bytes: 16 << 20,
+            held_bytes: 256 << 20,
+            snapshots: 4,
             receive_timeout_us: 30_000_000,
             drain_us: 5_000_000,
         }
@@ -55,6 +62,16 @@ const PATHS: &str = "POST /register, /unregister, /query, /query_by_hash; GET /h
 
 type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
+/// The calls of one server, and the memory that they hold.
+struct Port {
+    indexer: Arc<Indexer>,
+    settings: ServerSettings,
+    held: Arc<MemoryPool>,
+    snapshots: Arc<Semaphore>,
+    /// What peers are yet to read of snapshots; `snapshots` is its bound.
+    snapshot_bytes: Arc<MemoryPool>,
+}
+
 /// Serves the calls on `listener` until `stop`, then ends what is under way.
 pub async fn serve(
     indexer: Arc<Indexer>,
@@ -69,53 +86,117 @@ pub async fn serve(
         stall_timeout: STALL_TIMEOUT,
         drain: Duration::from_micros(settings.drain_us),
     };
+    let port = Arc::new(Port {
+        indexer,
+        settings,
+        held: MemoryPool::new(settings.held_bytes),
+        snapshots: Arc::new(Semaphore::new(settings.snapshots)),
+        snapshot_bytes: MemoryPool::new(usize::MAX),
+    });
     baton_http::serve("indexer", listener, bounds, stop, move |request| {
-        let indexer = Arc::clone(&indexer);
-        async move { call(&indexer, request, settings).await }
+        let port = Arc::clone(&port);
+        async move { port.call(request).await }
     })
     .await;
 }
 
-async fn call<B>(indexer: &Arc<Indexer>, request: Request<B>, settings: ServerSettings) -> Answer
-where
-    B: Body + Send + 'static,
-    B::Error: std::error::Error + Send + Sync + 'static,
-{
-    let (parts, body) = request.into_parts();
-    let path = parts.uri.path();
-    let known = ["/register", "/unregister", "/query", "/query_by_hash"];
-    if known.contains(&path) && parts.method == Method::POST {
-        let within = Duration::from_micros(settings.receive_timeout_us);
-        let body = match baton_http::receive(body, settings.body_bytes, within).await {
-            Ok(body) => body,
-            Err((status, why)) => return refuse(indexer, status, &why),
-        };
-        return match post(indexer, path, &body) {
-            Ok((answer, unknown)) => noting(json_answer(StatusCode::OK, &answer), path, &unknown),
-            Err(e) => {
-                refuse(indexer, StatusCode::from_u16(e.status()).expect("these are statuses"), &e.message)
+impl Port {
+    async fn call<B>(&self, request: Request<B>) -> Answer
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        let known = ["/register", "/unregister", "/query", "/query_by_hash"];
+        if known.contains(&path) && parts.method == Method::POST {
+            let ServerSettings { body_bytes, receive_timeout_us, .. } = self.settings;
+            let within = Duration::from_micros(receive_timeout_us);
+            let body = match baton_http::receive(body, body_bytes, within, &self.held).await {
+                Ok(body) => body,
+                Err((status, why)) => return self.refuse(status, &why),
+            };
+            return match post(&self.indexer, path, &body) {
+                Ok((answer, unknown)) => noting(self.held_answer(&answer), path, &unknown),
+                Err(e) => {
+                    self.refuse(StatusCode::from_u16(e.status()).expect("these are statuses"), &e.message)
+                }
+            };
+        }
+        match (&parts.method, path) {
+            (&Method::GET, "/health") => json_answer(StatusCode::OK, &json!({ "status": "ok" })),
+            (&Method::GET, "/services") => self.held_answer(&self.indexer.services()),
+            (&Method::GET, "/global_view") => self.held_answer(&self.indexer.global_view()),
+            (&Method::GET, "/metrics") => {
+                let page = self.indexer.metrics.page(&self.overview());
+                reply(StatusCode::OK, PAGE_TYPE, Full::from(page).boxed_unsync())
             }
-        };
+            (&Method::GET, "/snapshot") => match resume_after(parts.uri.query()) {
+                Ok(after) => self.snapshot(after),
+                Err(e) => self.refuse(StatusCode::BAD_REQUEST, &e.message),
+            },
+            (_, "/health" | "/services" | "/global_view" | "/metrics" | "/snapshot") => {
+                self.refuse(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is asked with GET"))
+            }
+            _ if known.contains(&path) => {
+                self.refuse(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is asked with POST"))
+            }
+            _ => self.refuse(StatusCode::NOT_FOUND, &format!("there is no {path}; there are {PATHS}")),
+        }
     }
-    match (&parts.method, path) {
-        (&Method::GET, "/health") => json_answer(StatusCode::OK, &json!({ "status": "ok" })),
-        (&Method::GET, "/services") => json_answer(StatusCode::OK, &indexer.services()),
-        (&Method::GET, "/global_view") => json_answer(StatusCode::OK, &indexer.global_view()),
-        (&Method::GET, "/metrics") => {
-            let page = indexer.metrics.page(&indexer.overview());
-            reply(StatusCode::OK, PAGE_TYPE, Full::from(page).boxed_unsync())
+
+    fn overview(&self) -> Overview {
+        Overview {
+            held_bytes: (self.held.taken_bytes() + self.snapshot_bytes.taken_bytes()) as u64,
+            no_room: self.held.refused(),
+            ..self.indexer.overview()
         }
-        (&Method::GET, "/snapshot") => match resume_after(parts.uri.query()) {
-            Ok(after) => snapshot_answer(indexer, after),
-            Err(e) => refuse(indexer, StatusCode::BAD_REQUEST, &e.message),
-        },
-        (_, "/health" | "/services" | "/global_view" | "/metrics" | "/snapshot") => {
-            refuse(indexer, StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is asked with GET"))
+    }
+
+    fn refuse(&self, status: StatusCode, why: &str) -> Answer {
+        self.indexer.metrics.refused();
+        json_answer(status, &json!({ "error": why }))
+    }
+
+    /// An answer that may be long: it has its room until it is read.
+    fn held_answer(&self, value: &Value) -> Answer {
+        let (text, mut room) = (value.to_string(), self.held.room());
+        match room.grow(text.len()) {
+            Ok(()) => json_reply(StatusCode::OK, room.hold(text.into())),
+            Err(full) => self.refuse(StatusCode::SERVICE_UNAVAILABLE, &full.to_string()),
         }
-        _ if known.contains(&path) => {
-            refuse(indexer, StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is asked with POST"))
-        }
-        _ => refuse(indexer, StatusCode::NOT_FOUND, &format!("there is no {path}; there are {PATHS}")),
+    }
+
+    /// A snapshot as it is read: one stream at a time, so that nothing else waits for longer than one takes.
+    fn snapshot(&self, after: Option<String>) -> Answer {
+        let Ok(turn) = Arc::clone(&self.snapshots).try_acquire_owned() else {
+            let why = "as many snapshots are sent as may be at a time; try again shortly";
+            return self.refuse(StatusCode::SERVICE_UNAVAILABLE, why);
+        };
+        self.indexer.metrics.snapshot_given();
+        let (indexer, memory) = (Arc::clone(&self.indexer), Arc::clone(&self.snapshot_bytes));
+        let begin = ((indexer, memory, turn), SnapshotRest::Header, after);
+        let frames = futures_util::stream::unfold(begin, |(of, left, after)| async move {
+            let (bytes, left) = match left {
+                SnapshotRest::Header => (of.0.header(), SnapshotRest::Streams(after.clone(), 0)),
+                SnapshotRest::Nothing => return None,
+                SnapshotRest::Streams(after, count) => {
+                    let asked = Arc::clone(&of.0);
+                    let next =
+                        tokio::task::spawn_blocking(move || asked.section_after(after.as_deref())).await;
+                    match next {
+                        Ok(Some((key, section))) => (section, SnapshotRest::Streams(Some(key), count + 1)),
+                        Ok(None) => (snapshot::footer(count), SnapshotRest::Nothing),
+                        // Breaking off is how the peer learns that it is not whole.
+                        Err(_) => return None,
+                    }
+                }
+            };
+            let mut room = of.1.room();
+            room.add(bytes.len());
+            Some((Ok(Frame::data(room.hold(bytes))), (of, left, after)))
+        });
+        reply(StatusCode::OK, "application/octet-stream", StreamBody::new(frames).boxed_unsync())
     }
 }
 
@@ -148,12 +229,11 @@ fn post(indexer: &Arc<Indexer>, path: &str, body: &[u8]) -> Result<(Value, Vec<S
 }
 
 fn json_answer(status: StatusCode, value: &Value) -> Answer {
-    reply(status, "application/json", Full::from(value.to_string()).boxed_unsync())
+    json_reply(status, value.to_string().into())
 }
 
-fn refuse(indexer: &Indexer, status: StatusCode, why: &str) -> Answer {
-    indexer.metrics.refused();
-    json_answer(status, &json!({ "error": why }))
+fn json_reply(status: StatusCode, body: Bytes) -> Answer {
+    reply(status, "application/json", Full::new(body).boxed_unsync())
 }
 
 /// Adds the caller's unknown fields to the answer.
@@ -190,31 +270,6 @@ enum SnapshotRest {
     Header,
     Streams(Option<String>, u64),
     Nothing,
-}
-
-/// A snapshot as it is read: one stream at a time, so that nothing else waits for longer than one takes.
-fn snapshot_answer(indexer: &Arc<Indexer>, after: Option<String>) -> Answer {
-    indexer.metrics.snapshot_given();
-    let indexer = Arc::clone(indexer);
-    let begin = (indexer, SnapshotRest::Header, after);
-    let frames = futures_util::stream::unfold(begin, |(indexer, left, after)| async move {
-        let (bytes, left) = match left {
-            SnapshotRest::Header => (indexer.header(), SnapshotRest::Streams(after.clone(), 0)),
-            SnapshotRest::Nothing => return None,
-            SnapshotRest::Streams(after, count) => {
-                let asked = Arc::clone(&indexer);
-                let next = tokio::task::spawn_blocking(move || asked.section_after(after.as_deref())).await;
-                match next {
-                    Ok(Some((key, section))) => (section, SnapshotRest::Streams(Some(key), count + 1)),
-                    Ok(None) => (snapshot::footer(count), SnapshotRest::Nothing),
-                    // Breaking off is how the peer learns that it is not whole.
-                    Err(_) => return None,
-                }
-            }
-        };
-        Some((Ok(Frame::data(bytes)), (indexer, left, after)))
-    });
-    reply(StatusCode::OK, "application/octet-stream", StreamBody::new(frames).boxed_unsync())
 }
 
 #[cfg(test)]

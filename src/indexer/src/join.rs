@@ -86,6 +86,9 @@ async fn fetch(
     let request = Request::get(format!("{base}/snapshot{after}")).body(Full::default());
     let request = request.map_err(|e| IndexerError::invalid(format!("join: {e}")))?;
     let answer = part("ask", client.send(request)).await?;
+    if answer.status() == StatusCode::SERVICE_UNAVAILABLE {
+        return Err(unavailable("ask", &"the peer sends as many snapshots as it may at a time"));
+    }
     if answer.status() != StatusCode::OK {
         let message = format!("join: the peer answers {}; is it an indexer?", answer.status());
         return Err(IndexerError::invalid(message));

@@ -14,7 +14,7 @@ const BUCKETS_US: [u64; 10] = [50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 5
 type Row = (Figure, fn(&Overview, &Metrics) -> u64);
 
 /// Every exported figure but the latency, in the order of docs/metrics.md.
-const FIGURES: [Row; 15] = [
+const FIGURES: [Row; 17] = [
     (Figure::gauge("baton_indexer_instances", "Publishers that are followed"), |now, _| now.streams),
     (Figure::gauge("baton_indexer_connected", "Publishers whose live stream is connected"), |now, _| {
         now.connected
@@ -66,6 +66,20 @@ const FIGURES: [Row; 15] = [
     (
         Figure::counter("baton_indexer_refused_requests_total", "HTTP requests answered with an error"),
         |_, own| own.refused.load(Ordering::Relaxed),
+    ),
+    (
+        Figure::gauge(
+            "baton_indexer_held_bytes",
+            "Bytes of bodies that are received, and of answers and snapshots that are yet to be read",
+        ),
+        |now, _| now.held_bytes,
+    ),
+    (
+        Figure::counter(
+            "baton_indexer_no_room_total",
+            "Requests refused (503) because requests and unread answers took all the room that there is for them",
+        ),
+        |now, _| now.no_room,
     ),
     (Figure::counter("baton_indexer_snapshots_total", "Snapshots sent to peers"), |_, own| {
         own.snapshots.load(Ordering::Relaxed)

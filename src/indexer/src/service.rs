@@ -82,6 +82,10 @@ pub(crate) struct Overview {
     pub(crate) restarts: u64,
     pub(crate) ignored: u64,
     pub(crate) over_capacity: u64,
+    /// Of bodies and answers; the server knows it.
+    pub(crate) held_bytes: u64,
+    /// Requests and answers without room; the server knows it.
+    pub(crate) no_room: u64,
 }
 
 /// The open indexer.

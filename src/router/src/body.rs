@@ -3,11 +3,11 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use baton_http::MemoryShare;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 use crate::activity::UnderWay;
-use crate::bodies::MemoryShare;
 use crate::stream::EventStream;
 
 /// A response of the router.

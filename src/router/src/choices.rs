@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use baton_http::MemoryShare;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
 use crate::answer::Answer;
 use crate::backend::{Event, SubmissionStream};
-use crate::bodies::MemoryShare;
 use crate::error::ApiError;
 use crate::plan::Plan;
 
@@ -169,7 +169,7 @@ impl Choices {
                     }
                 }
                 if let Err(full) = room.grow_to(self.answers.iter().map(|answer| answer.grown_bytes).sum()) {
-                    return Poll::Ready(Err(full));
+                    return Poll::Ready(Err(full.into()));
                 }
                 if self.ended() {
                     return Poll::Ready(Ok(()));

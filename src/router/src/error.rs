@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use baton_http::PoolRefusal;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::backend::{Fault, Refusal};
@@ -149,6 +150,16 @@ impl From<Refusal> for ApiError {
             param: refusal.param,
             ..Self::new(refusal.status, refusal.message.to_string()).code(refusal.reason.to_string())
         }
+    }
+}
+
+/// The retry delay where there is no room for a request, µs: the router reads and releases most bodies within a second.
+const NO_ROOM_RETRY_US: u64 = 1_000_000;
+
+impl From<PoolRefusal> for ApiError {
+    fn from(_: PoolRefusal) -> Self {
+        let message = "the requests under way take all the room that there is for them (service.max_held_bytes); try again shortly";
+        Self::new(503, message).code("bodies_full").retry_after_us(NO_ROOM_RETRY_US)
     }
 }
 

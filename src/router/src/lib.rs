@@ -30,7 +30,6 @@ mod activity;
 mod answer;
 mod aside;
 mod backend;
-mod bodies;
 mod body;
 mod call;
 mod caller;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use baton_http::MemoryShare;
 use baton_types::Tokens;
 
-use crate::bodies::MemoryShare;
 use crate::output_parsing::OutputPlan;
 use crate::sampling::Endpoint;
 use crate::tokenize::Tokenization;

@@ -4,11 +4,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::MemoryPool;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body::Body;
 
-use crate::bodies::Bodies;
 use crate::error::ApiError;
 
 /// Bytes that the router reads of a body that is too large, so that its sender gets to read the error.
@@ -24,7 +24,7 @@ pub(crate) struct Limits<'a> {
     /// An operator can set `bytes`.
     pub(crate) is_setting: bool,
     pub(crate) within: Duration,
-    pub(crate) bodies: &'a Arc<Bodies>,
+    pub(crate) bodies: &'a Arc<MemoryPool>,
 }
 
 /// The body is JSON if it says what it is, and not compressed.
@@ -88,7 +88,7 @@ where
         }
         if let Err(full) = room.grow(data.len()) {
             discard(body).await;
-            return Err(full);
+            return Err(full.into());
         }
         match first.take() {
             None if whole.is_empty() => first = Some(data),

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use baton_http::MemoryPool;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
@@ -11,7 +12,6 @@ use tokio::time::Instant;
 
 use crate::aside::{LARGE_BYTES, LargeBodyPool};
 use crate::backend::{Backend, Model};
-use crate::bodies::{Bodies, OPERATORS_BYTES};
 use crate::body::{Body, Reply};
 use crate::call::{self, Call, RequestReader};
 use crate::caller;
@@ -34,6 +34,10 @@ const TIMEOUT_GRACE: Duration = Duration::from_millis(250);
 /// The retry delay for clients where no prediction exists, µs.
 const NOT_READY_RETRY_US: u64 = 2_000_000;
 
+/// Room for operators and those that watch for them, beside that for clients: however much clients hold, a probe of
+/// `/health` is answered.
+const OPERATORS_BYTES: usize = 16 << 20;
+
 /// OpenAI's API in front of a [`Backend`].
 pub struct Router {
     pub(crate) config: Arc<RouterConfig>,
@@ -42,9 +46,9 @@ pub struct Router {
     pub(crate) counters: Arc<Counters>,
     /// When answers that are under way after a shutdown are broken off, if that was said.
     pub(crate) closes_at: OnceLock<Instant>,
-    pub(crate) bodies: Arc<Bodies>,
+    pub(crate) bodies: Arc<MemoryPool>,
     /// Of requests to the operators' paths.
-    pub(crate) operators_bodies: Arc<Bodies>,
+    pub(crate) operators_bodies: Arc<MemoryPool>,
     aside: LargeBodyPool,
     started_s: u64,
 }
@@ -98,8 +102,8 @@ impl Router {
         let started_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         let tokenization = Arc::new(tokenization);
         Self {
-            bodies: Bodies::new(config.bodies_limit_bytes),
-            operators_bodies: Bodies::new(OPERATORS_BYTES),
+            bodies: MemoryPool::new(config.bodies_limit_bytes),
+            operators_bodies: MemoryPool::new(OPERATORS_BYTES),
             config: Arc::new(config),
             tokenization,
             backend,

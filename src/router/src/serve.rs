@@ -206,7 +206,7 @@ impl Connector {
                     let bodies = if operators { &router.operators_bodies } else { &router.bodies };
                     match bodies.request(request.headers()) {
                         Ok(room) => (router.call(request).await, Some(room)),
-                        Err(full) => (router.refuse(&full), None),
+                        Err(full) => (router.refuse(&full.into()), None),
                     }
                 };
                 Ok::<_, Infallible>(reply.map(|body| body.with(under_way, room)))

@@ -1,8 +1,11 @@
 //! The contract: what is answered, and what is refused and how.
 
+use std::time::Duration;
+
 use baton_events::{Change, Medium, StoredBlocks};
 use baton_indexer::{Indexer, ServerSettings};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 
 use crate::engine::{BLOCK, indexer, name, publisher, registration, served, settings, tokens};
 
@@ -81,6 +84,45 @@ async fn fields_that_nobody_knows_are_noted_and_bodies_are_bounded() {
     assert!(head.contains("x-baton-ignored-fields: age,color"), "{head}");
     let (status, _, _) = served.send("POST", "/query", &[b' '; 1001]).await;
     assert_eq!(status, 413);
+}
+
+#[tokio::test]
+async fn bodies_of_all_connections_share_one_bound_and_snapshots_are_few() {
+    let bounds = ServerSettings { held_bytes: 1 << 20, snapshots: 0, ..ServerSettings::default() };
+    let served = served(Indexer::new(settings()), bounds).await;
+    let metric = async |name: &str| {
+        let (_, _, page) = served.send("GET", "/metrics", b"").await;
+        let page = String::from_utf8(page).unwrap();
+        page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap()
+    };
+    // Clients that stop in the middle of their bodies hold them.
+    let mut slow = Vec::new();
+    for _ in 0..3 {
+        let mut stream = tokio::net::TcpStream::connect(&served.address).await.unwrap();
+        stream.write_all(b"POST /query HTTP/1.1\r\nhost: x\r\ncontent-length: 400000\r\n\r\n").await.unwrap();
+        stream.write_all(&[b' '; 300_000]).await.unwrap();
+        slow.push(stream);
+    }
+    while metric("baton_indexer_held_bytes").await < 900_000 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (status, _, answer) = served.send("POST", "/query", &[b' '; 200_000]).await;
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    assert_eq!(status, 503, "{answer}");
+    assert!(answer["error"].as_str().unwrap().contains("try again shortly"), "{answer}");
+    assert_eq!(
+        (metric("baton_indexer_no_room_total").await, served.get("/health").await),
+        (1, json!({"status": "ok"}))
+    );
+    drop(slow);
+    while metric("baton_indexer_held_bytes").await > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(served.send("GET", "/snapshot", b"").await.0, 503);
+    let failed = baton_indexer::join(&Indexer::new(settings()), &format!("http://{}", served.address))
+        .await
+        .unwrap_err();
+    assert_eq!(failed.kind, baton_indexer::Kind::Unavailable, "{failed}");
 }
 
 #[tokio::test]

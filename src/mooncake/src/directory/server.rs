@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::Bounds;
+use baton_http::{Bounds, Figure, MemoryPool, PAGE_TYPE, Page};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
@@ -15,6 +15,18 @@ use super::{Directory, PutError};
 
 /// Bytes of a request's head at most.
 const HEAD_BYTES: usize = 16 << 10;
+/// Bytes of all values that are on their way in at most; those that are there have the bound of the directory.
+const HELD_BYTES: usize = 64 << 20;
+/// Every exported figure, in the order of docs/metrics.md.
+const FIGURES: [Figure; 4] = [
+    Figure::gauge("baton_metadata_keys", "Keys of engines"),
+    Figure::gauge("baton_metadata_bytes", "Bytes of these keys and their values"),
+    Figure::gauge("baton_metadata_held_bytes", "Bytes of values that are on their way in"),
+    Figure::counter(
+        "baton_metadata_no_room_total",
+        "Requests refused (503) because values on their way in took all the room that there is for them",
+    ),
+];
 /// Time for the answers under way at the end: each is a look at a map.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -30,19 +42,23 @@ pub async fn serve_directory(directory: Arc<Directory>, listener: TcpListener, s
         stall_timeout: Duration::from_micros(settings.receive_timeout_us),
         drain: DRAIN,
     };
+    let held = MemoryPool::new(HELD_BYTES);
     baton_http::serve("mooncake: metadata", listener, bounds, stop, move |request| {
-        let directory = Arc::clone(&directory);
-        async move { answer(&directory, request).await }
+        let (directory, held) = (Arc::clone(&directory), Arc::clone(&held));
+        async move { answer(&directory, request, &held).await }
     })
     .await;
 }
 
-async fn answer<B>(directory: &Directory, request: Request<B>) -> Answer
+async fn answer<B>(directory: &Directory, request: Request<B>, held: &Arc<MemoryPool>) -> Answer
 where
-    B: Body + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
     B::Error: std::error::Error + Send + Sync + 'static,
 {
     let (parts, body) = request.into_parts();
+    if (&parts.method, parts.uri.path()) == (&Method::GET, "/metrics") {
+        return baton_http::reply(StatusCode::OK, PAGE_TYPE, Full::from(page(directory, held)));
+    }
     if parts.uri.path() != "/metadata" {
         return text_answer(StatusCode::NOT_FOUND, "there is only /metadata?key=...");
     }
@@ -57,7 +73,7 @@ where
         Method::PUT => {
             let settings = directory.settings();
             let within = Duration::from_micros(settings.receive_timeout_us);
-            match baton_http::receive(body, settings.value_bytes, within).await {
+            match baton_http::receive(body, settings.value_bytes, within, held).await {
                 Ok(value) => put(directory, &key, value),
                 Err((status, why)) => with_body(status, why.into()),
             }
@@ -66,6 +82,16 @@ where
         Method::DELETE => text_answer(StatusCode::NOT_FOUND, "metadata not found"),
         _ => text_answer(StatusCode::METHOD_NOT_ALLOWED, "/metadata takes GET, PUT and DELETE"),
     }
+}
+
+fn page(directory: &Directory, held: &MemoryPool) -> String {
+    let (keys, bytes) = directory.held();
+    let mut page = Page::default();
+    let values = [keys as u64, bytes as u64, held.taken_bytes() as u64, held.refused()];
+    for (figure, value) in FIGURES.into_iter().zip(values) {
+        page.value(figure, value);
+    }
+    page.into_text()
 }
 
 fn put(directory: &Directory, key: &str, value: Bytes) -> Answer {
@@ -130,6 +156,15 @@ mod tests {
         for none in ["", "key=", "key=%20", "kay=1", "key=%", "key=%4", "key=%zz", "key=%ff"] {
             assert_eq!(key_of(none), None, "{none}");
         }
+    }
+
+    #[test]
+    fn the_documentation_has_every_figure_and_no_other() {
+        let expected: Vec<_> =
+            FIGURES.iter().map(|f| format!("| `{}` | {} | {} |", f.name, f.kind.name(), f.help)).collect();
+        let page = include_str!("../../../../docs/metrics.md");
+        let documented: Vec<_> = page.lines().filter(|line| line.starts_with("| `baton_metadata_")).collect();
+        assert_eq!(documented, expected, "docs/metrics.md has a row for each, in that order");
     }
 
     proptest! {

@@ -9,6 +9,7 @@ use baton_mooncake::{
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::peers::{Owner, nobody, says};
@@ -81,6 +82,31 @@ async fn requests_that_cannot_be_meant_are_refused() {
     assert_eq!(http(&address, "PUT", "/metadata?key=a", "ten bytes!").await.0, 200);
     assert_eq!(http(&address, "PUT", "/metadata?key=b", "").await.0, 507);
     assert_eq!(directory.held(), (1, 11));
+}
+
+#[tokio::test]
+async fn values_on_their_way_in_share_one_bound() {
+    let (address, _) = directory(DirectorySettings::default()).await;
+    let mut slow = JoinSet::new();
+    for _ in 0..70 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream
+            .write_all(b"PUT /metadata?key=a HTTP/1.1\r\nhost: x\r\ncontent-length: 1000001\r\n\r\n")
+            .await
+            .unwrap();
+        slow.spawn(async move {
+            // A client without room is answered before it has sent all.
+            let _ = stream.write_all(&vec![b'x'; 1_000_000]).await;
+            let mut answer = vec![0; 12];
+            stream.read_exact(&mut answer).await.map(|_| answer)
+        });
+    }
+    assert_eq!(slow.join_next().await.unwrap().unwrap().unwrap(), b"HTTP/1.1 503");
+    let (status, page) = http(&address, "GET", "/metrics", "").await;
+    let refused =
+        page.lines().find_map(|line| line.strip_prefix("baton_metadata_no_room_total ")?.parse().ok());
+    assert!(status == 200 && refused > Some(0), "{page}");
+    assert_eq!(http(&address, "PUT", "/metadata?key=b", "small").await.0, 200);
 }
 
 #[tokio::test]
