@@ -10,6 +10,7 @@ use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
 use baton_tiers::IoChoice;
 use baton_types::Secret;
+use baton_types::simulated::{Clients, FaultPlan, NetworkConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -24,9 +25,7 @@ mod units;
 
 pub use error::{ConfigError, TextPosition};
 pub use read::{bytes, load, load_or_default, load_with_blocks, parse, place, read, renamed};
-pub use simulated::{
-    ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
-};
+pub use simulated::{ClusterConfig, MixMode, PoolConfig};
 pub use units::{plain, readable, short, size};
 
 /// Tokens in a KV block of a service and its nodes where neither the file nor the command line gives a number: the
@@ -48,11 +47,11 @@ pub struct Config {
     /// The instances of a simulation.
     pub cluster: ClusterConfig,
     /// How simulated transfers share links.
-    pub network: NetworkSection,
+    pub network: NetworkConfig,
     /// How simulated clients behave.
-    pub clients: ClientsConfig,
+    pub clients: Clients,
     /// Faults that a simulation injects.
-    pub faults: FaultsConfig,
+    pub faults: FaultPlan,
 }
 
 impl Default for Config {
@@ -63,9 +62,9 @@ impl Default for Config {
             store: StoreSection::default(),
             service: ServiceConfig::default(),
             router: RouterSection::default(),
-            network: NetworkSection::default(),
-            clients: ClientsConfig::default(),
-            faults: FaultsConfig::default(),
+            network: NetworkConfig::default(),
+            clients: Clients::default(),
+            faults: FaultPlan::default(),
         }
     }
 }
@@ -340,10 +339,10 @@ impl Config {
         self.check_key_classes()?;
         self.check_class_rules()?;
         self.router.parsers()?;
-        self.network.validate()?;
+        simulated::validate_network(&self.network)?;
         self.cluster.validate()?;
-        self.clients.validate()?;
-        self.faults.validate()
+        simulated::validate_clients(&self.clients)?;
+        simulated::validate_faults(&self.faults)
     }
 
     /// Each class has a name of its own, by which requests, reports and metrics know it, and each key one tenant.

@@ -288,11 +288,11 @@ pub fn over(own: &Config, text: &str) -> Result<Config, PolicyError> {
             "cluster" => whole.cluster = given.cluster.clone(),
             "scheduler" => whole.scheduler = given.scheduler.clone(),
             "store" => whole.store = given.store.clone(),
-            "network" => whole.network = given.network.clone(),
+            "network" => whole.network = given.network,
             "service" => whole.service = given.service.clone(),
             "router" => whole.router = given.router.clone(),
-            "clients" => whole.clients = given.clients.clone(),
-            "faults" => whole.faults = given.faults.clone(),
+            "clients" => whole.clients = given.clients,
+            "faults" => whole.faults = given.faults,
             unknown => return Err(PolicyError::UnknownSection(unknown.to_owned())),
         }
     }

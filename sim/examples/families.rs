@@ -14,11 +14,12 @@ use std::sync::Arc;
 
 use baton_scheduler::{AdmissionMode, PolicyName, SchedulerConfig};
 use baton_sim::engine::Mix;
-use baton_sim::faults::{Fault, FaultPlan};
+use baton_sim::faults::Fault;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::setup::NO_STAGE_LIMIT_US;
 use baton_sim::{Pool, Setup, TraceWorkload, Workload, World, profiles};
 use baton_traces::{Record, Trace};
+use baton_types::simulated::FaultPlan;
 use baton_types::{Role, SloClass};
 use rayon::prelude::*;
 

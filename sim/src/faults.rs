@@ -1,50 +1,7 @@
 //! Faults, drawn from a seed before the run starts, so that a seed names a run.
 
 use baton_types::Rng;
-
-/// How many faults of each kind strike during a run, and how news of caches go astray.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultPlan {
-    /// Instances that die and come back empty, in a new epoch.
-    pub deaths: u32,
-    /// Instances that turn slow for a while.
-    pub slow_nodes: u32,
-    /// Whether they are slow for the whole run instead.
-    pub slow_nodes_last: bool,
-    /// Links that go down for a while.
-    pub lost_links: u32,
-    /// Cache news that never arrive, per mille.
-    pub lost_news_permille: u32,
-    /// How late cache news arrive, µs.
-    pub news_delay_us: u64,
-    /// Speed of every engine over that of its profile, per mille, for the whole run. The conductors
-    /// keep predicting with the profile.
-    pub engine_speed_permille: u32,
-    /// Each pass and each run of decode steps takes between so much less and so much more time than by that speed, per
-    /// mille. Conductors do not know it.
-    pub engine_noise_permille: u32,
-    /// Rate of every network link over the rate that the conductors know, per mille, for the whole run.
-    pub link_speed_permille: u32,
-    /// Seed of when and where.
-    pub seed: u64,
-}
-
-impl Default for FaultPlan {
-    fn default() -> Self {
-        Self {
-            deaths: 0,
-            slow_nodes: 0,
-            slow_nodes_last: false,
-            lost_links: 0,
-            lost_news_permille: 0,
-            news_delay_us: 0,
-            engine_speed_permille: 1000,
-            engine_noise_permille: 0,
-            link_speed_permille: 1000,
-            seed: 0,
-        }
-    }
-}
+use baton_types::simulated::FaultPlan;
 
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,43 +18,41 @@ pub enum Fault {
     LinkUp(u32),
 }
 
-impl FaultPlan {
-    /// The faults with their times, in order, over a run of `span_us`. Everything is healed by
-    /// nine tenths of it, so what is admitted after that must finish. Only speeds of engines may last.
-    #[must_use]
-    pub fn draw(&self, instances: u32, span_us: u64) -> Vec<(u64, Fault)> {
-        let mut rng = Rng::fork(self.seed, 77);
-        let mut faults = Vec::new();
-        let last = (span_us / 10 * 8).max(1);
-        let moment = |rng: &mut Rng| (rng.below(last), rng.below(span_us / 10 + 1) + 1);
-        let speed = u64::from(self.engine_speed_permille);
-        if speed != 1000 {
-            faults.extend((0..instances).map(|instance| (0, Fault::Slow(instance, speed))));
-        }
-        let pick = |rng: &mut Rng| u32::try_from(rng.below(u64::from(instances))).expect("below a u32");
-        for _ in 0..self.deaths {
-            let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
-            faults.push((at, Fault::Death(instance)));
-            faults.push((at + pause, Fault::Rebirth(instance)));
-        }
-        for _ in 0..self.slow_nodes {
-            let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
-            let slow = Fault::Slow(instance, (200 + rng.below(600)) * speed / 1000);
-            if self.slow_nodes_last {
-                faults.push((0, slow));
-            } else {
-                faults.push((at, slow));
-                faults.push((at + pause, Fault::Slow(instance, speed)));
-            }
-        }
-        for _ in 0..self.lost_links {
-            let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
-            faults.push((at, Fault::LinkDown(instance)));
-            faults.push((at + pause, Fault::LinkUp(instance)));
-        }
-        faults.sort_by_key(|(at, _)| *at);
-        faults
+/// The faults with their times, in order, over a run of `span_us`. Everything is healed by
+/// nine tenths of it, so what is admitted after that must finish. Only speeds of engines may last.
+#[must_use]
+pub fn draw(plan: &FaultPlan, instances: u32, span_us: u64) -> Vec<(u64, Fault)> {
+    let mut rng = Rng::fork(plan.seed, 77);
+    let mut faults = Vec::new();
+    let last = (span_us / 10 * 8).max(1);
+    let moment = |rng: &mut Rng| (rng.below(last), rng.below(span_us / 10 + 1) + 1);
+    let speed = u64::from(plan.engine_speed_permille);
+    if speed != 1000 {
+        faults.extend((0..instances).map(|instance| (0, Fault::Slow(instance, speed))));
     }
+    let pick = |rng: &mut Rng| u32::try_from(rng.below(u64::from(instances))).expect("below a u32");
+    for _ in 0..plan.deaths {
+        let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
+        faults.push((at, Fault::Death(instance)));
+        faults.push((at + pause, Fault::Rebirth(instance)));
+    }
+    for _ in 0..plan.slow_nodes {
+        let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
+        let slow = Fault::Slow(instance, (200 + rng.below(600)) * speed / 1000);
+        if plan.slow_nodes_last {
+            faults.push((0, slow));
+        } else {
+            faults.push((at, slow));
+            faults.push((at + pause, Fault::Slow(instance, speed)));
+        }
+    }
+    for _ in 0..plan.lost_links {
+        let ((at, pause), instance) = (moment(&mut rng), pick(&mut rng));
+        faults.push((at, Fault::LinkDown(instance)));
+        faults.push((at + pause, Fault::LinkUp(instance)));
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    faults
 }
 
 #[cfg(test)]
@@ -107,20 +62,20 @@ mod tests {
     #[test]
     fn a_seed_names_a_plan_and_every_wound_heals() {
         let plan = FaultPlan { deaths: 3, slow_nodes: 2, lost_links: 4, seed: 9, ..FaultPlan::default() };
-        let faults = plan.draw(8, 1_000_000);
-        assert_eq!(faults, plan.draw(8, 1_000_000));
-        assert_ne!(faults, FaultPlan { seed: 10, ..plan }.draw(8, 1_000_000));
+        let faults = draw(&plan, 8, 1_000_000);
+        assert_eq!(faults, draw(&plan, 8, 1_000_000));
+        assert_ne!(faults, draw(&FaultPlan { seed: 10, ..plan }, 8, 1_000_000));
         assert_eq!(faults.len(), 18);
         assert!(faults.is_sorted_by_key(|(at, _)| *at) && faults.iter().all(|(at, _)| *at <= 900_001));
         let count = |f: fn(&Fault) -> bool| faults.iter().filter(|(_, x)| f(x)).count();
         assert_eq!(count(|f| matches!(f, Fault::Death(_))), count(|f| matches!(f, Fault::Rebirth(_))));
-        assert!(FaultPlan::default().draw(8, 1_000_000).is_empty(), "nothing is planned, nothing is drawn");
+        assert!(draw(&FaultPlan::default(), 8, 1_000_000).is_empty(), "nothing is planned, nothing is drawn");
     }
 
     #[test]
     fn a_speed_of_all_engines_holds_from_the_first_moment_and_a_slow_node_returns_to_it() {
         let plan = FaultPlan { engine_speed_permille: 500, slow_nodes: 1, ..FaultPlan::default() };
-        let faults = plan.draw(3, 1_000_000);
+        let faults = draw(&plan, 3, 1_000_000);
         let first: Vec<_> = (0..3).map(|instance| (0, Fault::Slow(instance, 500))).collect();
         assert_eq!(faults[..3], first);
         let [(_, Fault::Slow(_, slow)), (_, Fault::Slow(_, healed))] = faults[3..] else {
@@ -132,7 +87,7 @@ mod tests {
     #[test]
     fn a_node_that_stays_slow_is_so_from_the_first_moment_to_the_last() {
         let plan = FaultPlan { slow_nodes: 2, slow_nodes_last: true, seed: 3, ..FaultPlan::default() };
-        let faults = plan.draw(8, 1_000_000);
+        let faults = draw(&plan, 8, 1_000_000);
         assert_eq!(faults.len(), 2, "nothing heals: {faults:?}");
         let slow = |(at, fault): &(u64, Fault)| *at == 0 && matches!(fault, Fault::Slow(_, 200..800));
         assert!(faults.iter().all(slow), "{faults:?}");

@@ -20,7 +20,8 @@ pub mod tune;
 pub mod workload;
 mod world;
 
+pub use baton_types::simulated::{Clients, Handoff};
 pub use metrics::RunResult;
-pub use setup::{Clients, Handoff, Pool, Setup};
+pub use setup::{Pool, Setup};
 pub use workload::{TraceWorkload, Workload};
 pub use world::{ConductorInput, Step, World, own_blocks};

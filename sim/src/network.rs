@@ -16,7 +16,6 @@
 //! **Arithmetic.** All integers: time inside is in nanoseconds, bytes in 10⁻¹² byte. So bytes are
 //! conserved exactly (I7), and the same inputs give the same effects on every machine (I10).
 
-mod config;
 mod credit;
 mod effect;
 mod flight;
@@ -35,7 +34,7 @@ mod topology;
 mod units;
 
 pub use baton_transfer::Priority;
-pub use config::NetworkConfig;
+pub use baton_types::simulated::NetworkConfig;
 pub use effect::{Effect, Failure, Refusal};
 pub use input::{Input, ProducerPace, TransferRequest};
 pub use model::Network;

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::network::NetworkConfig;
 use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
+use baton_types::simulated::{Clients, FaultPlan, Handoff, NetworkConfig};
 use baton_types::{CostProfile, Role};
 
 use crate::engine::Mix;
-use crate::faults::FaultPlan;
 
 /// A `stage_floor_us` that no stage reaches, for systems that serve every request however late, µs.
 pub const NO_STAGE_LIMIT_US: u64 = 1 << 50;
@@ -71,26 +70,6 @@ impl Pool {
             may_change_role: false,
         }
     }
-}
-
-/// When KV travels to the decode instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handoff {
-    /// Layer by layer while the prefill runs.
-    Layerwise,
-    /// When the prefill has ended.
-    AfterPrefill,
-}
-
-/// How clients behave after a refusal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Clients {
-    /// Retries of a refused client before it gives up. It waits for the retry time that it received.
-    pub retries: u32,
-    /// Spread of that wait, per mille: a herd does not return together.
-    pub jitter_permille: u32,
-    /// Share of clients that leave while waiting, per mille, after a random part of the TTFT objective.
-    pub leave_permille: u32,
 }
 
 /// Everything that a run needs besides its workload.
@@ -164,7 +143,7 @@ impl Setup {
             handoff: Handoff::Layerwise,
             net_latency_us: 10,
             shared_links: true,
-            clients: Clients { retries: 0, jitter_permille: 100, leave_permille: 0 },
+            clients: Clients::default(),
             faults: FaultPlan::default(),
             routers: 1,
             router_sync_us: 0,

@@ -31,7 +31,7 @@ use hashbrown::HashMap;
 
 use crate::engine::{Engine, EngineEvent, Moment};
 use crate::events::{Event, Events};
-use crate::faults::Fault;
+use crate::faults::{self, Fault};
 use crate::metrics::Collector;
 use crate::oracle::Oracle;
 use crate::setup::Setup;
@@ -126,7 +126,7 @@ impl World {
             }
             conductors.push(conductor);
         }
-        let faults = setup.faults.draw(setup.instances(), workload.span_us());
+        let faults = faults::draw(&setup.faults, setup.instances(), workload.span_us());
         let routers = conductors.len();
         let (scheduler, slack) = (&setup.scheduler, setup.stage_slack);
         let limits = PairsConfig::new(&scheduler.classes, slack, setup.stage_floor_us);
@@ -135,7 +135,7 @@ impl World {
             planned: false,
             sampled: false,
             events: Events::default(),
-            network: Network::new(setup.network.clone(), &links),
+            network: Network::new(setup.network, &links),
             network_wake_us: u64::MAX,
             flights: HashMap::new(),
             next_flight: 0,

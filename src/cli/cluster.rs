@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use baton_sim::engine::Mix;
-use baton_sim::faults::FaultPlan;
-use baton_sim::network::NetworkConfig;
-use baton_sim::{Clients, Handoff, Pool, Setup, profiles};
+use baton_sim::{Pool, Setup, profiles};
 use baton_types::CostProfile;
+use baton_types::simulated::FaultPlan;
 
-use crate::config::{Config, HandoffMode, MixMode, NetworkSection, PoolConfig};
+use crate::config::{Config, MixMode, PoolConfig};
 
 /// The set-up that a configuration describes, with one seed for everything random in it.
 pub fn setup(config: &Config, seed: u64) -> Result<Setup> {
@@ -27,36 +26,17 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup> {
     }
     let mut scheduler = config.scheduler.clone();
     scheduler.seed = seed;
-    let faults = &config.faults;
     let setup = Setup {
         pools,
-        network: network(&config.network),
+        network: config.network,
         eviction: config.store.eviction,
         offload: config.store.offload.of(false),
         ssd_second_touch: config.store.ssd_second_touch,
-        handoff: match config.cluster.handoff {
-            HandoffMode::Layerwise => Handoff::Layerwise,
-            HandoffMode::AfterPrefill => Handoff::AfterPrefill,
-        },
+        handoff: config.cluster.handoff,
         net_latency_us: config.cluster.net_latency_us,
         shared_links: config.cluster.shared_links,
-        clients: Clients {
-            retries: config.clients.retries,
-            jitter_permille: config.clients.jitter_permille,
-            leave_permille: config.clients.leave_permille,
-        },
-        faults: FaultPlan {
-            deaths: faults.deaths,
-            slow_nodes: faults.slow_nodes,
-            slow_nodes_last: faults.slow_nodes_last,
-            lost_links: faults.lost_links,
-            lost_news_permille: faults.lost_news_permille,
-            news_delay_us: faults.news_delay_us,
-            engine_speed_permille: faults.engine_speed_permille,
-            engine_noise_permille: faults.engine_noise_permille,
-            link_speed_permille: faults.link_speed_permille,
-            seed,
-        },
+        clients: config.clients,
+        faults: FaultPlan { seed, ..config.faults },
         routers: config.cluster.routers,
         router_sync_us: config.cluster.router_sync_us,
         stage_slack: config.service.stage_slack,
@@ -66,27 +46,6 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup> {
     };
     setup.validate().map_err(Error::msg)?;
     Ok(setup)
-}
-
-fn network(section: &NetworkSection) -> NetworkConfig {
-    let NetworkSection {
-        max_flights,
-        max_flights_per_link,
-        handoff_weight,
-        fetch_weight,
-        replicate_weight,
-        offload_weight,
-        floor_permille,
-    } = *section;
-    NetworkConfig {
-        max_flights,
-        max_flights_per_link,
-        handoff_weight,
-        fetch_weight,
-        replicate_weight,
-        offload_weight,
-        floor_permille,
-    }
 }
 
 fn empty_profile() -> Result<Arc<CostProfile>> {
@@ -131,7 +90,7 @@ mod tests {
         assert_eq!(setup.pools[0].net_bytes_per_s, 100_000_000_000);
         assert_eq!(setup.pools[1].mix, Mix::Target(90_000), "what the service's own nodes do");
         assert_eq!((setup.scheduler.seed, setup.faults.seed), (7, 7));
-        assert_eq!(setup.network, NetworkConfig::default());
+        assert_eq!(setup.network, Config::default().network);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Sections that the simulator alone reads.
 
 use baton_types::Role;
+use baton_types::simulated::{Clients, FaultPlan, Handoff, NetworkConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ pub struct ClusterConfig {
     /// Cost profile of every pool that names none: a shipped one's name or a file's path.
     pub profile: String,
     /// When KV travels to the decode instance.
-    pub handoff: HandoffMode,
+    pub handoff: Handoff,
     /// Latency of a transfer, µs.
     pub net_latency_us: u64,
     /// Whether transfers share links; if not, each has its instance's rate to itself.
@@ -31,7 +32,7 @@ impl Default for ClusterConfig {
         let pool = |role| PoolConfig { role, count: 8, ..PoolConfig::default() };
         Self {
             profile: "llama3-70b-8xa100".into(),
-            handoff: HandoffMode::Layerwise,
+            handoff: Handoff::Layerwise,
             net_latency_us: 10,
             shared_links: true,
             routers: 1,
@@ -39,16 +40,6 @@ impl Default for ClusterConfig {
             pools: vec![pool(Role::Prefill), pool(Role::Decode)],
         }
     }
-}
-
-/// When KV travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum HandoffMode {
-    /// Layer by layer while the prefill runs.
-    Layerwise,
-    /// When the prefill has ended.
-    AfterPrefill,
 }
 
 /// How a decoding instance mixes prefills in.
@@ -125,119 +116,21 @@ impl Default for PoolConfig {
     }
 }
 
-/// How simulated transfers share links.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct NetworkSection {
-    /// Flights in progress at once, 1 to 1,000,000 (I9).
-    pub max_flights: u32,
-    /// Flights in progress on one link, at least 1 (I9).
-    pub max_flights_per_link: u32,
-    /// Weight of one hand-off on a link, 1 to 10,000.
-    pub handoff_weight: u32,
-    /// Weight of one fetch, at most a hand-off's.
-    pub fetch_weight: u32,
-    /// Weight of one replication, at most a fetch's.
-    pub replicate_weight: u32,
-    /// Weight of one offload, at most a replication's.
-    pub offload_weight: u32,
-    /// Least share of a link, per mille, that the flights of the lowest priority present on it
-    /// have together, however many more urgent ones there are; 0 to 500.
-    pub floor_permille: u32,
-}
-
-impl Default for NetworkSection {
-    fn default() -> Self {
-        Self {
-            max_flights: 65_536,
-            max_flights_per_link: 4_096,
-            handoff_weight: 16,
-            fetch_weight: 8,
-            replicate_weight: 2,
-            offload_weight: 1,
-            floor_permille: 50,
-        }
+pub(super) fn validate_network(network: &NetworkConfig) -> Result<(), ConfigError> {
+    within("network.max_flights", f64::from(network.max_flights), 1.0, 1e6)?;
+    within("network.max_flights_per_link", f64::from(network.max_flights_per_link), 1.0, 1e6)?;
+    within("network.floor_permille", f64::from(network.floor_permille), 0.0, 500.0)?;
+    let mut most = 10_000;
+    for (name, weight) in [
+        ("network.handoff_weight", network.handoff_weight),
+        ("network.fetch_weight", network.fetch_weight),
+        ("network.replicate_weight", network.replicate_weight),
+        ("network.offload_weight", network.offload_weight),
+    ] {
+        within(name, f64::from(weight), 1.0, f64::from(most))?;
+        most = weight;
     }
-}
-
-impl NetworkSection {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        within("network.max_flights", f64::from(self.max_flights), 1.0, 1e6)?;
-        within("network.max_flights_per_link", f64::from(self.max_flights_per_link), 1.0, 1e6)?;
-        within("network.floor_permille", f64::from(self.floor_permille), 0.0, 500.0)?;
-        let mut most = 10_000;
-        for (name, weight) in [
-            ("network.handoff_weight", self.handoff_weight),
-            ("network.fetch_weight", self.fetch_weight),
-            ("network.replicate_weight", self.replicate_weight),
-            ("network.offload_weight", self.offload_weight),
-        ] {
-            within(name, f64::from(weight), 1.0, f64::from(most))?;
-            most = weight;
-        }
-        Ok(())
-    }
-}
-
-/// How simulated clients behave.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClientsConfig {
-    /// Retries of a refused client, each after the Retry-After that it was given.
-    pub retries: u32,
-    /// Spread of that wait, per mille.
-    pub jitter_permille: u32,
-    /// Share of clients that leave while waiting, per mille.
-    pub leave_permille: u32,
-}
-
-impl Default for ClientsConfig {
-    fn default() -> Self {
-        Self { retries: 0, jitter_permille: 100, leave_permille: 0 }
-    }
-}
-
-/// Faults that a simulation injects; the times and places follow from its seed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct FaultsConfig {
-    /// Instances that die and restart empty.
-    pub deaths: u32,
-    /// Instances that turn slow for a while: to a fifth up to four fifths of their speed. The scheduler does not know it.
-    pub slow_nodes: u32,
-    /// Whether slow nodes are slow for the whole run.
-    pub slow_nodes_last: bool,
-    /// Links that go down for a while.
-    pub lost_links: u32,
-    /// Cache news that never arrive, per mille.
-    pub lost_news_permille: u32,
-    /// How late cache news arrive, µs.
-    pub news_delay_us: u64,
-    /// Speed of every engine over the speed in its cost profile, per mille, 100–4000, for the whole run. The scheduler
-    /// keeps predicting with the cost profile, so any value but 1000 makes the profile wrong by this factor.
-    pub engine_speed_permille: u32,
-    /// Noise of engines' times, per mille, 0–900: each prefill pass, mixed step or run of decode steps of one batch takes up
-    /// to this much less or more time, evenly distributed.
-    pub engine_noise_permille: u32,
-    /// Rate of every network link over `net_gbps` of its pool, per mille, 10–10000, for the whole run. The scheduler starts
-    /// with `net_gbps`, so any value but 1000 makes that wrong by this factor.
-    pub link_speed_permille: u32,
-}
-
-impl Default for FaultsConfig {
-    fn default() -> Self {
-        Self {
-            deaths: 0,
-            slow_nodes: 0,
-            slow_nodes_last: false,
-            lost_links: 0,
-            lost_news_permille: 0,
-            news_delay_us: 0,
-            engine_speed_permille: 1000,
-            engine_noise_permille: 0,
-            link_speed_permille: 1000,
-        }
-    }
+    Ok(())
 }
 
 impl ClusterConfig {
@@ -271,18 +164,14 @@ impl ClusterConfig {
     }
 }
 
-impl ClientsConfig {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        within("clients.jitter_permille", f64::from(self.jitter_permille), 0.0, 1000.0)?;
-        within("clients.leave_permille", f64::from(self.leave_permille), 0.0, 1000.0)
-    }
+pub(super) fn validate_clients(clients: &Clients) -> Result<(), ConfigError> {
+    within("clients.jitter_permille", f64::from(clients.jitter_permille), 0.0, 1000.0)?;
+    within("clients.leave_permille", f64::from(clients.leave_permille), 0.0, 1000.0)
 }
 
-impl FaultsConfig {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        within("faults.lost_news_permille", f64::from(self.lost_news_permille), 0.0, 1000.0)?;
-        within("faults.engine_speed_permille", f64::from(self.engine_speed_permille), 100.0, 4000.0)?;
-        within("faults.engine_noise_permille", f64::from(self.engine_noise_permille), 0.0, 900.0)?;
-        within("faults.link_speed_permille", f64::from(self.link_speed_permille), 10.0, 10_000.0)
-    }
+pub(super) fn validate_faults(faults: &FaultPlan) -> Result<(), ConfigError> {
+    within("faults.lost_news_permille", f64::from(faults.lost_news_permille), 0.0, 1000.0)?;
+    within("faults.engine_speed_permille", f64::from(faults.engine_speed_permille), 100.0, 4000.0)?;
+    within("faults.engine_noise_permille", f64::from(faults.engine_noise_permille), 0.0, 900.0)?;
+    within("faults.link_speed_permille", f64::from(faults.link_speed_permille), 10.0, 10_000.0)
 }

@@ -48,7 +48,7 @@ const SETTINGS: &[(&str, &str)] = &[
 ];
 
 /// The sections of a configuration that only the simulator reads.
-const SIMULATED: &[&str] = &["ClusterConfig", "NetworkSection", "ClientsConfig", "FaultsConfig"];
+const SIMULATED: &[&str] = &["ClusterConfig", "NetworkConfig", "Clients", "FaultPlan"];
 
 /// The reader of each setting: the struct, the source that reads it, and the fields.
 const READERS: &[(&str, &str, &[&str])] = &[

@@ -17,6 +17,7 @@ mod rng;
 mod role;
 mod sampling;
 mod secret;
+pub mod simulated;
 mod slo;
 mod suggest;
 mod tier;

@@ -9,7 +9,7 @@ use super::World;
 use super::inbox::ConductorInput;
 use crate::engine::{GapMark, Sequence, summarise};
 use crate::metrics::Status;
-use crate::setup::Handoff;
+use baton_types::simulated::Handoff;
 
 impl World {
     /// Offers KV to its decode node as soon as it may leave, and lets it flow there once there is room.

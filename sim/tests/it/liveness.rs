@@ -11,7 +11,7 @@ fn healed_us(scenario: &Scenario) -> u64 {
     let span_ms = scenario.trace.span_ms();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let span_us = (span_ms * 1000.0 * (1.0 + 1.0 / scenario.trace.records.len() as f64)) as u64;
-    let faults = scenario.setup.faults.draw(scenario.setup.instances(), span_us);
+    let faults = baton_sim::faults::draw(&scenario.setup.faults, scenario.setup.instances(), span_us);
     faults.last().map_or(0, |(at_us, _)| *at_us)
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use baton_scheduler::{AdmissionMode, PolicyName, SchedulerConfig};
 use baton_sim::engine::Mix;
-use baton_sim::faults::FaultPlan;
 use baton_sim::metrics::Collector;
 use baton_sim::setup::NO_STAGE_LIMIT_US;
 use baton_sim::{Clients, Handoff, Pool, Setup, TraceWorkload, World, profiles};
 use baton_store::{Eviction, Offload};
 use baton_traces::{Dialect, Record, Trace};
+use baton_types::simulated::FaultPlan;
 use baton_types::{CostProfile, Rng, Role, SloClass};
 
 /// More moments than any of these runs can need: a run that goes on is stuck in a circle.

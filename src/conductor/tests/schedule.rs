@@ -13,9 +13,9 @@ use baton_scheduler::{
     AdmissionMode, Effect as Order, Input, InstanceSpec, PolicyName, Request, SchedulerConfig,
 };
 use baton_sim::engine::Mix;
-use baton_sim::faults::FaultPlan;
 use baton_sim::{Clients, ConductorInput, Pool, Setup, Step, TraceWorkload, World, profiles};
 use baton_traces::synth::{Kind, Workload, workload};
+use baton_types::simulated::FaultPlan;
 use baton_types::{BlockHash, BlockKey, CacheChange, InstanceId, RequestId, Role, Sampling, SloClass};
 use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};

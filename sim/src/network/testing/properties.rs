@@ -111,7 +111,7 @@ fn a_run(max_inputs: usize) -> impl Strategy<Value = Run> {
 }
 
 fn play(run: &Run) -> Driver {
-    let mut driver = Driver::new(run.config.clone(), &run.links);
+    let mut driver = Driver::new(run.config, &run.links);
     for (now_us, input) in &run.inputs {
         driver.at(*now_us, input.clone());
     }
@@ -270,7 +270,7 @@ proptest! {
 
     #[test]
     fn a_sleepy_driver_is_told_the_same(run in a_run(40)) {
-        let mut sleepy = Driver::new(run.config.clone(), &run.links);
+        let mut sleepy = Driver::new(run.config, &run.links);
         for (now_us, input) in &run.inputs {
             sleepy.step(*now_us, input.clone());
         }
@@ -281,7 +281,7 @@ proptest! {
 
     #[test]
     fn rates_are_a_lower_bound_of_max_min_fairness((run, flights) in a_crowd()) {
-        let mut driver = Driver::new(run.config.clone(), &run.links);
+        let mut driver = Driver::new(run.config, &run.links);
         for flight in &flights {
             driver.step(0, Input::Start(flight.clone()));
         }
