@@ -86,6 +86,11 @@ pub const NAMES: &[Figure] = &[
         "Nodes of one role only that the demand of the last two minutes asks for, by `role`",
     ),
     Figure::counter("baton_role_changes_total", "Roles of nodes that the conductor changed by forecast"),
+    Figure::gauge("baton_index_bytes", "Memory of the index of KV blocks by node"),
+    Figure::counter(
+        "baton_index_refused_blocks_total",
+        "KV blocks that nodes announced and the index did not take, as it was at its bound of 2 GiB",
+    ),
     Figure::gauge(
         "baton_node_backlog_seconds",
         "Predicted time until a node has computed all prefills that it was given, by `node` and `role`",

@@ -298,6 +298,7 @@ impl Conductor {
         match &event.change {
             CacheChange::Stored { parent, hashes, tier } => {
                 let outcome = self.index.insert(*parent, hashes, event.instance, *tier);
+                self.stats.index_refused_blocks += outcome.refused as u64;
                 self.last_copies.blocks_added(event.instance, outcome.added);
                 self.save_from(event.instance, effects);
             }

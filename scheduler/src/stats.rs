@@ -63,6 +63,9 @@ pub struct SchedulerStats {
     /// Roles that the forecast changed.
     #[serde(default)]
     pub role_changes: u64,
+    /// Blocks that instances announced and the index did not take: it was at its memory bound.
+    #[serde(default)]
+    pub index_refused_blocks: u64,
     /// Inputs that did not fit the state and were ignored.
     pub stale_inputs: u64,
     #[serde(skip)]
@@ -83,7 +86,7 @@ impl SchedulerStats {
         all_counters!(
             arrived admitted finished cancelled failed preempted retried
             tickets_given tickets_used tickets_broken tickets_expired admitted_cold wasted_prefill_tokens cached_tokens prefilled_tokens
-            fetches fetches_failed lent_fetches replications saves role_changes stale_inputs
+            fetches fetches_failed lent_fetches replications saves role_changes index_refused_blocks stale_inputs
         )
         .all(|count| *count <= LATEST_US)
     }

@@ -29,6 +29,7 @@ impl Driver {
             ("tickets_broken".to_owned(), stats.tickets_broken),
             ("tickets_expired".to_owned(), stats.tickets_expired),
             ("admitted_cold".to_owned(), stats.admitted_cold),
+            ("index_refused_blocks".to_owned(), stats.index_refused_blocks),
             ("stale_inputs".to_owned(), stats.stale_inputs),
         ]);
         for (mode, refused, judged) in &stats.shadow {

@@ -39,7 +39,13 @@ impl Driver {
         let targets = classes.map(|class| (class.name.clone(), f64::from(class.target_permille) / 1000.0));
         let nodes = self.node_statuses().into_iter().map(NodeGauges::from);
         let (nodes, targets) = (nodes.collect(), targets.collect());
-        let (advice, role_changes) = (self.core.role_advice(), self.core.stats().role_changes);
-        self.metrics.show(ClusterGauges { nodes, targets, advice, role_changes });
+        self.metrics.show(ClusterGauges {
+            nodes,
+            targets,
+            advice: self.core.role_advice(),
+            role_changes: self.core.stats().role_changes,
+            index_bytes: self.core.index().memory_bytes() as u64,
+            index_refused_blocks: self.core.stats().index_refused_blocks,
+        });
     }
 }

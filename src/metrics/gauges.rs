@@ -40,6 +40,10 @@ pub(crate) struct ClusterGauges {
     pub(crate) advice: Option<RoleAdvice>,
     /// Roles that the conductor changed.
     pub(crate) role_changes: u64,
+    /// Memory of the index of blocks.
+    pub(crate) index_bytes: u64,
+    /// Blocks that it did not take.
+    pub(crate) index_refused_blocks: u64,
 }
 
 /// The gauges that the page shows.
@@ -53,7 +57,8 @@ impl ShownGauges {
 
     /// Adds all of it to a page that Prometheus reads.
     pub(super) fn write(&self, page: &mut Page) {
-        let ClusterGauges { nodes, targets, advice, role_changes } = &*self.0.lock();
+        let shown = self.0.lock();
+        let ClusterGauges { nodes, targets, advice, .. } = &*shown;
         let targets = targets.iter().map(|(class, target)| (label("class", class), target));
         page.family(figure("baton_slo_target_ratio"), targets);
         let parts = |of: fn(&RoleAdvice) -> [f64; 2]| {
@@ -63,7 +68,13 @@ impl ShownGauges {
         };
         page.family(figure("baton_role_pressure"), parts(|a| [a.prefill_pressure, a.decode_pressure]));
         page.family(figure("baton_advised_nodes"), parts(|a| [a.prefills.into(), a.decodes.into()]));
-        page.family(figure("baton_role_changes_total"), [(String::new(), role_changes)]);
+        for (name, value) in [
+            ("baton_role_changes_total", shown.role_changes),
+            ("baton_index_bytes", shown.index_bytes),
+            ("baton_index_refused_blocks_total", shown.index_refused_blocks),
+        ] {
+            page.family(figure(name), [(String::new(), value)]);
+        }
         let mut counts: BTreeMap<_, u32> = BTreeMap::new();
         for node in nodes.iter() {
             *counts.entry((node.role.as_str(), node.state.as_str())).or_default() += 1;
@@ -113,7 +124,15 @@ mod tests {
         let set = |nodes| {
             let advice = RoleAdvice { prefill_pressure: 0.5, decode_pressure: 1.25, prefills: 1, decodes: 3 };
             let targets = vec![("gold".into(), 0.99)];
-            gauges.set(ClusterGauges { nodes, targets, advice: Some(advice), role_changes: 2 });
+            let (index_bytes, index_refused_blocks) = (4_096, 17);
+            gauges.set(ClusterGauges {
+                nodes,
+                targets,
+                advice: Some(advice),
+                role_changes: 2,
+                index_bytes,
+                index_refused_blocks,
+            });
         };
         let written = || {
             let mut page = Page::default();
@@ -122,7 +141,7 @@ mod tests {
         };
         let none = written();
         assert!(
-            none.ends_with("\nbaton_role_changes_total 0\n\n") && none.matches("# TYPE").count() == 1,
+            none.ends_with("\nbaton_index_refused_blocks_total 0\n\n") && none.matches("# TYPE").count() == 3,
             "{none}"
         );
         let node = |name: &str, role: &str, state: &str| {
@@ -146,6 +165,8 @@ mod tests {
             "baton_role_pressure{role=\"decode\"} 1.25",
             "baton_advised_nodes{role=\"prefill\"} 1",
             "baton_role_changes_total 2",
+            "baton_index_bytes 4096",
+            "baton_index_refused_blocks_total 17",
             "baton_nodes{role=\"decode\",state=\"draining\"} 1",
             "baton_nodes{role=\"prefill\",state=\"serving\"} 1",
             "baton_node_backlog_seconds{node=\"p0\",role=\"prefill\"} 1.5",

@@ -8,7 +8,8 @@ use baton_types::{
 };
 use proptest::prelude::*;
 
-use crate::testing::{burden, conductor, finished, offer, peer_sent, plain, request, spec, step};
+use crate::index::PrefixIndex;
+use crate::testing::{burden, conductor, finished, hold, offer, peer_sent, plain, request, spec, step};
 use crate::{
     AdmissionMode, Conductor, FetchPlan, Input, InstanceSpec, PeerPlacement, PeerStage, PolicyName, Request,
     SchedulerConfig,
@@ -224,6 +225,20 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
         16 => Input::LegRefused { request, instance, emitted_tokens: low(n[1]), busy_us: n[2] },
         _ => Input::TimerFired,
     }
+}
+
+#[test]
+fn blocks_beyond_the_memory_of_the_index_are_counted() {
+    let mut conductor = conductor(SchedulerConfig::default(), 1, 1);
+    conductor.index = PrefixIndex::with_capacity_bytes(2 << 20);
+    let chain: Vec<BlockHash> = (0..500_000).map(BlockHash).collect();
+    hold(&mut conductor, 0, &chain, Tier::Hbm);
+    let (held, refused) =
+        (conductor.index.held_blocks(InstanceId(0)) as u64, conductor.stats().index_refused_blocks);
+    assert!(held > 0 && refused > 0, "{held} held, {refused} refused");
+    assert_eq!(held + refused, 500_000);
+    hold(&mut conductor, 0, &chain[..10], Tier::Hbm);
+    assert_eq!(conductor.stats().index_refused_blocks, refused, "it has these");
 }
 
 proptest! {
