@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::{Bounds, Incoming, MemoryPool, receive, reply};
+use baton_http::{BodyLimits, Bounds, Incoming, MemoryPool, receive, reply};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{Method, StatusCode};
@@ -63,7 +63,9 @@ impl KeptRequests {
         if head.headers.get(CONTENT_TYPE).is_none_or(|kind| kind != PROTOBUF) {
             return answer(StatusCode::UNSUPPORTED_MEDIA_TYPE, Vec::new());
         }
-        let body = receive(body, 1 << 24, Duration::from_secs(5), &MemoryPool::new(1 << 24)).await.unwrap();
+        let pool = MemoryPool::new(1 << 24);
+        let limits = BodyLimits { bytes: 1 << 24, within: Duration::from_secs(5), pool: &pool };
+        let body = receive(&head.headers, body, limits).await.unwrap();
         self.0.lock().push(ExportTraceServiceRequest::decode(body).unwrap());
         answer(StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
     }

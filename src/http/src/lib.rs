@@ -1,9 +1,9 @@
 //! The edge over HTTP: one client and one bounded server, shared by all that ask or answer beside the front door.
 //!
 //! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
-//! within [`Bounds`], [`receive`] within a [`MemoryPool`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
-//! Prometheus reads. [`Acceptor`], [`ConnectionSlots`] and [`Identity`] are for ports of any protocol, the front door's
-//! included.
+//! within [`Bounds`], and [`receive`] reads bodies within [`BodyLimits`], the front door's included. The caller sets time
+//! limits: [`by`] ends a call that takes too long. [`Page`] is the text that Prometheus reads. [`Acceptor`],
+//! [`ConnectionSlots`] and [`Identity`] are for ports of any protocol, the front door's included.
 
 mod client;
 mod connect;
@@ -13,6 +13,7 @@ mod listen;
 mod memory;
 mod metrics;
 mod places;
+mod receive;
 mod server;
 mod stall;
 mod trust;
@@ -26,7 +27,8 @@ pub use listen::{AcceptFailure, Acceptor, accept_each};
 pub use memory::{MemoryPool, MemoryShare, PoolRefusal};
 pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
 pub use places::{ConnectionSlot, ConnectionSlots};
-pub use server::{Bounds, receive, reply, serve};
+pub use receive::{BodyError, BodyLimits, receive};
+pub use server::{Bounds, reply, serve};
 pub use stall::StallGuard;
 pub use trust::{Trust, TrustError};
 pub use url::{Url, UrlError};

@@ -3,34 +3,25 @@
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpListener;
-use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::causes;
 use crate::listen::Acceptor;
-use crate::memory::MemoryPool;
 use crate::places::ConnectionSlots;
 use crate::stall::StallGuard;
 
 /// Headers of a request at most.
 const MAX_HEADERS: usize = 64;
-/// How long the rest of a body without room is read, so that its sender gets to read the error.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
 
 /// The limits of a server for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +39,7 @@ pub struct Bounds {
 }
 
 /// Gives what `answer` makes of each request on `listener` until `stop`, then ends what is under way. The bounds of
-/// bodies are for `answer` to keep, with [`receive`].
+/// bodies are for `answer` to keep, with [`receive`](crate::receive).
 pub async fn serve<F, R, B>(
     name: &'static str,
     listener: TcpListener,
@@ -96,51 +87,6 @@ pub async fn serve<F, R, B>(
         );
     }
     ended.cancel();
-}
-
-/// The whole body of a request, which has its room in `pool` until it is dropped.
-///
-/// # Errors
-/// When it has more than `most_bytes`, has no room or is not there `within`: the status to answer with, and why.
-pub async fn receive<B>(
-    body: B,
-    most_bytes: usize,
-    within: Duration,
-    pool: &Arc<MemoryPool>,
-) -> Result<Bytes, (StatusCode, String)>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<Box<dyn StdError + Send + Sync>>,
-{
-    let (mut body, mut whole, mut room) =
-        (pin!(Limited::new(body, most_bytes)), BytesMut::new(), pool.room());
-    let deadline = Instant::now() + within;
-    loop {
-        let Ok(frame) = timeout_at(deadline, body.frame()).await else {
-            return Err((StatusCode::REQUEST_TIMEOUT, "the body took too long; send it faster".to_owned()));
-        };
-        match frame {
-            None => return Ok(room.hold(whole.freeze())),
-            Some(Ok(frame)) => {
-                let Ok(data) = frame.into_data() else { continue };
-                if let Err(full) = room.grow(data.len()) {
-                    drop((whole, room));
-                    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-                    // A slower client finds the connection closed.
-                    let _ = timeout_at(deadline.min(Instant::now() + DISCARD_TIME), rest).await;
-                    return Err((StatusCode::SERVICE_UNAVAILABLE, full.to_string()));
-                }
-                whole.extend_from_slice(&data);
-            }
-            Some(Err(e)) if e.is::<LengthLimitError>() => {
-                let why = format!("the body has more than {most_bytes} bytes; send less");
-                return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
-            }
-            Some(Err(e)) => {
-                return Err((StatusCode::BAD_REQUEST, format!("the body broke off: {}", causes(&*e))));
-            }
-        }
-    }
 }
 
 /// An answer whose body is of the content type `kind`.

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::{Bounds, MemoryPool, PAGE_TYPE, reply};
+use baton_http::{BodyLimits, Bounds, MemoryPool, PAGE_TYPE, reply};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
@@ -110,11 +110,11 @@ impl Port {
         let path = parts.uri.path();
         let known = ["/register", "/unregister", "/query", "/query_by_hash"];
         if known.contains(&path) && parts.method == Method::POST {
-            let ServerSettings { body_bytes, receive_timeout_us, .. } = self.settings;
-            let within = Duration::from_micros(receive_timeout_us);
-            let body = match baton_http::receive(body, body_bytes, within, &self.held).await {
+            let within = Duration::from_micros(self.settings.receive_timeout_us);
+            let limits = BodyLimits { bytes: self.settings.body_bytes, within, pool: &self.held };
+            let body = match baton_http::receive(&parts.headers, body, limits).await {
                 Ok(body) => body,
-                Err((status, why)) => return self.refuse(status, &why),
+                Err(e) => return self.refuse(e.status(), &e.to_string()),
             };
             return match post(&self.indexer, path, &body) {
                 Ok((answer, unknown)) => noting(self.held_answer(&answer), path, &unknown),

@@ -1,31 +1,11 @@
-//! Receiving a body: within its size and in time.
+//! Receiving a body of the API: JSON, and what is wrong with one in the API's words.
 
-use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
-
-use baton_http::MemoryPool;
-use bytes::{Bytes, BytesMut};
+use baton_http::{BodyError, BodyLimits};
+use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body::Body;
 
 use crate::error::ApiError;
-
-/// Bytes that the router reads of a body that is too large, so that its sender gets to read the error.
-const DISCARD_BYTES: usize = 64 << 20;
-const DISCARD_TIME: Duration = Duration::from_secs(2);
-/// Memory that the router reserves at once for a body with an announced length. Most bodies fit, and a false
-/// announcement costs at most this much.
-const RESERVED_BYTES: usize = 256 << 10;
-
-/// Within what a body is received.
-pub(crate) struct Limits<'a> {
-    pub(crate) bytes: usize,
-    /// An operator can set `bytes`.
-    pub(crate) is_setting: bool,
-    pub(crate) within: Duration,
-    pub(crate) bodies: &'a Arc<MemoryPool>,
-}
 
 /// The body is JSON if it says what it is, and not compressed.
 pub(crate) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -44,101 +24,28 @@ pub(crate) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(415, message).code("unsupported_media_type"))
 }
 
-fn too_large(limits: &Limits<'_>) -> ApiError {
-    let setting = if limits.is_setting { " (service.max_body_bytes)" } else { "" };
-    ApiError::new(413, format!("the body has more than {} bytes{setting}; send less", limits.bytes))
-        .code("body_too_large")
-}
-
-/// Reads the whole body.
-pub(crate) async fn body<B>(headers: &HeaderMap, body: B, limits: Limits<'_>) -> Result<Bytes, ApiError>
+/// Reads the whole body. An operator can set its most bytes, or not.
+pub(crate) async fn body<B>(
+    headers: &HeaderMap,
+    body: B,
+    (limits, is_setting): (BodyLimits<'_>, bool),
+) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes>,
-    B::Error: std::fmt::Display,
+    B::Error: std::error::Error,
 {
-    let within = limits.within;
-    let read = tokio::time::timeout(within, read(headers, body, limits));
-    read.await.unwrap_or_else(|_| {
-        let message = format!("the body did not arrive within {} ms; send it faster", within.as_millis());
-        Err(ApiError::new(408, message).code("body_timeout"))
+    baton_http::receive(headers, body, limits).await.map_err(|error| match error {
+        BodyError::TooLong(bytes) => {
+            let setting = if is_setting { " (service.max_body_bytes)" } else { "" };
+            let message = format!("the body has more than {bytes} bytes{setting}; send less");
+            ApiError::new(413, message).code("body_too_large")
+        }
+        BodyError::NoRoom(full) => full.into(),
+        BodyError::Late => {
+            let within_ms = limits.within.as_millis();
+            let message = format!("the body did not arrive within {within_ms} ms; send it faster");
+            ApiError::new(408, message).code("body_timeout")
+        }
+        BodyError::Broken(_) => ApiError::new(400, format!("{error}; send it again")).code("body_broken_off"),
     })
-}
-
-async fn read<B>(headers: &HeaderMap, body: B, limits: Limits<'_>) -> Result<Bytes, ApiError>
-where
-    B: Body<Data = Bytes>,
-    B::Error: std::fmt::Display,
-{
-    let (mut body, mut room, limit_bytes) = (pin!(body), limits.bodies.room(), limits.bytes);
-    let length =
-        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length > limit_bytes) {
-        // Polling the body would ask for it.
-        if !headers.contains_key(header::EXPECT) {
-            discard(body).await;
-        }
-        return Err(too_large(&limits));
-    }
-    let mut first: Option<Bytes> = None;
-    let mut whole = BytesMut::new();
-    while let Some(data) = next_data(&mut body).await? {
-        if whole.len() + first.as_ref().map_or(0, Bytes::len) + data.len() > limit_bytes {
-            discard(body).await;
-            return Err(too_large(&limits));
-        }
-        if let Err(full) = room.grow(data.len()) {
-            discard(body).await;
-            return Err(full.into());
-        }
-        match first.take() {
-            None if whole.is_empty() => first = Some(data),
-            Some(before) => {
-                whole.reserve(length.unwrap_or(0).min(RESERVED_BYTES).max(before.len() + data.len()));
-                whole.extend_from_slice(&before);
-                whole.extend_from_slice(&data);
-            }
-            None => whole.extend_from_slice(&data),
-        }
-    }
-    // A body that came in one piece is not copied.
-    Ok(room.hold(first.unwrap_or_else(|| whole.freeze())))
-}
-
-async fn next_data<B>(body: &mut std::pin::Pin<&mut B>) -> Result<Option<Bytes>, ApiError>
-where
-    B: Body<Data = Bytes>,
-    B::Error: std::fmt::Display,
-{
-    loop {
-        match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            None => return Ok(None),
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    return Ok(Some(data));
-                }
-            }
-            Some(Err(e)) => {
-                let message = format!("the body broke off: {e}; send it again");
-                return Err(ApiError::new(400, message).code("body_broken_off"));
-            }
-        }
-    }
-}
-
-async fn discard<B>(mut body: std::pin::Pin<&mut B>)
-where
-    B: Body<Data = Bytes>,
-    B::Error: std::fmt::Display,
-{
-    let rest = async {
-        let mut discarded = 0;
-        while let Ok(Some(data)) = next_data(&mut body).await {
-            discarded += data.len();
-            if discarded > DISCARD_BYTES {
-                break;
-            }
-        }
-    };
-    // A slower client finds the connection closed.
-    let _ = tokio::time::timeout(DISCARD_TIME, rest).await;
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use baton_http::MemoryPool;
+use baton_http::{BodyLimits, MemoryPool};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
@@ -21,7 +21,7 @@ use crate::convert;
 use crate::error::ApiError;
 use crate::json;
 use crate::plan::Plan;
-use crate::receive::{self, Limits};
+use crate::receive;
 use crate::sampling::Endpoint;
 use crate::stats::{Counters, ErrorCount, RouterStats};
 use crate::stream::{EventStream, StreamTimes};
@@ -137,7 +137,7 @@ impl Router {
     pub async fn call<B>(&self, request: Request<B>) -> Reply
     where
         B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
+        B::Error: std::error::Error,
     {
         self.counters.received();
         let (parts, body) = request.into_parts();
@@ -177,7 +177,7 @@ impl Router {
     async fn answer<B>(&self, parts: &Parts, body: B, request_id: &Arc<str>) -> Result<Reply, ApiError>
     where
         B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
+        B::Error: std::error::Error,
     {
         let path = Path::of(parts.uri.path());
         if let Some(allow) = path.allow() {
@@ -201,7 +201,7 @@ impl Router {
             Path::Responses => return Err(no_responses()),
             _ => receive::check_type(&parts.headers)?,
         }
-        let limits = self.limits(self.config.body_limit_bytes);
+        let limits = self.limits(self.config.body_limit_bytes, &self.bodies);
         let body = receive::body(&parts.headers, body, limits).await?;
         match path {
             Path::Tokenize => self.tokenize(body).await,
@@ -214,7 +214,7 @@ impl Router {
     async fn other<B>(&self, parts: &Parts, body: B) -> Result<Reply, ApiError>
     where
         B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
+        B::Error: std::error::Error,
     {
         let Some(extra) = &self.config.extra else { return Err(unknown_path(parts)) };
         let body = match extra.mount(parts) {
@@ -225,17 +225,18 @@ impl Router {
             }
             Mount::Bodyless => Bytes::new(),
             Mount::Body(limit_bytes) => {
-                let limits = Limits { bodies: &self.operators_bodies, ..self.limits(limit_bytes) };
+                let limits = self.limits(limit_bytes, &self.operators_bodies);
                 receive::body(&parts.headers, body, limits).await?
             }
         };
         extra.call(parts, body).await.ok_or_else(|| unknown_path(parts))
     }
 
-    fn limits(&self, bytes: usize) -> Limits<'_> {
+    /// The limits of a body, and whether an operator can set its most bytes.
+    fn limits<'a>(&self, bytes: usize, pool: &'a Arc<MemoryPool>) -> (BodyLimits<'a>, bool) {
         let within = Duration::from_millis(self.config.receive_limit_ms.max(1));
         let most = self.config.body_limit_bytes;
-        Limits { bytes: bytes.min(most), is_setting: bytes >= most, within, bodies: &self.bodies }
+        (BodyLimits { bytes: bytes.min(most), within, pool }, bytes >= most)
     }
 
     /// Whether requests are served.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::{Bounds, Figure, MemoryPool, PAGE_TYPE, Page};
+use baton_http::{BodyLimits, Bounds, Figure, MemoryPool, PAGE_TYPE, Page};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
@@ -73,9 +73,10 @@ where
         Method::PUT => {
             let settings = directory.settings();
             let within = Duration::from_micros(settings.receive_timeout_us);
-            match baton_http::receive(body, settings.value_bytes, within, held).await {
+            let limits = BodyLimits { bytes: settings.value_bytes, within, pool: held };
+            match baton_http::receive(&parts.headers, body, limits).await {
                 Ok(value) => put(directory, &key, value),
-                Err((status, why)) => with_body(status, why.into()),
+                Err(e) => with_body(e.status(), e.to_string().into()),
             }
         }
         Method::DELETE if directory.remove(&key) => text_answer(StatusCode::OK, "metadata deleted"),
