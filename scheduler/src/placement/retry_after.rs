@@ -88,8 +88,7 @@ impl Conductor {
             .map(|i| (self.decode_wait_us(i, &need), i))
             .filter(|(wait_us, _)| *wait_us <= slack_us)
             .filter(|(wait_us, i)| {
-                let then_us = at_us + wait_us;
-                self.decode_fits(i, &DecodeNeed { at_us: then_us, ends_by_us: then_us, ..need }).is_ok()
+                self.has_room_at(i, &need, (at_us + wait_us, need.arrives_us), &OnceCell::new())
             })
             .map(|(wait_us, i)| (wait_us, i.spec.id))
             .min()?;

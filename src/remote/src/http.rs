@@ -119,10 +119,8 @@ impl Wire {
         let after_s = retry_after_s(response.headers());
         let words = collect(response.into_body(), self.page_bytes, until, stage).await.unwrap_or_default();
         let error = refused(status, &words, stage);
-        Err(match after_s.filter(|_| error.busy_us.is_some()) {
-            Some(after_s) => error.busy(after_s * 1_000_000),
-            None => error,
-        })
+        let busy_us = error.busy_us.map(|least_us| after_s.map_or(least_us, |after_s| after_s * 1_000_000));
+        Err(RemoteError { busy_us, ..error })
     }
 
     /// A place among the calls in flight, in turn: a refusal would only bring the request back at once.
