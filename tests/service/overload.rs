@@ -11,6 +11,8 @@ const CONFIG: &str = "[scheduler]\nblock_tokens = 16\n\n[[scheduler.classes]]\nn
     ttft_us = 2_000_000\ntbt_us = 200_000\n";
 const PROMPT: usize = 3_000;
 const CLIENTS: usize = 24;
+/// So many clients come at once, and again when these are served.
+const FLOODS: usize = 3;
 /// Times that a client comes back.
 const ROUNDS: u32 = 6;
 
@@ -56,25 +58,27 @@ fn client(service: &Service, number: usize) -> Story {
     story
 }
 
-/// Clients that retry at the given time are served, most of them at the first retry. Refusals are quick. An admitted
+/// Clients that retry at the given time are served, 85 % of them at the first retry. Refusals are quick. An admitted
 /// client gets the first token in time.
 #[test]
 fn refusals_are_quick_and_tell_the_truth() {
     let service = Service::configured(CONFIG, &["--engine", "timed", "--nodes", "1p1d"]);
     let stories = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for number in 0..CLIENTS {
-            let (service, stories) = (&service, &stories);
-            scope.spawn(move || {
-                let story = client(service, number);
-                stories.lock().unwrap().push(story);
-            });
-        }
-    });
+    for flood in 0..FLOODS {
+        std::thread::scope(|scope| {
+            for number in flood * CLIENTS..(flood + 1) * CLIENTS {
+                let (service, stories) = (&service, &stories);
+                scope.spawn(move || {
+                    let story = client(service, number);
+                    stories.lock().unwrap().push(story);
+                });
+            }
+        });
+    }
     let stories = stories.into_inner().unwrap();
     let mut refusals: Vec<f64> = stories.iter().flat_map(|s| s.refusals_ms.clone()).collect();
     refusals.sort_by(f64::total_cmp);
-    assert!(refusals.len() >= CLIENTS / 3, "this is no overload: {stories:?}");
+    assert!(refusals.len() >= FLOODS * CLIENTS / 3, "this is no overload: {stories:?}");
     let median = refusals[refusals.len() / 2];
     println!(
         "{} refusals, median {median:.1} ms, worst {:.1} ms",
@@ -85,7 +89,7 @@ fn refusals_are_quick_and_tell_the_truth() {
     let refused: Vec<&Story> = stories.iter().filter(|s| !s.waits_ms.is_empty()).collect();
     let at_once = refused.iter().filter(|s| s.served && s.waits_ms.len() == 1).count();
     println!("{at_once} of {} refused clients were served when they came back first", refused.len());
-    assert!(at_once * 4 >= refused.len() * 3, "{at_once} of {}: {stories:?}", refused.len());
+    assert!(at_once * 100 >= refused.len() * 85, "{at_once} of {}: {stories:?}", refused.len());
     assert!(stories.iter().all(|s| s.served), "somebody was sent away {ROUNDS} times: {stories:?}");
     service.quiet(Duration::from_secs(10));
 }
