@@ -170,7 +170,7 @@ pub struct ServiceConfig {
     /// Bytes of a request's body at most.
     pub max_body_bytes: u64,
     /// Bytes that clients have at most in the process's memory, all together: their requests, whole answers that they have
-    /// yet to read (beside half as much for tokens that they have yet to read), or as much as two of the largest bodies.
+    /// yet to read (beside half as much for tokens that they have yet to read). At least two of the largest bodies.
     pub max_held_bytes: u64,
     /// How long a shutdown waits for answers under way, µs.
     pub drain_us: u64,
@@ -320,8 +320,9 @@ impl ServiceConfig {
         whole("stage_floor_us", self.stage_floor_us, 1e4, 3.6e9)?;
         whole("keep_alive_us", self.keep_alive_us, 1e4, 3.6e9)?;
         whole("max_body_bytes", self.max_body_bytes, 1024.0, 4e9)?;
-        // Below that there is no room for the requests of a few clients.
-        whole("max_held_bytes", self.max_held_bytes, (1u64 << 24) as f64, 1e12)?;
+        // Below that there is no room for the requests of a few clients, or for two of the largest bodies.
+        let least_held = self.max_body_bytes.saturating_mul(2).max(1 << 24);
+        whole("max_held_bytes", self.max_held_bytes, least_held as f64, 1e12)?;
         whole("trace_permille", self.trace_permille.into(), 0.0, 1000.0)?;
         if !self.otlp_endpoint.is_empty() {
             CollectorUrl::parse(&self.otlp_endpoint)?;
@@ -535,6 +536,11 @@ mod tests {
         assert!(error.contains("router.tool_parser") && error.contains("hermes"), "{error}");
         let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens").to_string();
         assert!(error.contains("block_tokens = 0 is outside 1..=65536"), "{error}");
+        let held =
+            |bytes: &str| parse(&format!("service.max_body = \"64MiB\"\nservice.max_held_bytes = {bytes}"));
+        let error = held("134217727").expect_err("less than two bodies").to_string();
+        assert!(error.contains("service.max_held_bytes = 134217727 is outside 134217728..="), "{error}");
+        held("134217728").expect("two bodies");
         let chunks = "[[cluster.pools]]\nmixed_chunk_tokens = 512";
         let error = parse(chunks).expect_err("engines cut prompts by the step target").to_string();
         assert!(error.contains("mixed_chunk_tokens = 512") && error.contains("mix = \"fixed\""), "{error}");

@@ -366,7 +366,7 @@ fn router(
         keep_alive_ms: service.keep_alive_us / 1000,
         drain_limit_ms: service.drain_us / 1000,
         body_limit_bytes: body_bytes,
-        bodies_limit_bytes: held_bytes.max(body_bytes.saturating_mul(2)),
+        bodies_limit_bytes: held_bytes,
         connections_limit,
         api_keys: keys.clients(),
         class_rules: keys.class_rules(),

@@ -151,7 +151,7 @@ fields! {
 
 /// The fields of `stream_options`.
 #[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
     pub(crate) continuous_usage_stats: Option<bool>,
@@ -187,12 +187,20 @@ pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
     })
 }
 
-/// Translates the expected type in an error from Rust's words into JSON's.
+/// Translates the types in an error from Rust's words into JSON's.
 fn in_plain_words(error: &str) -> String {
-    let words = [("u32", "a whole number, not below 0"), ("i64", "a whole number"), ("f32", "a number")];
-    words.into_iter().fold(error.to_owned(), |text, (name, plain)| {
-        text.replace(&format!("expected {name}"), &format!("expected {plain}"))
-    })
+    let words = [
+        ("expected u32", "expected a whole number, not below 0"),
+        ("expected i64", "expected a whole number"),
+        ("expected f32", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a sequence", "expected an array"),
+        ("expected a map", "expected an object"),
+        ("type: sequence,", "type: an array,"),
+        ("type: map,", "type: an object,"),
+        ("type: floating point ", "type: number "),
+    ];
+    words.into_iter().fold(error.to_owned(), |text, (rust, plain)| text.replace(rust, plain))
 }
 
 /// Fields of one body at most: each takes memory.
@@ -410,6 +418,24 @@ mod tests {
         let body = format!("{{\"prompt\": {json}}}");
         let body: &'static str = body.leak();
         read(body.as_bytes()).map(|fields| fields.prompt.unwrap()).map_err(|e| e.message.into_owned())
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_said_in_the_types_of_json() {
+        for (body, said) in [
+            (r#"{"messages":5}"#, "messages: invalid type: integer `5`, expected an array"),
+            (r#"{"messages":{}}"#, "messages: invalid type: an object, expected an array"),
+            (r#"{"stream":"yes"}"#, "stream: invalid type: string \"yes\", expected true or false"),
+            (
+                r#"{"stream_options":true}"#,
+                "stream_options: invalid type: boolean `true`, expected an object",
+            ),
+            (r#"{"logit_bias":[1]}"#, "logit_bias: invalid type: an array, expected an object"),
+            (r#"{"n":1.5}"#, "n: invalid type: number `1.5`, expected a whole number, not below 0"),
+        ] {
+            let error = read(body.as_bytes()).expect_err("another type").message;
+            assert!(error.starts_with(said), "{error}");
+        }
     }
 
     #[test]
