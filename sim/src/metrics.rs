@@ -64,6 +64,8 @@ impl Status {
 /// One request's story.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
+    /// Its row in what was replayed, from 0 on, in the order of arrival: the same simulated and live.
+    pub row: u64,
     /// How it ended.
     pub status: Status,
     /// Its class, by index.
@@ -133,6 +135,7 @@ impl Outcome {
     #[cfg(test)]
     pub(crate) fn of_class(class: u16, status: Status, (ttft_us, tbt_us): (u64, u64)) -> Self {
         Self {
+            row: 0,
             status,
             class,
             objectives: RequestObjectives::default(),

@@ -86,7 +86,7 @@ pub struct ReplayArgs {
     /// Write every figure of every run to this file
     #[arg(long, value_name = "OUT")]
     pub(super) json: Option<PathBuf>,
-    /// Write one line for every request of every run to this file
+    /// Write one line for every request of every run to this file, by its row in what was replayed
     #[arg(long, value_name = "OUT")]
     pub(super) requests: Option<PathBuf>,
     /// Write one line for every placement decision of every run, with predicted and actual TTFT and each candidate's
@@ -439,13 +439,15 @@ fn known(instance: u32) -> Option<u32> {
     (instance != u32::MAX).then_some(instance)
 }
 
-/// One JSON line a request.
+/// One JSON line a request, by run and row.
 pub(super) fn request_lines(done: &[(&RunResult, &[Outcome])]) -> Result<String> {
     let mut text = Vec::new();
     for (run, outcomes) in done {
-        for o in *outcomes {
+        let mut outcomes: Vec<&Outcome> = outcomes.iter().collect();
+        outcomes.sort_unstable_by_key(|o| o.row);
+        for o in outcomes {
             let line = serde_json::json!({
-                "policy": run.policy, "speed": run.speed, "status": o.status.name(), "class": o.class,
+                "policy": run.policy, "speed": run.speed, "row": o.row, "status": o.status.name(), "class": o.class,
                 "first_offer_us": o.first_offer_us, "offer_us": o.offer_us, "end_us": o.end_us,
                 "input_tokens": o.prompt_tokens, "output_tokens": o.output_tokens, "cached_tokens": o.cached_tokens,
                 "own_ttft_us": o.objectives.ttft_us, "own_tbt_us": o.objectives.tbt_us,

@@ -300,6 +300,25 @@ fn figures_are_those_of_the_answers() {
     assert_eq!(lines.lines().filter(|l| l.contains("\"status\":\"completed\"")).count(), 3);
 }
 
+/// What was sent live and what the simulator makes of the same trace can be compared row by row.
+#[test]
+fn requests_have_their_rows_live_and_simulated() {
+    let server = Server::start(|_, _| Act::answer(20, 1));
+    let place = Place::new();
+    let trace = [Row::full(0, 3, [0, 1, 2]), Row::full(5, 4, [3]), Row::full(10, 2, [4, 5])];
+    place.write("t.jsonl", &rows::text(&trace));
+    let url = server.url();
+    for more in [&["--live", url.as_str()][..], &[]] {
+        let args = ["replay", "t.jsonl", "--requests", "out.jsonl"];
+        place.baton(&[&args, more].concat()).succeeded();
+        let lines = std::fs::read_to_string(place.path("out.jsonl")).unwrap();
+        let rows: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let read: Vec<_> =
+            rows.iter().map(|row| (row["row"].as_u64(), row["input_tokens"].as_u64())).collect();
+        assert_eq!(read, [(Some(0), Some(1536)), (Some(1), Some(512)), (Some(2), Some(1024))], "{more:?}");
+    }
+}
+
 /// Predicted and measured stand side by side, and the error follows from them.
 #[track_caller]
 fn compared(report: &Value) {

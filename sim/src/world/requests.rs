@@ -25,6 +25,8 @@ const fn generation(id: RequestId) -> u32 {
 pub(crate) struct LiveRequest {
     pub id: RequestId,
     pub used: bool,
+    /// Its place in the order of arrival.
+    pub row: u64,
     pub router: u32,
     /// The attempt that was ordered last. Reports about an earlier one are out of date.
     pub attempt: u32,
@@ -170,7 +172,7 @@ impl World {
             cut => arrival.output_tokens.min(cut),
         };
         (live.class, live.objectives, live.tenant) = (arrival.class, arrival.objectives, arrival.tenant);
-        live.first_offer_us = self.now_us;
+        (live.first_offer_us, live.row) = (self.now_us, self.arrivals);
         live.router = u32::try_from(self.arrivals % u64::from(self.setup.routers)).expect("few routers");
         self.arrivals += 1;
         self.in_flight += 1;
@@ -266,6 +268,7 @@ impl World {
         let as_predicted = status == Status::Completed && live.attempt == 1;
         let decodes_at_us = conductor.decodes_at_us(request).unwrap_or(0);
         let outcome = Outcome {
+            row: live.row,
             status,
             class: live.class,
             objectives: live.objectives,
@@ -300,6 +303,7 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> LiveRequest {
     LiveRequest {
         id,
         used: !keys.is_empty(),
+        row: 0,
         router: 0,
         attempt: 0,
         keys,

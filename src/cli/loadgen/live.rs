@@ -124,6 +124,7 @@ impl Sender {
         let arrival = &planned.arrival;
         let blocks = arrival.prompt_tokens.div_ceil(u64::from(self.block_tokens.max(1)));
         Outcome {
+            row: planned.row,
             status: Status::Failed,
             class: arrival.class,
             objectives: arrival.objectives,
