@@ -280,15 +280,17 @@ impl PrefillLedger {
     ) -> Option<u64> {
         let (work_us, new_tokens) = work;
         let begins_us = self.head_since_us + BEGINS_US;
-        let begun = usize::from(now_us >= begins_us);
+        // The end of a prompt of several passes is begun last, and shares its pass.
+        let begun = now_us >= begins_us;
+        let done = self.dispatched.first().is_some_and(|head| begun && head.new_tokens <= pass_tokens);
         let end_us = now_us + self.computing_left_us(now_us);
         let mut room = pass_tokens;
-        for sent in self.dispatched.iter().skip(begun).rev() {
-            let shared = new_tokens.min(room);
+        for sent in self.dispatched.iter().skip(usize::from(done)).rev() {
+            let in_last_pass = (sent.new_tokens.saturating_sub(1)) % pass_tokens.max(1) + 1;
+            let shared = new_tokens.min(room).min(pass_tokens.saturating_sub(in_last_pass));
             let later_us = work_us.saturating_mul(shared) / new_tokens.max(1);
             if end_us <= sent.deadline_us && end_us.saturating_add(later_us) > sent.deadline_us {
-                let looked_at_us =
-                    if begun == 0 { begins_us.min(sent.deadline_us) } else { sent.deadline_us };
+                let looked_at_us = if begun { sent.deadline_us } else { begins_us.min(sent.deadline_us) };
                 return Some(looked_at_us.max(now_us) + 1);
             }
             room = room.saturating_sub(sent.new_tokens);
@@ -640,6 +642,22 @@ mod tests {
         assert_eq!(l.dispatched_left_us(190), 40);
         assert_eq!(l.finish(190, RequestId(2)).map(|d| d.new_tokens), Some(7));
         assert_eq!(l.dispatched_left_us(190) + l.active_tokens(), 0);
+    }
+
+    /// A regression: a prompt that had begun counted as done with sharing. With its last pass still to come, what was sent into
+    /// that made it late.
+    #[test]
+    fn the_last_pass_of_a_long_prompt_is_shared_too() {
+        let mut l = PrefillLedger::default();
+        let long = DispatchedPrefill { new_tokens: 8_245, ..sent(1, 830_000, 850_000) };
+        l.dispatch(0, long);
+        let until = |work_us: u64| l.shares_late_until_us(700_000, (work_us, work_us / 100), 8_192);
+        assert_eq!(until(100_000), Some(850_001), "53 tokens of it go with all of these");
+        assert_eq!(until(20_000), None, "it has so much time");
+        let whole = DispatchedPrefill { new_tokens: 16_384, ..long };
+        let mut l = PrefillLedger::default();
+        l.dispatch(0, whole);
+        assert_eq!(l.shares_late_until_us(700_000, (100_000, 1_000), 8_192), None, "its passes are full");
     }
 
     /// A regression: it was sent early whatever that did to others, and at three times the load a third of the admitted
