@@ -270,8 +270,9 @@ impl PrefillLedger {
     }
 
     /// The time until which work of `work_us` over `new_tokens` tokens must not be sent, µs, if there is one. Work that
-    /// an engine has not begun yet shares passes of `pass_tokens` with work that is sent after it, and ends with them.
-    /// That must make nothing late that was sent in time.
+    /// an engine has not begun yet shares passes of `pass_tokens` with work that is sent after it, and ends with them. So
+    /// does the last pass of a prompt that it has begun and that takes several. That must make nothing late that was sent
+    /// in time.
     pub(crate) fn shares_late_until_us(
         &self,
         now_us: u64,
@@ -280,13 +281,12 @@ impl PrefillLedger {
     ) -> Option<u64> {
         let (work_us, new_tokens) = work;
         let begins_us = self.head_since_us + BEGINS_US;
-        // The end of a prompt of several passes is begun last, and shares its pass.
         let begun = now_us >= begins_us;
         let done = self.dispatched.first().is_some_and(|head| begun && head.new_tokens <= pass_tokens);
         let end_us = now_us + self.computing_left_us(now_us);
         let mut room = pass_tokens;
         for sent in self.dispatched.iter().skip(usize::from(done)).rev() {
-            let in_last_pass = (sent.new_tokens.saturating_sub(1)) % pass_tokens.max(1) + 1;
+            let in_last_pass = sent.new_tokens.saturating_sub(1) % pass_tokens.max(1) + 1;
             let shared = new_tokens.min(room).min(pass_tokens.saturating_sub(in_last_pass));
             let later_us = work_us.saturating_mul(shared) / new_tokens.max(1);
             if end_us <= sent.deadline_us && end_us.saturating_add(later_us) > sent.deadline_us {
