@@ -299,7 +299,7 @@ impl Conductor {
         let takes_us = fetch_us(from, target, (blocks - here) * block);
         // When the last prefill instance leaves, one of the same kind will join.
         let prefill = self.fleet.prefills.first().and_then(|id| self.fleet.get(*id)).unwrap_or(from);
-        let computes_us = least_work_us(prefill, (blocks - here) * block, here * block);
+        let computes_us = least_work_us(prefill, ((blocks - here) * block, here * block), 0);
         let copy = Copy { from: from.spec.id, to, blocks: source.blocks as usize, takes_us };
         (fetch_us(target, prefill, (blocks - here) * block) < computes_us).then_some(copy)
     }

@@ -34,13 +34,16 @@ impl Conductor {
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
         self.stats.cached_tokens += cached_tokens;
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
+        let gathered_tokens = self.gathered_tokens(self.fleet.known(at));
         let mut instance = self.fleet.known_mut(at);
-        assert!(instance.prefill.finish(now_us, id).is_some(), "request {id} ends where it was not sent");
+        let done = instance.prefill.finish(now_us, id);
+        let others = done.expect("a request ends where it was sent").beside_tokens.min(gathered_tokens);
         // The present decodes, without this request and without planned ones, are what the steps of its prefill
         // carried.
         let (batch, context_tokens, _) = instance.decode.now();
         let new = prompt_tokens.saturating_sub(cached_tokens);
-        let prior_us = prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), target_us);
+        let prior_us =
+            prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), (others, target_us));
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         instance.prefill_residual.observe(prior_us.unwrap_or(0.0), compute_us as f64);
         drop(instance);

@@ -18,7 +18,7 @@ use crate::request::{Entry, Stage};
 use crate::{Effect, FetchPlan, Input, InstanceState, Request};
 
 /// The shape of what routers say to each other. A router ignores what has another version.
-pub const PEER_VERSION: u32 = 2;
+pub const PEER_VERSION: u32 = 3;
 
 /// Most work that another router's request counts for, µs: more than any prefill takes.
 const MOST_PEER_WORK_US: u64 = 3_600_000_000;
@@ -42,6 +42,8 @@ pub struct PeerPlacement {
     pub fetch: Option<FetchPlan>,
     /// Prefill work that is predicted, µs.
     pub work_us: u64,
+    /// The same if no other prompt shared its passes, µs.
+    pub alone_us: u64,
     /// Prompt tokens that the prefill computes.
     pub new_tokens: u64,
     /// When it arrived, µs.
@@ -146,6 +148,7 @@ impl Conductor {
             decode,
             fetch: entry.fetch,
             work_us: entry.work_us,
+            alone_us: entry.alone_us,
             new_tokens: entry.new_tokens,
             arrived_us: entry.arrived_us,
             promised_us: entry.promised_us,
@@ -243,9 +246,9 @@ impl Conductor {
         later.sort_unstable_by_key(rank_of);
         let mut displaced = Vec::new();
         for waiting in later.into_iter().rev() {
-            let WaitingPrefill { work_us, deadline_us, order_us, priority, .. } = waiting;
+            let WaitingPrefill { work_us, alone_us, deadline_us, order_us, priority, .. } = waiting;
             let place = self.take_off(at, waiting);
-            let new = NewWork { work_us, deadline_us, order_us, priority, rank_us: work_us };
+            let new = NewWork { work_us, deadline_us, order_us, priority, rank_us: alone_us };
             let outlook = self.fleet.known(at).prefill.outlook(self.now_us, new, &[], &[]);
             let in_time = self.now_us + outlook.deadline_wait_us + work_us <= deadline_us;
             let entry = self.requests.get_mut(waiting.request).expect("a request that waits is live");
@@ -270,6 +273,7 @@ impl Conductor {
             prefill: placed.prefill,
             fetch: placed.fetch,
             work_us: placed.work_us.min(MOST_PEER_WORK_US),
+            alone_us: placed.alone_us.min(MOST_PEER_WORK_US),
             new_tokens: placed.new_tokens.min(request.prompt_tokens),
             decode_at_us: placed.decode_at_us.min(LATEST_US),
             retries: u32::from(placed.again),

@@ -2,6 +2,7 @@
 
 mod decode;
 mod dispatch;
+mod passes;
 mod pick;
 mod prefill;
 mod retry_after;
@@ -148,6 +149,8 @@ pub(crate) struct Plan {
     pub new_tokens: u64,
     pub load_us: u64,
     pub work_us: u64,
+    /// The work if no other prompt shared its passes, µs.
+    pub alone_us: u64,
     /// Whether the decodes there leave no room for the prefill, or it would slow them beyond their objective.
     pub breaks_decodes: bool,
     pub fetch: Option<FetchPlan>,
@@ -209,8 +212,9 @@ pub(crate) struct PlannedPrefill {
 impl From<&Candidate> for PlannedPrefill {
     fn from(candidate: &Candidate) -> Self {
         let Candidate { instance, plan, new, .. } = candidate;
+        // Those that it would share a pass with now may be gone when it comes back.
         // Beside decodes that leave no time for it, it is they that it waits for.
-        let work_us = if plan.breaks_decodes { 0 } else { new.work_us };
+        let work_us = if plan.breaks_decodes { 0 } else { plan.alone_us };
         let takes_us = if plan.breaks_decodes { 0 } else { plan.load_us.saturating_add(plan.work_us) };
         Self { instance: *instance, work_us, takes_us, due_us: new.deadline_us }
     }

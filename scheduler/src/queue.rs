@@ -9,6 +9,7 @@
 //! A request may count on blocks that another one, which waits in the same queue, will compute. It takes its place right
 //! behind that one by deadline, so that the blocks are still there when its turn comes, and is never served first.
 
+mod passes;
 mod work;
 
 use alloc::format;
@@ -19,6 +20,7 @@ use core::cmp::Reverse;
 use serde::{Deserialize, Serialize};
 
 use crate::estimate::LinkLedger;
+use crate::placement::Plan;
 use crate::shares::FairShares;
 use crate::tickets::KeptPrefill;
 pub(crate) use work::{DispatchedPrefill, NewWork, Outlook, WaitingPrefill};
@@ -26,15 +28,13 @@ pub(crate) use work::{DispatchedPrefill, NewWork, Outlook, WaitingPrefill};
 /// Most rounds of an estimate; it is only a hint.
 const WELCOME_ROUNDS: usize = 16;
 
-/// After this time an engine counts as having begun the work that it was sent, µs: later work joins none of its passes.
-const BEGINS_US: u64 = 2_000;
-
 /// One instance's prefill work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PrefillLedger {
     /// By place, then arrival.
     waiting: Vec<WaitingPrefill>,
     waiting_us: u64,
+    waiting_tokens: u64,
     dispatched: Vec<DispatchedPrefill>,
     dispatched_us: u64,
     active_tokens: u64,
@@ -145,6 +145,7 @@ impl PrefillLedger {
         );
         let at = self.waiting.partition_point(|w| w.turn() < waiting.turn());
         self.waiting_us += waiting.work_us;
+        self.waiting_tokens += waiting.new_tokens;
         let after = waiting.after.filter(|leader| self.waiting[..at].iter().any(|w| w.request == *leader));
         self.waiting.insert(at, WaitingPrefill { after, ..waiting });
     }
@@ -161,6 +162,7 @@ impl PrefillLedger {
         let waiting = self.waiting.remove(at);
         assert!(self.waiting_us >= waiting.work_us, "more work leaves a queue than was counted in it");
         self.waiting_us -= waiting.work_us;
+        self.waiting_tokens -= waiting.new_tokens;
         assert!(!self.waiting.is_empty() || self.waiting_us == 0, "work is counted where nobody waits");
         self.lead_on(at, waiting.request);
         waiting
@@ -182,15 +184,18 @@ impl PrefillLedger {
 
     /// A waiting request has more work than was known. It takes its turn by its own deadline, unless others count on its
     /// blocks: then it keeps its turn.
-    pub(crate) fn grow(&mut self, at: usize, work_us: u64) {
-        let waiting = self.waiting[at];
-        assert!(waiting.after.is_none(), "request {} has its turn before what it follows", waiting.request);
-        if self.is_followed(waiting.request) {
-            self.waiting_us = self.waiting_us - waiting.work_us + work_us;
-            self.waiting[at].work_us = work_us;
+    pub(crate) fn grow(&mut self, at: usize, plan: &Plan) {
+        let before = self.waiting[at];
+        assert!(before.after.is_none(), "request {} has its turn before what it follows", before.request);
+        let Plan { work_us, alone_us, new_tokens, .. } = *plan;
+        let grown = WaitingPrefill { work_us, alone_us, new_tokens, ..before };
+        if self.is_followed(before.request) {
+            self.waiting_us = self.waiting_us - before.work_us + work_us;
+            self.waiting_tokens = self.waiting_tokens - before.new_tokens + new_tokens;
+            self.waiting[at] = grown;
         } else {
-            let waiting = self.take_waiting(at);
-            self.enqueue(WaitingPrefill { work_us, order_us: waiting.deadline_us, ..waiting });
+            self.take_waiting(at);
+            self.enqueue(WaitingPrefill { order_us: before.deadline_us, ..grown });
         }
     }
 
@@ -199,7 +204,7 @@ impl PrefillLedger {
         found.map(|at| self.take_waiting(at)).is_some()
     }
 
-    pub(crate) fn dispatch(&mut self, now_us: u64, work: DispatchedPrefill) {
+    pub(crate) fn dispatch(&mut self, now_us: u64, mut work: DispatchedPrefill) {
         debug_assert!(
             self.dispatched.iter().all(|d| d.request != work.request),
             "request {} was sent here before, and has not ended",
@@ -208,6 +213,8 @@ impl PrefillLedger {
         if self.dispatched.is_empty() {
             self.head_since_us = now_us;
         }
+        work.sent_us = now_us;
+        self.count_beside(&mut work);
         self.dispatched_us += work.work_us;
         self.active_tokens += work.new_tokens;
         self.dispatched.push(work);
@@ -246,8 +253,10 @@ impl PrefillLedger {
         let waiting_us: u128 = self.waiting.iter().map(|w| u128::from(w.work_us)).sum();
         let dispatched_us: u128 = self.dispatched.iter().map(|d| u128::from(d.work_us)).sum();
         let active_tokens: u128 = self.dispatched.iter().map(|d| u128::from(d.new_tokens)).sum();
-        let known = [self.waiting_us, self.dispatched_us, self.active_tokens].map(u128::from);
-        if known != [waiting_us, dispatched_us, active_tokens] {
+        let waiting_tokens: u128 = self.waiting.iter().map(|w| u128::from(w.new_tokens)).sum();
+        let known =
+            [self.waiting_us, self.dispatched_us, self.active_tokens, self.waiting_tokens].map(u128::from);
+        if known != [waiting_us, dispatched_us, active_tokens, waiting_tokens] {
             return Err(format!(
                 "I5: {waiting_us} µs wait and {dispatched_us} µs with {active_tokens} tokens are sent, the ledger says {known:?}"
             ));
@@ -267,35 +276,6 @@ impl PrefillLedger {
         let computed_us = self.head_since_us + self.dispatched_us.saturating_sub(ahead_us);
         let sent_us = self.outbound.free_at_us().saturating_sub(ahead_us);
         if computed_us > sent_us { computed_us } else { sent_us }
-    }
-
-    /// The time until which work of `work_us` over `new_tokens` tokens must not be sent, µs, if there is one. Work that
-    /// an engine has not begun yet shares passes of `pass_tokens` with work that is sent after it, and ends with them. So
-    /// does the last pass of a prompt that it has begun and that takes several. That must make nothing late that was sent
-    /// in time.
-    pub(crate) fn shares_late_until_us(
-        &self,
-        now_us: u64,
-        work: (u64, u64),
-        pass_tokens: u64,
-    ) -> Option<u64> {
-        let (work_us, new_tokens) = work;
-        let begins_us = self.head_since_us + BEGINS_US;
-        let begun = now_us >= begins_us;
-        let done = self.dispatched.first().is_some_and(|head| begun && head.new_tokens <= pass_tokens);
-        let end_us = now_us + self.computing_left_us(now_us);
-        let mut room = pass_tokens;
-        for sent in self.dispatched.iter().skip(usize::from(done)).rev() {
-            let in_last_pass = sent.new_tokens.saturating_sub(1) % pass_tokens.max(1) + 1;
-            let shared = new_tokens.min(room).min(pass_tokens.saturating_sub(in_last_pass));
-            let later_us = work_us.saturating_mul(shared) / new_tokens.max(1);
-            if end_us <= sent.deadline_us && end_us.saturating_add(later_us) > sent.deadline_us {
-                let looked_at_us = if begun { sent.deadline_us } else { begins_us.min(sent.deadline_us) };
-                return Some(looked_at_us.max(now_us) + 1);
-            }
-            room = room.saturating_sub(sent.new_tokens);
-        }
-        None
     }
 
     /// Hands out place, deadline and work of all that waits, with what waits, and of what tickets keep, by place, µs.
@@ -341,7 +321,7 @@ impl PrefillLedger {
         };
         self.promises(by_chance(kept), promised);
         for w in &self.waiting {
-            if w.priority > priority || (w.priority == priority && w.work_us <= rank_us) {
+            if w.priority > priority || (w.priority == priority && w.alone_us <= rank_us) {
                 shorter += w.work_us;
             } else {
                 behind += 1;
@@ -452,7 +432,7 @@ impl PrefillLedger {
             .iter()
             .enumerate()
             .filter(|(_, w)| in_band(w) && w.tenant == tenant)
-            .min_by_key(|(at, w)| (w.work_us, *at))?
+            .min_by_key(|(at, w)| (w.alone_us, *at))?
             .0;
         if self.breaks_promise(now_us, preferred) {
             return self.waiting.iter().position(|w| free(&w));
@@ -495,6 +475,8 @@ mod tests {
         WaitingPrefill {
             request: RequestId(id),
             work_us,
+            alone_us: work_us,
+            new_tokens: work_us / 10,
             arrived_us: id,
             deadline_us,
             order_us: deadline_us,
@@ -511,7 +493,14 @@ mod tests {
 
     /// Ten microseconds a token.
     fn sent(id: u64, work_us: u64, deadline_us: u64) -> DispatchedPrefill {
-        DispatchedPrefill { request: RequestId(id), work_us, new_tokens: work_us / 10, deadline_us }
+        DispatchedPrefill {
+            request: RequestId(id),
+            work_us,
+            new_tokens: work_us / 10,
+            deadline_us,
+            sent_us: 0,
+            beside_tokens: 0,
+        }
     }
 
     fn ledger(all: &[WaitingPrefill]) -> PrefillLedger {
@@ -567,7 +556,7 @@ mod tests {
         assert_eq!(next_id(&l, 0), 1, "the first promise would be broken, and the second need not be");
         let now_or_never = WaitingPrefill { deadline_us: 1_450, ..urgent };
         assert_eq!(next_id(&ledger(&[waiting(1, 1_000, 1_400), now_or_never]), 0), 9);
-        let lost = WaitingPrefill { deadline_us: 1_450, work_us: 2_000, ..urgent };
+        let lost = WaitingPrefill { deadline_us: 1_450, work_us: 2_000, alone_us: 2_000, ..urgent };
         assert_eq!(next_id(&ledger(&[waiting(1, 1_000, 1_400), lost]), 0), 1, "it is late anyway");
     }
 

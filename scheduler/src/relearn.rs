@@ -95,7 +95,7 @@ impl Conductor {
             return false;
         }
         let prompt_tokens = request.prompt_tokens;
-        let work = prefill_work(instance, prompt_tokens, 0, self.config.step_target_us());
+        let work = prefill_work(instance, (prompt_tokens, 0), 0, self.config.step_target_us());
         let decode_us = if instance.spec.role.decodes() {
             self.decode_duration_us(request, instance.step_us(1, prompt_tokens))
         } else {

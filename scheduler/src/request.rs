@@ -132,6 +132,8 @@ pub(crate) struct Entry {
     pub fetch: Option<crate::FetchPlan>,
     /// Predicted prefill work on `prefill`, µs.
     pub work_us: u64,
+    /// The same if no other prompt shared its passes, µs.
+    pub alone_us: u64,
     /// Predicted tokens to compute.
     pub new_tokens: u64,
     /// How often it left a queue for a request of another router.
@@ -165,7 +167,13 @@ impl Entry {
 
     /// Its prefill is to reuse, fetch and compute what the plan says.
     pub(crate) const fn take_plan(&mut self, plan: &Plan) {
-        (self.work_us, self.new_tokens, self.fetch) = (plan.work_us, plan.new_tokens, plan.fetch);
+        self.take_work(plan);
+        self.fetch = plan.fetch;
+    }
+
+    /// Its prefill is to compute what the plan says; what it fetches is settled later.
+    pub(crate) const fn take_work(&mut self, plan: &Plan) {
+        (self.work_us, self.alone_us, self.new_tokens) = (plan.work_us, plan.alone_us, plan.new_tokens);
     }
 
     /// Its prefill where it is placed, which ends at that time, µs.
@@ -192,6 +200,7 @@ impl Entry {
             excluded: None,
             fetch: None,
             work_us: 0,
+            alone_us: 0,
             new_tokens: 0,
             made_way: 0,
             room_tokens: 0,

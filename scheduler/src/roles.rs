@@ -383,7 +383,7 @@ impl Conductor {
                 return None;
             }
         }
-        prior_us(spec, beside, (USUAL_TOKENS, 0), target_us)
+        prior_us(spec, beside, (USUAL_TOKENS, 0), (0, target_us))
     }
 
     /// The instance that should change its role, and its new one.

@@ -93,6 +93,7 @@ impl Conductor {
     pub(crate) fn has_room(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
         let need = self.decode_need(&entry.request, when.1);
         let capacity_tokens = instance.spec.capacity_tokens;
+        let when = (when.0, when.1, self.lengths.mean_duration_us(1));
         let roomy =
             |chain_position| instance.decode.has_room(when, need.tokens, capacity_tokens, chain_position);
         roomy(ChainPosition::default()) || roomy(self.chain_position(&instance.decode, need.chain))

@@ -95,7 +95,7 @@ impl Conductor {
         if candidate.plan.breaks_decodes {
             return None;
         }
-        let than_us = larger_too.then_some(candidate.new.work_us);
+        let than_us = larger_too.then_some(candidate.plan.alone_us);
         // Others count on the blocks of those that they follow.
         let mut followed: Vec<RequestId> = self.waiting_on(id).iter().filter_map(|w| w.after).collect();
         followed.sort_unstable();
@@ -133,7 +133,7 @@ impl Conductor {
         let equal = waiting.priority == own.priority;
         let lesser = waiting.priority < own.priority || (equal && (!own.sheddable || ahead()));
         let larger =
-            || equal && than_us.is_some_and(|us| waiting.work_us > us) && (same || waiting.tag_us >= tag_us);
+            || equal && than_us.is_some_and(|us| waiting.alone_us > us) && (same || waiting.tag_us >= tag_us);
         if !lesser && !larger() {
             return None;
         }

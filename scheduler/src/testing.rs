@@ -20,7 +20,7 @@ use crate::{
     PeerStage, PolicyName, Rejection, Request, SchedulerConfig, Snapshot,
 };
 
-pub(crate) use exact::run;
+pub(crate) use exact::{Run, run, run_in_passes};
 pub(crate) use oracle::Oracle;
 pub(crate) use play::{Act, Play, scripts};
 
@@ -53,6 +53,13 @@ pub(crate) fn profile() -> Arc<CostProfile> {
             context_ps_per_token: vec![100.0, 100.0],
         },
     })
+}
+
+/// An instance whose passes have no fixed time, so that prompts gain nothing from sharing one.
+pub(crate) fn linear(spec: InstanceSpec) -> InstanceSpec {
+    let mut linear = (*profile()).clone();
+    linear.prefill.knots_us = vec![0.0, 100_000.0];
+    InstanceSpec { profile: Arc::new(linear), ..spec }
 }
 
 /// A profile whose decode step grows by 1 µs for each token of context.
@@ -185,6 +192,7 @@ pub(crate) fn peer_sent(request: Request, at: (InstanceId, InstanceId), work_us:
         decode: at.1,
         fetch: None,
         work_us,
+        alone_us: work_us,
         new_tokens: request.prompt_tokens,
         request,
         arrived_us: u64::MAX,

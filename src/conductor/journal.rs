@@ -32,7 +32,7 @@ pub use writer::JournalStatus;
 pub use writer::{JournalSettings, JournalWriter};
 
 /// The format that this program writes and reads.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The first line of a file.
 #[derive(Debug, Serialize, Deserialize)]

@@ -269,20 +269,24 @@ impl DecodeLedger {
         self.slot_of(request).held = held;
     }
 
-    /// Whether `tokens` more fit beside the requests that are predicted to be here at `at_us` and are not held
-    /// themselves. An instance with no other request always has room.
+    /// Whether `tokens` more fit from `at_us` on, for as long as `stay_us`, beside the requests that are predicted to be here
+    /// then and are not held themselves: looked at when it would start and three times more, since those that were let in
+    /// before must still find their room. An instance with no other request always has room.
     pub(crate) fn has_room(
         &self,
-        (now_us, at_us): (u64, u64),
+        (now_us, at_us, stay_us): (u64, u64, u64),
         tokens: u64,
         capacity_tokens: u64,
         chain_position: ChainPosition,
     ) -> bool {
-        // A request past its predicted end overstays, or has not started yet.
-        let lasts = |s: DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
-        let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s.as_of(now_us));
-        let (_, _, taken) = self.load(there);
-        taken == 0 || taken + tokens.saturating_sub(self.shared(chain_position, there)) <= capacity_tokens
+        (0..4).all(|third| {
+            let at_us = at_us + stay_us * third / 3;
+            // A request past its predicted end overstays, or has not started yet.
+            let lasts = |s: DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
+            let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s.as_of(now_us));
+            let (_, _, taken) = self.load(there);
+            taken == 0 || taken + tokens.saturating_sub(self.shared(chain_position, there)) <= capacity_tokens
+        })
     }
 
     /// Whether a request of `tokens` fits beside the requests that decode at this moment.

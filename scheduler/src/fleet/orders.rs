@@ -39,7 +39,7 @@ impl Keys {
         let local = serves && instance.mixes();
         let mut work_us = 0;
         if prefills || local {
-            let work = prefill_work(instance, USUAL_TOKENS, 0, step_target_us);
+            let work = prefill_work(instance, (USUAL_TOKENS, 0), 0, step_target_us);
             work_us = if work.breaks_decodes { NEVER_US } else { work.us };
         }
         let ready_us = instance.prefill.free_at_us().saturating_add(work_us);
@@ -176,6 +176,8 @@ mod tests {
         WaitingPrefill {
             request: RequestId(id),
             work_us,
+            alone_us: work_us,
+            new_tokens: work_us,
             arrived_us: id,
             deadline_us: 10 * work_us,
             order_us: 10 * work_us,
@@ -244,6 +246,8 @@ mod tests {
                     work_us: size,
                     new_tokens: 1,
                     deadline_us: 0,
+                    sent_us: id,
+                    beside_tokens: 0,
                 };
                 fleet.known_mut(at).prefill.dispatch(id, work);
             }
@@ -279,7 +283,7 @@ mod tests {
         } else {
             i.prefill.runs_low_at_us(0) - sent_us
         };
-        let one = prefill_work(i, 8192, 0, TARGET_US);
+        let one = prefill_work(i, (8192, 0), 0, TARGET_US);
         begun_us + sent_us + i.prefill.waiting_us() + if one.breaks_decodes { NEVER_US } else { one.us }
     }
 

@@ -133,6 +133,8 @@ impl Conductor {
         WaitingPrefill {
             request: entry.request.id,
             work_us: entry.work_us,
+            alone_us: entry.alone_us,
+            new_tokens: entry.new_tokens,
             arrived_us: entry.arrived_us,
             deadline_us,
             order_us: deadline_us,
@@ -194,6 +196,8 @@ impl Conductor {
             work_us: entry.work_us,
             new_tokens: entry.new_tokens,
             deadline_us: due_us.saturating_sub(tail_us),
+            sent_us: now_us,
+            beside_tokens: 0,
         };
         self.fleet.known_mut(entry.prefill).prefill.dispatch(now_us, work);
         let (requests, chain) = (&self.requests, &entry.request.chain);
@@ -213,26 +217,6 @@ impl Conductor {
         if self.policy().queueing == QueueLocation::BeforePlacement {
             self.run_unplaced(effects);
         }
-    }
-
-    /// How long before an engine runs out of work its next prefill is sent to it, µs. Later arrivals cannot overtake a
-    /// sent prefill, so this is at most a twentieth of the tightest objective. It is at most half a pass, which is
-    /// enough to fill passes.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "times are positive and far below 2^53"
-    )]
-    pub(crate) fn dispatch_ahead_us(&self, instance: &Instance) -> u64 {
-        #[cfg(test)]
-        if let Some(ahead_us) = self.ahead_for_test_us {
-            return ahead_us;
-        }
-        let tightest_us = self.config.classes.iter().map(|c| c.ttft_us).min().unwrap_or(0);
-        let spec = &instance.spec;
-        let half_pass_us = spec.profile.prefill_us(u64::from(spec.pass_tokens / 2), 0)
-            / f64::from(spec.pipeline_nodes.max(1));
-        (tightest_us / 20).min(half_pass_us as u64)
     }
 
     /// The waiting work that is served next, and when its turn ends, µs. Another router that does not send in its turn is
@@ -319,7 +303,8 @@ impl Conductor {
         // The plan of its own decode would count as a decode beside its prefill.
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
-        let plan = self.plan(self.fleet.known(id), &entry.request, None);
+        let others = self.fleet.known(id).prefill.joinable_tokens(self.now_us, Some(at));
+        let plan = self.plan(self.fleet.known(id), &entry.request, others, None);
         if plan.breaks_decodes
             && let Some(placement) = self.placed_harmlessly(id, &entry)
         {
@@ -386,12 +371,12 @@ impl Conductor {
     ) {
         assert!(plan.new_tokens > entry.new_tokens, "request {} waits for ever", entry.request.id);
         // The fetch is settled when it is sent.
-        (entry.work_us, entry.new_tokens) = (plan.work_us, plan.new_tokens);
+        entry.take_work(plan);
         let decodes_at_us = entry.decode_at_us.max(self.now_us);
         self.reserve_decode(&mut entry, decode, decodes_at_us);
         let waits = self.fleet.known(entry.prefill).prefill.waiting()[at].request;
         assert!(waits == entry.request.id, "one request waits again, and another leaves the queue");
-        self.fleet.known_mut(entry.prefill).prefill.grow(at, plan.work_us);
+        self.fleet.known_mut(entry.prefill).prefill.grow(at, plan);
         self.share_waiting(&entry, effects);
         self.list_waiting(entry.request.id, entry.prefill, &entry.request.chain);
         self.requests.insert(entry);

@@ -341,6 +341,7 @@ impl Conductor {
         let sends_us = self.handoff_takes_us(instance, request, decode);
         if sends_us > candidate.plan.work_us {
             candidate.plan.work_us = sends_us;
+            candidate.plan.alone_us = candidate.plan.alone_us.max(sends_us);
             candidate.new.work_us = sends_us;
             keeps &= self.outlook(instance, candidate.new).keeps_promises;
         }

@@ -20,7 +20,7 @@ pub(crate) struct QueuedLeader {
     /// Leading blocks that they share.
     blocks: u32,
     order_us: u64,
-    work_us: u64,
+    alone_us: u64,
 }
 
 impl Plan {
@@ -104,25 +104,35 @@ impl Conductor {
         }
         let w = instance.prefill.of(leader)?;
         let leads = w.held_until_us == 0 && w.priority == self.class(request).priority;
-        leads.then_some(QueuedLeader { request: leader, blocks, order_us: w.order_us, work_us: w.work_us })
+        leads.then_some(QueuedLeader { request: leader, blocks, order_us: w.order_us, alone_us: w.alone_us })
     }
 
-    /// The best plan on `instance` by the policy's fetch rule, from the last look-up, behind a request that waits there.
-    pub(crate) fn plan(&self, instance: &Instance, request: &Request, leader: Option<&QueuedLeader>) -> Plan {
-        let hit = self.hits.of(instance.spec.id);
-        let target_us = self.config.step_target_us();
+    /// The best plan on `instance` by the policy's fetch rule, from the last look-up, beside so many tokens of others in its
+    /// pass, behind a request that waits there.
+    pub(crate) fn plan(
+        &self,
+        instance: &Instance,
+        request: &Request,
+        others_tokens: u64,
+        leader: Option<&QueuedLeader>,
+    ) -> Plan {
+        let (hit, block) = (self.hits.of(instance.spec.id), u64::from(self.config.block_tokens));
         let here_blocks = leader.map_or(hit.by_its_turn(), |leader| leader.blocks);
-        let after = leader.map(|leader| leader.request);
         let cached = self.tokens_of(request, here_blocks);
-        let block = u64::from(self.config.block_tokens);
         let below = |tier: usize| u64::from(hit.by_tier[tier]) * block;
-        // The prefill behind these blocks loads them first.
-        let local_load = if here_blocks > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
         let new_tokens = request.prompt_tokens - cached;
+        // The prefill behind these blocks loads them first, and when they have come other prompts are there than now.
+        let (local_load, beside_tokens) = if here_blocks > hit.blocks {
+            (0, 0)
+        } else {
+            (load_us(instance, below(1), below(2)), self.beside_tokens(instance, new_tokens, others_tokens))
+        };
         let sends_us = self.sends_us(instance, request);
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
             let new_tokens = request.prompt_tokens - cached_tokens;
-            let work = prefill_work(instance, new_tokens, cached_tokens, target_us);
+            let others = if fetch.is_none() { beside_tokens } else { 0 };
+            let target_us = self.config.step_target_us();
+            let work = prefill_work(instance, (new_tokens, cached_tokens), others, target_us);
             let breaks_decodes = work.breaks_decodes
                 || self.has_place_beside(instance)
                     && stretches_steps(instance, new_tokens, cached_tokens, target_us);
@@ -131,9 +141,10 @@ impl Conductor {
                 new_tokens,
                 load_us,
                 work_us: work.us.max(sends_us),
+                alone_us: work.alone_us.max(sends_us),
                 breaks_decodes,
                 fetch,
-                after: after.filter(|_| fetch.is_none()),
+                after: leader.filter(|_| fetch.is_none()).map(|leader| leader.request),
             }
         };
         let local = || planned(cached, local_load, None);
@@ -159,7 +170,7 @@ impl Conductor {
             FetchRule::Sooner => {
                 let fetched_us = fetched.load_us + fetched.burden_us();
                 // The bound decides most cases; only the others need the whole estimate.
-                if fetched_us >= local_load + least_work_us(instance, new_tokens, cached) {
+                if fetched_us >= local_load + least_work_us(instance, (new_tokens, cached), beside_tokens) {
                     let local = local();
                     return if fetched_us < local.load_us + local.burden_us() { fetched } else { local };
                 }
@@ -219,8 +230,8 @@ impl Conductor {
         deadline_us: u64,
         leader: Option<&QueuedLeader>,
     ) -> Candidate {
-        let plan = self.plan(instance, request, leader);
         let now = self.now_us;
+        let plan = self.plan(instance, request, instance.prefill.joinable_tokens(now, None), leader);
         let latency = self.pipeline_latency_us(instance, &plan);
         let tail_us = self.handoff_tail_us(instance) + latency;
         let own_us = plan.load_us + plan.work_us + tail_us;
@@ -233,7 +244,7 @@ impl Conductor {
             deadline_us: due_us,
             order_us: leader.map_or(due_us, |leader| leader.order_us),
             priority: self.class(request).priority,
-            rank_us: leader.map_or(plan.work_us, |leader| leader.work_us.max(plan.work_us)),
+            rank_us: leader.map_or(plan.alone_us, |leader| leader.alone_us.max(plan.alone_us)),
         };
         let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
             let o = self.outlook(instance, new);
@@ -244,7 +255,8 @@ impl Conductor {
             (queue_us, queue_us, 0, true)
         };
         let ttft_us = queue_us.max(plan.load_us) + plan.work_us + tail_us;
-        let latest_us = latest_us.max(plan.load_us) + plan.work_us + tail_us;
+        // At the latest it is alone: those that it would share a pass with may be gone by then.
+        let latest_us = latest_us.max(plan.load_us) + plan.alone_us + tail_us;
         Candidate {
             instance: instance.spec.id,
             plan,

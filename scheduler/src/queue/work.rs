@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct WaitingPrefill {
     pub request: RequestId,
     pub work_us: u64,
+    /// Its work if no other prompt shared its passes, µs: by this it takes its turn, so that equals go in the order of their arrival.
+    pub alone_us: u64,
+    pub new_tokens: u64,
     pub arrived_us: u64,
     /// Latest moment for its prefill to end, µs.
     pub deadline_us: u64,
@@ -50,6 +53,10 @@ pub(crate) struct DispatchedPrefill {
     pub new_tokens: u64,
     /// Latest moment for its prefill to end, µs.
     pub deadline_us: u64,
+    /// When it was sent, µs.
+    pub sent_us: u64,
+    /// Tokens of others that were sent before either had begun.
+    pub beside_tokens: u64,
 }
 
 /// Work that may join a queue.

@@ -8,6 +8,7 @@ use baton_types::{ClassId, InstanceId, RequestId, TenantId};
 use proptest::prelude::*;
 
 use crate::estimate::LengthEstimator;
+use crate::placement::Plan;
 use crate::placement::{Hit, Hits};
 use crate::queue::{DispatchedPrefill, NewWork, PrefillLedger, WaitingPrefill};
 use crate::shares::FairShares;
@@ -26,6 +27,8 @@ fn waiting(id: u64, drawn: WorkDraw) -> WaitingPrefill {
     WaitingPrefill {
         request: RequestId(id),
         work_us,
+        alone_us: work_us,
+        new_tokens: work_us,
         arrived_us,
         deadline_us,
         order_us: deadline_us,
@@ -70,6 +73,8 @@ fn by_own_deadline(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
         work_us: ahead_us,
         new_tokens: 1,
         deadline_us: u64::MAX,
+        sent_us: 0,
+        beside_tokens: 0,
     };
     ledger.dispatch(0, work);
     ledger
@@ -220,7 +225,18 @@ proptest! {
             let followed = ledger.waiting().iter().any(|w| w.after == Some(chosen.request));
             let before: Vec<WaitingPrefill> = ledger.waiting().to_vec();
             if op == 0 && chosen.after.is_none() {
-                ledger.grow(at, chosen.work_us + 100);
+                let work_us = chosen.work_us + 100;
+                let plan = Plan {
+                    cached_tokens: 0,
+                    new_tokens: chosen.new_tokens + 10,
+                    load_us: 0,
+                    work_us,
+                    alone_us: work_us,
+                    breaks_decodes: false,
+                    fetch: None,
+                    after: None,
+                };
+                ledger.grow(at, &plan);
                 let grown = ledger.waiting().iter().find(|w| w.request == chosen.request).expect("it waits on");
                 prop_assert_eq!(grown.order_us, if followed { chosen.order_us } else { chosen.deadline_us });
                 prop_assert_eq!(grown.work_us, chosen.work_us + 100);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::placement::MIN_RETRY_AFTER_US;
 use crate::testing::{
-    burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, run, spec, step,
+    burden, conductor_of, foretold, heavy_decode, linear, offer, plain, rejection, request, run, spec, step,
 };
 use crate::{
     AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Rejection, Request,
@@ -141,7 +141,7 @@ fn behind(works: &[u64], tokens: u64, at_us: u64) -> Option<Rejection> {
     let roomy = |id, role| InstanceSpec {
         capacity_tokens: 1 << 40,
         net_bytes_per_s: crate::testing::FAST_LINK,
-        ..spec(id, role)
+        ..linear(spec(id, role))
     };
     let mut conductor = conductor_of(config, &[roomy(0, Role::Prefill), roomy(1, Role::Decode)]);
     let mut arrivals: Vec<(u64, Request)> =

@@ -285,25 +285,29 @@ fn for_one(id: u64) -> Request {
     Request { known_output_tokens: Some(100), ..request(id, 600, 0) }
 }
 
+/// A regression: where the next was shorter it was sent with the one before it, which would begin to decode a little later.
 #[test]
 fn who_finds_no_room_waits_for_it_within_the_objective() {
-    let mut conductor = pair_for_one(60_000_000);
-    assert_eq!(starts(&offer(&mut conductor, 0, for_one(1))).len(), 1);
-    decode_on(&mut conductor, 1);
-    for id in 2..=4 {
-        let effects = offer(&mut conductor, 200_000, for_one(id));
-        assert_eq!((rejection(&effects), starts(&effects)), (None, Vec::new()), "request {id} waits");
-    }
-    // When one ends the next is sent, in order, and no other before it.
-    for id in 1..=3 {
-        let now_us = 1_000_000 * id;
-        let before = step(&mut conductor, now_us, Input::TimerFired);
-        assert_eq!(starts(&before), Vec::new(), "there is no room for {}", id + 1);
-        let ended =
-            Input::DecodeFinished { request: RequestId(id), output_tokens: 100, first_us: 0, tbt_us: 0 };
-        let next = starts(&step(&mut conductor, now_us, ended));
-        assert_eq!(next.iter().map(|s| s.request).collect::<Vec<_>>(), [id + 1]);
-        decode_on(&mut conductor, id + 1);
+    for shorter in [0, 10] {
+        let of = |id: u64| Request { known_output_tokens: Some(100), ..request(id, 600 - shorter * id, 0) };
+        let mut conductor = pair_for_one(60_000_000);
+        assert_eq!(starts(&offer(&mut conductor, 0, of(1))).len(), 1);
+        decode_on(&mut conductor, 1);
+        for id in 2..=4 {
+            let effects = offer(&mut conductor, 200_000, of(id));
+            assert_eq!((rejection(&effects), starts(&effects)), (None, Vec::new()), "request {id} waits");
+        }
+        // When one ends the next is sent, in order, and no other before it.
+        for id in 1..=3 {
+            let now_us = 1_000_000 * id;
+            let before = step(&mut conductor, now_us, Input::TimerFired);
+            assert_eq!(starts(&before), Vec::new(), "there is no room for {}", id + 1);
+            let ended =
+                Input::DecodeFinished { request: RequestId(id), output_tokens: 100, first_us: 0, tbt_us: 0 };
+            let next = starts(&step(&mut conductor, now_us, ended));
+            assert_eq!(next.iter().map(|s| s.request).collect::<Vec<_>>(), [id + 1]);
+            decode_on(&mut conductor, id + 1);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantI
 use proptest::prelude::*;
 
 use crate::testing::{
-    burden, conductor_of, finished, foretold, offer, peer_sent, plain, rejection, request, run, spec,
+    burden, conductor_of, finished, foretold, linear, offer, peer_sent, plain, rejection, request, run, spec,
     started, starts, step,
 };
 use crate::{
@@ -26,7 +26,11 @@ fn config(dear: SloClass) -> SchedulerConfig {
 }
 
 fn fleet(config: SchedulerConfig, prefills: u32) -> Conductor {
-    let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) };
+    fleet_of(config, prefills, |s| s)
+}
+
+fn fleet_of(config: SchedulerConfig, prefills: u32, kind: fn(InstanceSpec) -> InstanceSpec) -> Conductor {
+    let roomy = |id, role| kind(InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) });
     let mut specs: Vec<InstanceSpec> = (0..prefills).map(|id| roomy(id, Role::Prefill)).collect();
     specs.push(roomy(prefills, Role::Decode));
     conductor_of(config, &specs)
@@ -210,7 +214,7 @@ proptest! {
         }
         let mut settings = config(SloClass::default());
         settings.classes.iter_mut().for_each(|c| c.ttft_us = 2_000_000);
-        let played = run(&mut fleet(settings, prefills), &all);
+        let played = run(&mut fleet_of(settings, prefills, linear), &all);
         prop_assert_eq!(played.prefilled.len() + played.rejected.len(), all.len());
         for refusal in played.refusals.iter().filter(|r| r.reason == RejectReason::Costly) {
             prop_assert_eq!(arrivals[usize::try_from(refusal.request.0).expect("small")].2, CHEAP);

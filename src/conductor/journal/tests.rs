@@ -437,11 +437,11 @@ fn another_format_is_refused_by_its_version_whatever_its_state_is() {
     for (json, words) in [
         (
             r#"{"header":{"version":3,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
-            "line 1: format 3, written by baton 0.9.0; this baton reads format 11: replay the file with the baton that",
+            "line 1: format 3, written by baton 0.9.0; this baton reads format 12: replay the file with the baton that",
         ),
         (r#"{"header":{"version":99,"epoch":[],"base":"elsewhere"}}"#, "line 1: format 99, "),
         (
-            r#"{"header":{"version":11,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
+            r#"{"header":{"version":12,"program":"0.9.0","start_unix_us":1,"base":{"ageing_us":5}}}"#,
             "ageing_us",
         ),
         (r#"{"header":{"program":"0.9.0"}}"#, "line 1: no journal header"),
