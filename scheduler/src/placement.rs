@@ -16,7 +16,7 @@ use crate::index::WideMatch;
 use crate::queue::NewWork;
 use crate::{FetchPlan, RejectReason};
 
-pub(crate) use decode::{DecodeChoice, PlannedEnd};
+pub(crate) use decode::{DecodeChoice, DecodeNeed, PlannedEnd};
 pub(crate) use dispatch::TURN_US;
 pub(crate) use retry_after::MIN_RETRY_AFTER_US;
 

@@ -10,7 +10,7 @@ use baton_types::{InstanceId, RequestId};
 use crate::conductor::Conductor;
 use crate::estimate::ChainPosition;
 use crate::fleet::Instance;
-use crate::placement::Placement;
+use crate::placement::{DecodeNeed, Placement};
 use crate::request::{Entry, Stage};
 use crate::{Effect, FailStage};
 
@@ -88,14 +88,36 @@ impl Conductor {
         }
     }
 
-    /// Whether all requests that are on an instance, or will be at the second moment, leave room for the entry. Held
+    /// Whether all requests that are on an instance, or will be from the second moment on, leave room for the entry. Held
     /// requests do not count, nor those that are predicted to end between the two moments.
-    pub(crate) fn has_room(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
-        let need = self.decode_need(&entry.request, when.1);
+    fn has_room(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
         let capacity_tokens = instance.spec.capacity_tokens;
-        let when = (when.0, when.1, self.lengths.mean_duration_us(1));
-        let roomy =
-            |chain_position| instance.decode.has_room(when, need.tokens, capacity_tokens, chain_position);
+        self.has_room_by(instance, entry, when, |need, (_, taken_tokens, shared_tokens)| {
+            taken_tokens + need.tokens.saturating_sub(shared_tokens) <= capacity_tokens
+        })
+    }
+
+    /// As [`Self::has_room`], by the rule of admission: what is left goes to smaller ones the more the larger it is.
+    pub(crate) fn takes_room_from(&self, instance: &Instance, entry: &Entry, when: (u64, u64)) -> bool {
+        self.has_room_by(instance, entry, when, |need, (at_us, taken_tokens, shared_tokens)| {
+            self.takes_room(instance, need, (Some(at_us), taken_tokens, shared_tokens))
+        })
+    }
+
+    fn has_room_by(
+        &self,
+        instance: &Instance,
+        entry: &Entry,
+        (now_us, at_us): (u64, u64),
+        fits: impl Fn(&DecodeNeed<'_>, (u64, u64, u64)) -> bool,
+    ) -> bool {
+        let need = self.decode_need(&entry.request, at_us);
+        let when = (now_us, at_us, self.lengths.mean_duration_us(1));
+        let roomy = |chain_position| {
+            instance
+                .decode
+                .has_room(when, chain_position, |at_us, taken, shared| fits(&need, (at_us, taken, shared)))
+        };
         roomy(ChainPosition::default()) || roomy(self.chain_position(&instance.decode, need.chain))
     }
 

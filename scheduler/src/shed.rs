@@ -291,7 +291,8 @@ impl Conductor {
     }
 
     /// Whether some decode instance is predicted to have room for the request when its prefill ends, or by the time of its
-    /// objective: later it would wait there in vain. A decode that is overdue may end at any moment.
+    /// objective: later it would wait there in vain. The rule is that of its admission, but for what tickets keep: its own
+    /// is used. A decode that is overdue may end at any moment.
     fn finds_room_in_time(&self, entry: &Entry, at_us: u64) -> bool {
         let due_us = entry.arrived_us.saturating_add(self.ttft_objective_us(&entry.request));
         let able = self.roomiest_decodes(&entry.request, entry.prefill);
@@ -299,7 +300,7 @@ impl Conductor {
             let instance = self.fleet.known(*id);
             instance.decode.turn(&instance.spec, self.now_us, (at_us, 0, 0)).at_us
                 <= at_us.max(due_us.min(entry.promised_us))
-                && [at_us, due_us].into_iter().any(|by_us| self.has_room(instance, entry, (0, by_us)))
+                && [at_us, due_us].into_iter().any(|by_us| self.takes_room_from(instance, entry, (0, by_us)))
         };
         able.is_empty() || due_us <= at_us || able.iter().any(roomy)
     }

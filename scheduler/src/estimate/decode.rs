@@ -269,15 +269,15 @@ impl DecodeLedger {
         self.slot_of(request).held = held;
     }
 
-    /// Whether `tokens` more fit from `at_us` on, for as long as `stay_us`, beside the requests that are predicted to be here
-    /// then and are not held themselves: looked at when it would start and three times more, since those that were let in
-    /// before must still find their room. An instance with no other request always has room.
+    /// Whether a request fits from `at_us` on, for as long as `stay_us`, beside those that are predicted to be here then and
+    /// are not held for want of room themselves: looked at when it would start and three times more, since those that were
+    /// let in before must still find their room. `fits` is asked with what they take at a moment, and with what of its prompt
+    /// they hold, tokens. An instance with no other request always has room.
     pub(crate) fn has_room(
         &self,
         (now_us, at_us, stay_us): (u64, u64, u64),
-        tokens: u64,
-        capacity_tokens: u64,
         chain_position: ChainPosition,
+        fits: impl Fn(u64, u64, u64) -> bool,
     ) -> bool {
         (0..4).all(|third| {
             let at_us = at_us + stay_us * third / 3;
@@ -285,7 +285,7 @@ impl DecodeLedger {
             let lasts = |s: DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
             let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s.as_of(now_us));
             let (_, _, taken) = self.load(there);
-            taken == 0 || taken + tokens.saturating_sub(self.shared(chain_position, there)) <= capacity_tokens
+            taken == 0 || fits(at_us, taken, self.shared(chain_position, there))
         })
     }
 

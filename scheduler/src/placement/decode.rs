@@ -264,7 +264,7 @@ impl Conductor {
     /// Whether the request may take its room beside what is promised to others, at a moment or in all. Up to half of an
     /// instance, it may take whatever is free; beyond, it leaves the more to smaller ones the larger it is. Of its prompt
     /// only what nobody else holds counts.
-    fn takes_room(
+    pub(crate) fn takes_room(
         &self,
         instance: &Instance,
         need: &DecodeNeed<'_>,

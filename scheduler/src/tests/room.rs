@@ -359,6 +359,30 @@ fn what_is_left_goes_to_the_small() {
     assert_eq!(refused(45_000, 60_000), Some(RejectReason::Unreachable), "its prefill takes six seconds");
 }
 
+/// A regression: at its turn a large one took all that was free, and small ones that were let in before found nothing.
+#[test]
+fn at_its_turn_as_well_what_is_left_goes_to_the_small() {
+    for (tokens, refused) in [(20_000, true), (10_000, false)] {
+        let mut config = config(64);
+        config.classes[0].ttft_us = 6_000_000;
+        let decode = InstanceSpec { mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+        burden(&mut conductor, foretold(900, 55_000, 10_000), (0, 1), 0);
+        assert_eq!(starts(&offer(&mut conductor, 0, foretold(1, 9_000, 10))).len(), 1);
+        let effects = offer(&mut conductor, 0, foretold(2, tokens, 10));
+        assert_eq!((rejection(&effects), starts(&effects)), (None, Vec::new()), "it waits for its turn");
+        // Meanwhile small ones are asked for.
+        for at in 0..600 {
+            let tokens = if at % 5 == 0 { 50_000 } else { 5_000 };
+            conductor.margins.note_need(core::iter::once(0), (tokens, tokens));
+        }
+        let effects = step(&mut conductor, 900_000, finished(1));
+        let reason = rejection(&effects).map(|refusal| (refusal.request.0, refusal.reason));
+        assert_eq!(reason, refused.then_some((2, RejectReason::Costly)), "{tokens}: {effects:?}");
+        assert_eq!(starts(&effects).len(), usize::from(!refused));
+    }
+}
+
 /// A class of long prompts above one of short ones leaves nothing to it: the short ones would take it.
 #[test]
 fn what_is_left_is_left_to_the_own_band_and_to_higher_ones() {
