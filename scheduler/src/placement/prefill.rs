@@ -121,12 +121,10 @@ impl Conductor {
         let cached = self.tokens_of(request, here_blocks);
         let below = |tier: usize| u64::from(hit.by_tier[tier]) * block;
         let new_tokens = request.prompt_tokens - cached;
-        // The prefill behind these blocks loads them first, and when they have come other prompts are there than now.
-        let (local_load, beside_tokens) = if here_blocks > hit.blocks {
-            (0, 0)
-        } else {
-            (load_us(instance, below(1), below(2)), self.beside_tokens(instance, new_tokens, others_tokens))
-        };
+        // The prefill behind these blocks loads them first, and is in an earlier pass.
+        let coming = cached - self.tokens_of(request, hit.blocks.min(here_blocks));
+        let local_load = if here_blocks > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
+        let beside_tokens = self.beside_tokens(instance, new_tokens, others_tokens.saturating_sub(coming));
         let sends_us = self.sends_us(instance, request);
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
             let new_tokens = request.prompt_tokens - cached_tokens;
