@@ -12,7 +12,9 @@ mod transfer;
 mod turns;
 
 pub(crate) use correct::Residual;
-pub(crate) use decode::{ChainPosition, DecodeLedger, DecodeSlot, common_blocks, place_among};
+pub(crate) use decode::{
+    ChainPosition, DecodeLedger, DecodeSlot, common_blocks, moments_of_stay, place_among,
+};
 pub(crate) use excess::{StepOutlook, WaitOutlook};
 pub(crate) use length::LengthEstimator;
 pub(crate) use link::LinkLedger;

@@ -204,16 +204,15 @@ impl PrefillLedger {
         found.map(|at| self.take_waiting(at)).is_some()
     }
 
-    pub(crate) fn dispatch(&mut self, now_us: u64, mut work: DispatchedPrefill) {
+    pub(crate) fn dispatch(&mut self, mut work: DispatchedPrefill) {
         debug_assert!(
             self.dispatched.iter().all(|d| d.request != work.request),
             "request {} was sent here before, and has not ended",
             work.request
         );
         if self.dispatched.is_empty() {
-            self.head_since_us = now_us;
+            self.head_since_us = work.sent_us;
         }
-        work.sent_us = now_us;
         self.count_beside(&mut work);
         self.dispatched_us += work.work_us;
         self.active_tokens += work.new_tokens;
@@ -608,7 +607,7 @@ mod tests {
     #[test]
     fn outlook_counts_what_is_ahead_and_behind() {
         let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
-        l.dispatch(0, sent(7, 50, u64::MAX));
+        l.dispatch(sent(7, 50, u64::MAX));
         let new =
             |work_us| NewWork { work_us, deadline_us: 1500, order_us: 1500, priority: 0, rank_us: work_us };
         let o = l.outlook(10, new(200), &[], &[]);
@@ -623,8 +622,8 @@ mod tests {
     #[test]
     fn finishing_restarts_the_clock() {
         let mut l = PrefillLedger::default();
-        l.dispatch(100, sent(1, 50, u64::MAX));
-        l.dispatch(110, sent(2, 70, u64::MAX));
+        l.dispatch(DispatchedPrefill { sent_us: 100, ..sent(1, 50, u64::MAX) });
+        l.dispatch(DispatchedPrefill { sent_us: 110, ..sent(2, 70, u64::MAX) });
         assert_eq!(l.dispatched_left_us(130), 90);
         assert!(l.finish(160, RequestId(1)).is_some() && l.finish(160, RequestId(1)).is_none());
         assert_eq!(l.dispatched_left_us(160), 70);
@@ -639,13 +638,13 @@ mod tests {
     fn the_last_pass_of_a_long_prompt_is_shared_too() {
         let mut l = PrefillLedger::default();
         let long = DispatchedPrefill { new_tokens: 8_245, ..sent(1, 830_000, 850_000) };
-        l.dispatch(0, long);
+        l.dispatch(long);
         let until = |work_us: u64| l.shares_late_until_us(700_000, (work_us, work_us / 100), 8_192);
         assert_eq!(until(100_000), Some(850_001), "53 tokens of it go with all of these");
         assert_eq!(until(20_000), None, "it has so much time");
         let whole = DispatchedPrefill { new_tokens: 16_384, ..long };
         let mut l = PrefillLedger::default();
-        l.dispatch(0, whole);
+        l.dispatch(whole);
         assert_eq!(l.shares_late_until_us(700_000, (100_000, 1_000), 8_192), None, "its passes are full");
     }
 
@@ -654,17 +653,17 @@ mod tests {
     #[test]
     fn what_would_end_a_pass_late_for_others_is_not_sent_into_it() {
         let mut l = PrefillLedger::default();
-        l.dispatch(100, sent(1, 50_000, 51_000));
+        l.dispatch(DispatchedPrefill { sent_us: 100, ..sent(1, 50_000, 51_000) });
         let until = |l: &PrefillLedger, now_us, work_us, pass| {
             l.shares_late_until_us(now_us, (work_us, work_us / 10), pass)
         };
         assert_eq!(until(&l, 100, 40_000, 8192), Some(2_101), "it may not have begun");
         assert_eq!(until(&l, 2_100, 40_000, 8192), None, "what has begun shares no pass with it");
-        l.dispatch(2_200, sent(2, 30_000, 100_000));
+        l.dispatch(DispatchedPrefill { sent_us: 2_200, ..sent(2, 30_000, 100_000) });
         assert_eq!(until(&l, 3_000, 10_000, 8192), None, "80 ms and 10 are in time");
         assert_eq!(until(&l, 3_000, 40_000, 8192), Some(100_001));
         assert_eq!(until(&l, 3_000, 40_000, 500), None, "no more than 5 ms of it fit into a pass");
-        l.dispatch(3_000, sent(3, 10_000, u64::MAX));
+        l.dispatch(DispatchedPrefill { sent_us: 3_000, ..sent(3, 10_000, u64::MAX) });
         assert_eq!(until(&l, 4_000, 40_000, 1_000), None, "the pass of the second is full");
         assert_eq!(until(&l, 100_100, 40_000, 8192), None, "one that is late holds nobody up");
     }

@@ -126,6 +126,11 @@ pub(crate) fn place_among<'a, T>(
     (at, common(at.checked_sub(1).and_then(|at| all.get(at))), common(all.get(at)))
 }
 
+/// The moments at which a stay is looked at, µs: when it begins, when a third of it is over, two thirds, and all of it.
+pub(crate) fn moments_of_stay(at_us: u64, stay_us: u64) -> impl Iterator<Item = u64> {
+    (0..4).map(move |third| at_us + stay_us * third / 3)
+}
+
 /// All promises of one decode instance. There are few (a batch), so the ledger is scanned.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DecodeLedger {
@@ -279,8 +284,7 @@ impl DecodeLedger {
         chain_position: ChainPosition,
         fits: impl Fn(u64, u64, u64) -> bool,
     ) -> bool {
-        (0..4).all(|third| {
-            let at_us = at_us + stay_us * third / 3;
+        moments_of_stay(at_us, stay_us).all(|at_us| {
             // A request past its predicted end overstays, or has not started yet.
             let lasts = |s: DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
             let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s.as_of(now_us));
@@ -431,8 +435,7 @@ impl DecodeLedger {
     ) -> bool {
         // Everything promised counted together: no need to look at when each starts and ends.
         fits(None, self.reserved_tokens, self.shared_with(chain_position))
-            || (0..4).all(|third| {
-                let at_us = when.1 + stay_us * third / 3;
+            || moments_of_stay(when.1, stay_us).all(|at_us| {
                 let there = Self::there_at(when.0, at_us);
                 fits(Some(at_us), self.load(there).2, self.shared(chain_position, there))
             })

@@ -247,7 +247,7 @@ mod tests {
             sent_us: 0,
             beside_tokens: 0,
         };
-        decode.prefill.dispatch(0, sent);
+        decode.prefill.dispatch(sent);
         assert!(!breaks_decodes(&decode, 300) && breaks_decodes(&decode, 301));
         decode.spec.mixed_chunk_tokens = Some(800);
         assert!(!breaks_decodes(&decode, 20_000), "no step has more than its chunk");

@@ -249,7 +249,7 @@ mod tests {
                     sent_us: id,
                     beside_tokens: 0,
                 };
-                fleet.known_mut(at).prefill.dispatch(id, work);
+                fleet.known_mut(at).prefill.dispatch(work);
             }
             (6, Some(_)) => {
                 let sent = fleet.known(at).prefill.dispatched().first().map(|d| d.request);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, ClassId, InstanceId, Role};
 
 use crate::conductor::Conductor;
-use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, NewTurn, mixed_step_us};
+use crate::estimate::{ChainPosition, DecodeLedger, DecodeSlot, NewTurn, mixed_step_us, moments_of_stay};
 use crate::fleet::Instance;
 use crate::placement::retry_after::WAIT_SHARE;
 use crate::prediction::ROOM_PERMILLE;
@@ -321,9 +321,9 @@ impl Conductor {
     /// when a third of its stay is over, two thirds, and all of it. Its own band comes later than it, and takes what is
     /// left.
     fn later_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>, stay_us: u64) -> Option<f64> {
-        let at = |third: u64| DecodeNeed { at_us: need.at_us + stay_us * third / 3, ..*need };
         self.kept.expected?;
-        (1..4).map(|third| self.lone_step_us(instance, &at(third))).max_by(f64::total_cmp)
+        let later = moments_of_stay(need.at_us, stay_us).skip(1).map(|at_us| DecodeNeed { at_us, ..*need });
+        later.map(|then| self.lone_step_us(instance, &then)).max_by(f64::total_cmp)
     }
 
     /// The longest step that the instance may have with prompt tokens in it, µs. `None` where its engine bounds its

@@ -199,7 +199,7 @@ impl Conductor {
             sent_us: now_us,
             beside_tokens: 0,
         };
-        self.fleet.known_mut(entry.prefill).prefill.dispatch(now_us, work);
+        self.fleet.known_mut(entry.prefill).prefill.dispatch(work);
         let (requests, chain) = (&self.requests, &entry.request.chain);
         self.coming.begins(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
     }

@@ -2,7 +2,7 @@
 
 use super::{DispatchedPrefill, PrefillLedger};
 
-/// After this time an engine counts as having begun the work that it was sent, µs: later work joins none of its passes.
+/// After this time an engine counts as having begun the work that it was sent, µs: later work joins none of its passes but the last one.
 const BEGINS_US: u64 = 2_000;
 
 impl PrefillLedger {
@@ -24,9 +24,14 @@ impl PrefillLedger {
         }
     }
 
-    /// Whether the engine has begun what it was sent: later work joins none of its passes but the last one.
+    /// When the engine has begun what it was sent first, µs.
+    const fn begins_us(&self) -> u64 {
+        self.head_since_us.saturating_add(BEGINS_US)
+    }
+
+    /// Whether the engine has begun what it was sent.
     fn begun(&self, now_us: u64) -> impl Fn(&DispatchedPrefill) -> bool + use<> {
-        let begins_us = self.head_since_us.saturating_add(BEGINS_US);
+        let begins_us = self.begins_us();
         move |sent| now_us >= begins_us && sent.sent_us <= begins_us
     }
 
@@ -41,7 +46,7 @@ impl PrefillLedger {
         pass_tokens: u64,
     ) -> Option<u64> {
         let (work_us, new_tokens) = work;
-        let begins_us = self.head_since_us + BEGINS_US;
+        let begins_us = self.begins_us();
         let begun = now_us >= begins_us;
         let done = self.dispatched.first().is_some_and(|head| begun && head.new_tokens <= pass_tokens);
         let end_us = now_us + self.computing_left_us(now_us);

@@ -76,7 +76,7 @@ fn by_own_deadline(works: &[WorkDraw], ahead_us: u64) -> PrefillLedger {
         sent_us: 0,
         beside_tokens: 0,
     };
-    ledger.dispatch(0, work);
+    ledger.dispatch(work);
     ledger
 }
 
