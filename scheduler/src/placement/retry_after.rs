@@ -30,11 +30,9 @@ impl Conductor {
         let Some(instance) = self.fleet.get(candidate.instance) else { return MAX_RETRY_AFTER_US };
         let plan = &candidate.plan;
         let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, plan);
+        let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline_us);
         // Those that it would share a pass with now may be gone.
-        let work_us = plan.alone_us;
-        let ends_us = self.now_us + candidate.latest_us + (work_us - plan.work_us);
-        let late_us = ends_us.saturating_sub(deadline_us);
-        let work = (work_us, tail_us, deadline_us);
+        let work = (plan.alone_us, tail_us, deadline_us);
         let ahead_us = self.dispatch_ahead_us(instance);
         let kept = self.kept.prefills(candidate.instance);
         late_us
